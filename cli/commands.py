@@ -7,6 +7,7 @@ if TYPE_CHECKING:
 
 _UP = "Start Prefect's server, deployments and a worker here; stop them."
 _EVALUATE = "Measure strength; check a result card."
+_PLAY = "Play against versions in a browser; play on a server of others."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
@@ -14,7 +15,8 @@ COMMANDS = {
         "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
         "evaluate": ("cli.evaluate:evaluate", _EVALUATE),
         "verify-card": ("cli.verify_card:verify_card", _EVALUATE),
-        "play": ("cli.play:play", "Play against versions and scripted players in a browser."),
+        "play": ("cli.play:play", _PLAY),
+        "enter": ("cli.enter:enter", _PLAY),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
         "export": ("cli.export:export", "Write a version for transformers, vLLM and the hub."),

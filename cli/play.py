@@ -77,7 +77,7 @@ def play(
         read_game(file)  # a file that is none is refused before anything is written
     else:
         seats = _seats("" if watch else power, against, seed)
-        seats = _resolved({power: _with_run(who, run, runs_root) for power, who in seats.items()}, runs_root)[0]
+        seats = _resolved({power: with_run(who, run, runs_root) for power, who in seats.items()}, runs_root)[0]
     make_directory(file.parent)
     with held(file.with_name(f".{file.name}.lock")) as mine:
         if not mine:
@@ -150,7 +150,7 @@ def _announce(url: str, file: Path, *, browser: bool) -> None:
         webbrowser.open(url)
 
 
-def _with_run(who: str, run: str, runs_root: Path) -> str:
+def with_run(who: str, run: str, runs_root: Path) -> str:
     """A version's name with its run, so that a stored game can be continued by its name alone; other names as they are."""
     from game.players import SEARCHES
 

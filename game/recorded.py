@@ -57,11 +57,32 @@ def replay_recorded(saved: Any, where: str) -> Iterator[tuple[Board, dict[str, t
     for number, phase in enumerate(phases):
         _check_board(board, phase, where)
         is_last = number + 1 == len(phases)
-        if board.is_over or (is_last and not any(phase["orders"].values())):
+        if board.is_over or (not any(phase["orders"].values()) and (is_last or _is_drawn(phase, phases[number + 1]))):
             return
         given, known = _orders(board, phase["orders"], f"{where}, {phase['name']}")
         yield board, known
         board.step(given)
+
+
+def recorded_orders(saved: Any, where: str) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
+    """The name of each phase that was played, and the whole order set of each power that had something to order.
+
+    Disbands that the rules chose are told from the units that are gone.
+
+    Raises:
+        InputError: see `replay_recorded`.
+    """
+    found: list[tuple[str, dict[str, tuple[str, ...]]]] = []
+    before: tuple[dict[str, LegalOrders], dict[str, tuple[str, ...]]] = {}, {}
+    board = Board.start(MAP)
+    for board, known in replay_recorded(saved, where):
+        if found:
+            _add_disbands(found[-1][1], *before, board)
+        found.append((board.phase, known))
+        before = board.legal_orders(), board.units()
+    if found:
+        _add_disbands(found[-1][1], *before, board)  # the last phase is played by now
+    return found
 
 
 def as_recorded(name: str, turns: Sequence[tuple[str, Mapping[str, Sequence[str]]]]) -> str:
@@ -83,6 +104,19 @@ def as_recorded(name: str, turns: Sequence[tuple[str, Mapping[str, Sequence[str]
             game.set_orders(power, list(own))
         game.process()
     return json.dumps(to_saved_game_format(game))
+
+
+def _add_disbands(
+    known: dict[str, tuple[str, ...]], legal: Mapping[str, LegalOrders], units: Mapping[str, Sequence[str]], after: Board
+) -> None:
+    for power in legal.keys() - known.keys():
+        gone = {f"{unit} D" for unit in set(units[power]) - set(after.units()[power])}
+        known[power] = tuple(options[0] for options in legal[power].options if options[0] in gone)
+
+
+def _is_drawn(phase: Any, following: Any) -> bool:
+    """True for a phase in which the players or the game's master ended the game: nothing was played in it."""
+    return following["name"] == OVER and not phase.get("results")
 
 
 def _checked_phases(saved: Any, where: str) -> list[Any]:
@@ -146,6 +180,8 @@ def _orders(board: Board, recorded: Mapping[str, Any], where: str) -> tuple[dict
         if power not in legal:
             continue
         given[power] = [_as_listed(str(order), legal[power], where) for order in listed]
+        if legal[power].kind in (OrderKind.BUILD, OrderKind.DISBAND):
+            given[power] = given[power][: legal[power].picks]  # the package records more, and plays the first ones
         whole = legal[power].completed(given[power])
         if whole is not None:
             if not legal[power].admits(whole):

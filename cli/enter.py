@@ -1,0 +1,277 @@
+"""`entente enter`: a version plays on a server of others."""
+
+import asyncio
+import getpass
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter, validators
+
+from cli.options import Run, RunsRoot
+from search.settings import SearchSettings
+from storage.runs import GAMES_FOLDER, LATEST
+from telemetry.errors import EntenteError, InputError
+
+if TYPE_CHECKING:
+    from evaluation.contestants import Contestant
+    from evaluation.settings import PlaySettings
+    from game.server_client import ServerGame
+    from play.entry import Account, Entry, FinishedGame
+
+_ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
+_KEY = "ENTENTE_WEBDIPLOMACY_KEY"
+_SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
+
+
+def enter(
+    address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server, or the URL of webDiplomacy's api.php.")],
+    *,
+    game: Annotated[str, Parameter(help="Ids of games to play, with commas. Without --game and --games all are listed.")] = "",
+    games: Annotated[
+        int, Parameter(help="Play so many games that wait for players.", validator=validators.Number(gte=0, lte=1000))
+    ] = 0,
+    power: Annotated[
+        str, Parameter(help="Power to take; of several, with commas, each has an account. Default: a free one.")
+    ] = "",
+    player: Annotated[
+        str, Parameter(help="Who orders: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
+    ] = "newest",
+    run: Run = LATEST,
+    draw_after: Annotated[
+        int, Parameter(help="Vote for a draw in each phase after this game year; 0: never.", validator=validators.Number(gte=0))
+    ] = 0,
+    seed: Annotated[int, Parameter(help="Seed of the dice.")] = 0,
+    temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
+    runs_root: RunsRoot = Path("runs"),
+    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
+) -> None:
+    """Play on the diplomacy package's own server, several games at once, until they are over; the results come home.
+
+    Account and password are read from ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or asked for; the server makes a new account. Of
+    several --power the second has the account NAME-2 with the same password, and so on. The password of a private game is read
+    from ENTENTE_GAME_PASSWORD. After a kill, of this command or of the server, the same command goes on where the server is.
+    Press gets one polite answer. On webDiplomacy, with the key in ENTENTE_WEBDIPLOMACY_KEY, orders are given wherever some are
+    missing.
+
+    Examples
+
+        entente enter league.example:8432
+
+        entente enter league.example:8432 --game friday --power france --run mine --player newest
+
+        entente enter league.example:8432 --games 20 --player models/dumbbot-192 --draw-after 1910
+
+        entente enter 127.0.0.1:8432 --game a,b --power france,italy --player dumbbot+search
+
+        entente enter https://webdiplomacy.net/api.php --player dumbbot
+    """
+    from evaluation.settings import PlaySettings
+
+    how = PlaySettings.model_validate(
+        {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
+    )
+    is_web = address.startswith(("http://", "https://"))
+    if is_web and (game or games or power or draw_after):
+        raise InputError("webDiplomacy says itself where orders are missing: leave out --game, --games, --power and --draw-after")
+    if not is_web:
+        _check_address(address)
+    ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
+    if ids and games:
+        raise InputError("--game names games and --games counts some that wait: give one of them")
+    powers = _powers(power)
+    if not is_web and not ids and not games:
+        return _list(address, _account())
+    who = _resolved(player, run, runs_root)
+    if is_web:
+        return _play_web(address, _secret(_KEY, "key of webDiplomacy"), who, how, seed, runs_root)
+    from play.entry import Entry
+
+    entry = Entry(
+        address=address,
+        accounts=_accounts(_account(), max(1, len(powers))),
+        games=ids,
+        waiting=games,
+        powers=powers,
+        game_password=os.environ.get(_GAME_PASSWORD) or None,
+        draw_after=draw_after,
+        player=who.name,
+        seed=seed,
+    )
+    _play(entry, who, how, runs_root)
+
+
+def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Path) -> None:
+    from play.enter import EnteredGames
+
+    folder = runs_root / GAMES_FOLDER
+    entered = EnteredGames(entry, lambda finished: _keep(finished, entry, folder), _say)
+    asyncio.run(entered.check())  # before seconds of imports
+
+    from cli.prefect_server import prefect_server
+    from flows.open_players import open_players
+    from play.seats import SeatedPlayers
+
+    async def play() -> None:
+        async with open_players([who], runs_root, how) as opened:
+            await entered.play(SeatedPlayers([who.name], opened, how.temperature))
+
+    with prefect_server() if who.run else nullcontext():  # a run may have to make its tiny model
+        asyncio.run(play())
+    _show_table(entry, folder)
+    if entered.lost:
+        raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
+
+
+def _play_web(url: str, key: str, who: "Contestant", how: "PlaySettings", seed: int, runs_root: Path) -> None:
+    from cli.prefect_server import prefect_server
+    from flows.open_players import open_players
+    from game.webdiplomacy import WebDiplomacy
+    from play.enter_web import WebSeats
+    from play.seats import SeatedPlayers
+
+    web = WebDiplomacy(url, key)
+
+    async def play() -> None:
+        async with open_players([who], runs_root, how) as opened:
+            await WebSeats(web, SeatedPlayers([who.name], opened, how.temperature), who.name, seed, _say).play()
+
+    with prefect_server() if who.run else nullcontext():
+        asyncio.run(play())
+
+
+def _keep(finished: "FinishedGame", entry: "Entry", folder: Path) -> None:
+    from play.entered_games import keep_entered
+
+    ours = dict.fromkeys(finished.powers, entry.player)
+    kept = keep_entered(finished.saved, finished.game, entry.address, ours, finished.controllers, finished.probabilities, folder)
+    _say(f"game '{finished.game}' is over; it is stored in {folder / kept.name}.json")
+
+
+def _show_table(entry: "Entry", folder: Path) -> None:
+    """The player's results on this server, also of earlier commands."""
+    from rich.table import Table
+
+    from cli.terminal import cell, output_console
+    from evaluation.entered import entered_table
+    from evaluation.intervals import format_interval
+    from play.entered_games import entered_seats
+
+    rows = entered_table(entered_seats(entry.player, entry.address, folder)) if folder.is_dir() else []
+    if not rows:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), title=cell(f"{entry.player} at {entry.address}"), title_justify="left")
+    table.add_column("against", overflow="fold")
+    measures = ("centres", "sos", "win", "survival", "solo")
+    for name in ("games", "centres", "squares", "win", "survival", "solo"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = []
+        for name in measures:
+            found, form = row.measures[name], ".2f" if name == "centres" else ".0%"
+            cells.append(f"{found.mean:{form}} {format_interval(found.interval, form)}")
+        table.add_row(cell(row.opponent), str(row.games), *cells)
+    output_console().print(table)
+    print("intervals: 95 %, over games; win: most centres, ties split")
+
+
+def _list(address: str, account: "Account") -> None:
+    """Show the games of the server."""
+    from rich.table import Table
+
+    from cli.terminal import cell, output_console
+
+    found = asyncio.run(_listed(address, account))
+    if not found:
+        return print(f"{address} has no game")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("game", "status", "phase", "seats", "deadline", "password", "mine"):
+        table.add_column(name, overflow="fold")
+    for each in sorted(found, key=lambda game: (game.status != "forming", game.game)):
+        table.add_row(
+            cell(each.game),
+            each.status,
+            cell(each.phase),
+            f"{each.players}/{each.seats}",
+            f"{each.deadline_s} s" if each.deadline_s else "none",
+            "yes" if each.has_password else "no",
+            ", ".join(each.mine),
+        )
+    output_console().print(table)
+    print("play one with --game ID, or several that wait for players with --games N")
+
+
+async def _listed(address: str, account: "Account") -> "list[ServerGame]":
+    from game.server_client import RefusedError, connect
+    from play.entry import sign_in_refusal
+
+    async with connect(address) as client:
+        try:
+            token = await client.sign_in(account.name, account.password)
+        except RefusedError as error:
+            raise sign_in_refusal(address, account, error) from error
+        return await client.games(token)
+
+
+def _resolved(player: str, run: str, runs_root: Path) -> "Contestant":
+    from cli.play import with_run
+    from evaluation.contestants import resolve_contestant
+
+    found = resolve_contestant(with_run(player, run, runs_root), "", runs_root)
+    if found.is_endpoint:
+        raise InputError(f"'{found.name}' plays in matches and rollouts only: name another player")
+    return found
+
+
+def _powers(text: str) -> tuple[str, ...]:
+    from game.snapshot import POWERS
+
+    found = tuple(each.strip().upper() for each in text.split(",") if each.strip())
+    for each in found:
+        if each not in POWERS:
+            raise InputError(f"there is no power '{each}': the powers are {', '.join(POWERS)}")
+        if found.count(each) > 1:
+            raise InputError(f"--power names {each} twice")
+    return found
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    scheme = address.partition("://")[0] if "://" in address else "ws"
+    if scheme not in ("ws", "wss") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(
+            f"'{address[:100]}' is no address of a server: give HOST:PORT, such as 127.0.0.1:8432, or a URL of api.php"
+        )
+
+
+def _account() -> "Account":
+    from play.entry import Account
+
+    return Account(name=_secret(_ACCOUNT, "account", hidden=False), password=_secret(_PASSWORD, "password"))
+
+
+def _accounts(first: "Account", count: int) -> "tuple[Account, ...]":
+    from play.entry import Account
+
+    names = [first.name, *(f"{first.name}-{number}" for number in range(2, count + 1))]
+    return tuple(Account(name=name, password=first.password) for name in names)
+
+
+def _secret(variable: str, what: str, *, hidden: bool = True) -> str:
+    """What the variable holds, or else what the user types."""
+    if found := os.environ.get(variable):
+        return found
+    if not sys.stdin.isatty():
+        raise InputError(f"the {what} is missing: set {variable} to it, or give the command in a terminal, which asks for it")
+    found = getpass.getpass(f"{what}: ") if hidden else input(f"{what}: ")
+    if not found:
+        raise InputError(f"the {what} is empty")
+    return found
+
+
+def _say(sentence: str) -> None:
+    from telemetry.plain_text import shown
+
+    print(shown(sentence), flush=True)

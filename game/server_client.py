@@ -1,0 +1,411 @@
+"""One connection to the `diplomacy` package's own server: requests with their answers, and notices of games.
+
+The messages are the package's own classes. Its `Connection` is not used, because it reconnects on its own, repeats a request that
+made the server close the connection, and keeps a whole `Game` for each seat. Here a lost connection is one error, and nothing is
+repeated: the caller decides. Nothing of an account is written anywhere. This module knows no players.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from diplomacy import Message
+from diplomacy.communication import notifications, requests, responses
+from diplomacy.utils import exceptions, strings
+
+from game.adjudicator import ENGINE_VERSION
+from telemetry.errors import EntenteError, InputError
+
+CONNECT_S = 30.0
+"""Seconds within which a server must accept a connection."""
+_HEARTBEAT_S = 120.0
+"""Seconds between two pings; a server that does not answer one within half of that is lost."""
+ANSWER_S = 60.0
+"""Seconds within which a server must answer; each sign-in blocks it for about one."""
+_IN_FLIGHT = 8
+"""Requests that wait for an answer at once. The server works on one at a time, and a queue there would outlast `ANSWER_S`."""
+_LARGEST = 64 << 20
+"""Bytes of the largest message, as the server has it."""
+
+
+class ServerLostError(EntenteError):
+    """The server cannot be reached, has closed the connection, or does not answer. Another try may succeed."""
+
+
+class ForeignServerError(InputError):
+    """Something listens there that does not speak the protocol of this release."""
+
+
+class RefusedError(EntenteError):
+    """The server refused a request. `kind` is the name that the package gives the error, such as 'GameIdException'."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerGame:
+    """A game in the server's list."""
+
+    game: str
+    """Its id."""
+    phase: str
+    map: str
+    rules: tuple[str, ...]
+    status: str
+    """forming | active | paused | completed | canceled."""
+    players: int
+    """Powers that somebody controls."""
+    seats: int
+    """Powers that somebody must control before the game begins."""
+    deadline_s: int
+    """Seconds for each phase; 0: as long as it takes."""
+    has_password: bool
+    mine: tuple[str, ...]
+    """Powers that the account controls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedGame:
+    """A game as the server gives it to a power."""
+
+    power: str
+    """The power that was given; empty for an observer."""
+    status: str
+    state: dict[str, Any]
+    """The position, as `diplomacy.Game.get_state` gives it."""
+    controllers: dict[str, str]
+    """Account by power; 'dummy' where nobody controls it."""
+    deadline_s: int
+    has_press: bool
+    """True if one power may write to another."""
+    answered: frozenset[str]
+    """Powers to which this power has written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something happened to a seat. Notices that no subclass is for are not passed on."""
+
+    game: str
+    power: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePlayed(Notice):
+    """A phase was played."""
+
+    played: str
+    """Short name of the phase that was played."""
+    orders: tuple[str, ...]
+    """What was played for the power."""
+    state: dict[str, Any]
+    """The position now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChanged(Notice):
+    """The game begins, is paused, or is over."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllersChanged(Notice):
+    """Somebody took or lost a power."""
+
+    controllers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressReceived(Notice):
+    """Another power wrote."""
+
+    sender: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionChanged(Notice):
+    """The game's master changed the position or took orders away: the game must be joined again to see it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameDeleted(Notice):
+    """The server no longer has the game."""
+
+
+class ServerClient:
+    """An open connection; see `connect`. `notices` holds what has happened, and last the error that ended the connection."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str) -> None:
+        self.address = address
+        self.notices: asyncio.Queue[Notice | BaseException] = asyncio.Queue()
+        self._socket = socket
+        self._asked: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        """Name of the request and its answer, by the request's id."""
+        self._slots = asyncio.Semaphore(_IN_FLIGHT)
+        self._reader = asyncio.create_task(self._read())
+
+    async def sign_in(self, account: str, password: str) -> str:
+        """A token for the account, which the server makes if it is new."""
+        return (await self._ask(requests.SignIn(username=account, password=password), responses.DataToken)).data
+
+    async def games(self, token: str, ids: Sequence[str] | None = None) -> list[ServerGame]:
+        """All games, or those of `ids` that exist."""
+        request = requests.ListGames(token=token) if ids is None else requests.GetGamesInfo(token=token, games=list(ids))
+        return [_listed(info) for info in (await self._ask(request, responses.DataGames)).data]
+
+    async def make_game(
+        self, token: str, game: str, deadline_s: int = 0, rules: Sequence[str] = ("NO_PRESS", "POWER_CHOICE")
+    ) -> None:
+        """Make a game on the standard map that the account is the master of, and observes."""
+        request = requests.CreateGame(token=token, game_id=game, deadline=deadline_s, rules=list(rules))
+        await self._ask(request, responses.DataGame)
+
+    async def free_powers(self, token: str, game: str) -> list[str]:
+        """Powers that nobody controls and that are not eliminated, sorted."""
+        return sorted((await self._ask(requests.GetPlayablePowers(token=token, game_id=game), responses.DataPowerNames)).data)
+
+    async def join(self, token: str, game: str, power: str | None, password: str | None) -> JoinedGame:
+        """Take a power, or see the game as the account that has it; without a power, observe.
+
+        Where a game deals its powers, the server gives another one.
+        """
+        request = requests.JoinGame(token=token, game_id=game, power_name=power, registration_password=password)
+        found = (await self._ask(request, responses.DataGame)).data
+        own = found.role if power is not None else ""
+        written = [*found.messages.values(), *(each for past in found.message_history.values() for each in past.values())]
+        return JoinedGame(
+            power=own,
+            status=found.status,
+            state=found.get_state(),
+            controllers={name: each.get_controller() for name, each in found.powers.items()},
+            deadline_s=found.deadline,
+            has_press=not (found.no_press or found.public_press),
+            answered=frozenset(each.recipient for each in written if each.sender == own),
+        )
+
+    async def give_orders(
+        self, token: str, game: str, power: str, phase: str, orders: Sequence[str], *, final: bool = True
+    ) -> None:
+        """Replace the power's orders. The phase may be played at once if they are `final`, else at its deadline."""
+        await self._ask(
+            requests.SetOrders(
+                token=token,
+                game_id=game,
+                game_role=power,
+                phase=phase,
+                power_name=power,
+                orders=list(orders),
+                wait=not final,
+            ),
+            responses.Ok,
+        )
+
+    async def vote_draw(self, token: str, game: str, power: str, phase: str) -> None:
+        """Vote for a draw."""
+        request = requests.Vote(token=token, game_id=game, game_role=power, phase=phase, power_name=power, vote=strings.YES)
+        await self._ask(request, responses.Ok)
+
+    async def write(self, token: str, game: str, power: str, phase: str, recipient: str, text: str) -> None:
+        """Send press."""
+        message = Message(sender=power, recipient=recipient, phase=phase, message=text)
+        request = requests.SendGameMessage(token=token, game_id=game, game_role=power, phase=phase, message=message)
+        await self._ask(request, responses.DataTimeStamp)
+
+    async def seconds_left(self, token: str, game: str, power: str, phase: str) -> float | None:
+        """Seconds until the phase is played at the latest; None if the server has not planned it."""
+        request = requests.QuerySchedule(token=token, game_id=game, game_role=power, phase=phase)
+        try:
+            planned = (await self._ask(request, responses.DataGameSchedule)).schedule
+        except RefusedError:
+            return None
+        return float(planned.time_unit * (planned.time_added + planned.delay - planned.current_time))
+
+    async def saved(self, token: str, game: str, power: str, phase: str) -> dict[str, Any]:
+        """The whole game, as `diplomacy.utils.export.to_saved_game_format` makes it."""
+        request = requests.SaveGame(token=token, game_id=game, game_role=power, phase=phase)
+        return (await self._ask(request, responses.DataSavedGame)).data
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        self._end(ServerLostError(f"the connection to {self.address} is closed"))
+        await self._socket.close()
+
+    async def _ask(self, request: Any, kind: type) -> Any:
+        """The answer to a request, of the package's class `kind`.
+
+        Raises:
+            RefusedError: the server refused it.
+            ServerLostError: the connection ended before an answer, or there was none in time.
+            ForeignServerError: the answer cannot be read.
+        """
+        async with self._slots:
+            found = await self._answer(request)
+        if not isinstance(found, kind):
+            raise self._foreign(f"its answer to '{request.name}' is '{found.name}'")
+        return found
+
+    async def _answer(self, request: Any) -> Any:
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[request.request_id] = request.name, answer
+        try:
+            if self._reader.done():
+                raise ServerLostError(f"{self.address} has closed the connection")
+            await self._socket.send_str(request.json())
+            return await asyncio.wait_for(answer, ANSWER_S)
+        except TimeoutError as error:
+            raise ServerLostError(f"{self.address} did not answer '{request.name}' within {ANSWER_S:g} s") from error
+        except (ConnectionError, aiohttp.ClientError) as error:
+            raise ServerLostError(f"{self.address} has closed the connection") from error
+        finally:
+            self._asked.pop(request.request_id, None)
+
+    async def _read(self) -> None:
+        error: EntenteError = ServerLostError(f"{self.address} has closed the connection")
+        try:
+            async for message in self._socket:
+                if message.type is aiohttp.WSMsgType.TEXT:
+                    self._take(message.data)
+        except ForeignServerError as found:
+            error = found
+        finally:
+            self._end(error)
+
+    def _end(self, error: EntenteError) -> None:
+        for _, answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self.notices.put_nowait(error)
+
+    def _take(self, text: str) -> None:
+        try:
+            message = json.loads(text)
+            if (asked := message.get(strings.REQUEST_ID)) is None:
+                notice = _notice(message) if strings.NOTIFICATION_ID in message else None
+                if notice is not None:
+                    self.notices.put_nowait(notice)
+                elif strings.NOTIFICATION_ID not in message:
+                    raise ValueError("it answers no request and is no notice")
+                return
+            name, answer = self._asked.get(asked, ("", None))
+            if answer is None or answer.done():
+                return  # nobody waits for it any more
+        except _UNREADABLE as error:
+            raise self._foreign(f"a message of it cannot be read: {_short(error)}") from error
+        try:
+            answer.set_result(responses.parse_dict(message))
+        except exceptions.RequestException:
+            answer.set_exception(self._foreign(f"it does not know the request '{name}'"))
+        except exceptions.ResponseException as error:
+            answer.set_exception(RefusedError(type(error).__name__, error.message))
+        except _UNREADABLE as error:
+            answer.set_exception(self._foreign(f"its answer to '{name}' cannot be read: {_short(error)}"))
+
+    def _foreign(self, what: str) -> ForeignServerError:
+        return ForeignServerError(
+            f"{self.address} does not speak the protocol of diplomacy {ENGINE_VERSION}: {what}; ask which release it runs"
+        )
+
+
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, exceptions.DiplomacyException)
+"""What the package raises when it reads a message that is none of its own."""
+
+
+@asynccontextmanager
+async def connect(address: str) -> AsyncIterator[ServerClient]:
+    """A connection to the server at `address`, HOST:PORT, ws://HOST:PORT or wss://HOST:PORT.
+
+    Raises:
+        ServerLostError: nobody listens there.
+        ForeignServerError: it is another kind of server.
+    """
+    url = address if "://" in address else f"ws://{address}"
+    async with aiohttp.ClientSession() as session:
+        try:
+            socket = await asyncio.wait_for(session.ws_connect(url, max_msg_size=_LARGEST, heartbeat=_HEARTBEAT_S), CONNECT_S)
+        except aiohttp.ClientConnectorError as error:
+            raise ServerLostError(f"nobody listens at {address}: {error.os_error.strerror or error.os_error}") from error
+        except aiohttp.WSServerHandshakeError as error:
+            raise _other_kind(address, f"it answers with HTTP status {error.status}") from error
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+            raise _other_kind(address, "it does not answer as a web server does") from error
+        except TimeoutError as error:
+            raise ServerLostError(f"{address} did not open a connection within {CONNECT_S:g} s") from error
+        client = ServerClient(socket, address)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+def _other_kind(address: str, what: str) -> ForeignServerError:
+    return ForeignServerError(f"what listens at {address} is no server of the diplomacy package: {what}")
+
+
+def _listed(info: Any) -> ServerGame:
+    return ServerGame(
+        game=info.game_id,
+        phase=info.phase,
+        map=info.map_name,
+        rules=tuple(sorted(info.rules)),
+        status=info.status,
+        players=info.n_players,
+        seats=info.n_controls,
+        deadline_s=info.deadline,
+        has_password=info.registration_password,
+        mine=tuple(sorted(info.controlled_powers)),
+    )
+
+
+def _notice(message: dict[str, Any]) -> Notice | None:
+    """The notice in a message; None if a seat need not know of it. Only what is needed is parsed: a server sends many."""
+    name = message.get(strings.NAME)
+    if name not in _NOTICES or message.get(strings.GAME_ROLE) in (strings.OBSERVER_TYPE, strings.OMNISCIENT_TYPE):
+        return None
+    found: Any = notifications.parse_dict(message)
+    game, power = found.game_id, found.game_role
+    match found:
+        case notifications.GameProcessed():
+            before, now = found.previous_phase_data, found.current_phase_data
+            played = tuple(before.orders.get(power) or ())
+            return PhasePlayed(game=game, power=power, played=before.name, orders=played, state=now.state)
+        case notifications.GameStatusUpdate():
+            return StatusChanged(game=game, power=power, status=str(found.status))
+        case notifications.PowersControllers():
+            return ControllersChanged(game=game, power=power, controllers=dict(found.powers))
+        case notifications.GameMessageReceived():
+            return PressReceived(game=game, power=power, sender=found.message.sender, phase=found.message.phase)
+        case notifications.GameDeleted():
+            return GameDeleted(game=game, power=power)
+        case notifications.ClearedOrders() if found.power_name not in (None, power):
+            return None
+    return PositionChanged(game=game, power=power)
+
+
+_NOTICES = {
+    each.get_class_name()
+    for each in (
+        notifications.GameProcessed,
+        notifications.GameStatusUpdate,
+        notifications.PowersControllers,
+        notifications.GameMessageReceived,
+        notifications.GameDeleted,
+        notifications.GamePhaseUpdate,
+        notifications.ClearedCenters,
+        notifications.ClearedOrders,
+        notifications.ClearedUnits,
+    )
+}
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:80] or type(error).__name__

@@ -1,0 +1,80 @@
+"""Games that were played on servers of others come home: as files of played games, and as one table.
+
+A game's file is the one that `entente play` writes (`storage/played_games.py`), so its order sets are rows of `played`. Seats of
+others bear the name of their account there, 'alice@league.example:8432'.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluation.entered import EnteredSeat
+from game.board import POWERS
+from game.recorded import recorded_orders
+from storage.files import make_directory
+from storage.played_games import SavedGame, SavedTurn, game_files, game_hash, play_again, read_game
+from storage.runs import durable_write
+
+UNKNOWN = "unknown"
+"""Account of a power whose controller the server does not tell."""
+
+
+def entered_name(game: str, address: str) -> str:
+    """The name of a game on the server at `address`; different games have different names, whatever their ids hold."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{address}-{game}").strip("-")
+    return f"{plain[:40]}-{hashlib.sha256(f'{address}/{game}'.encode()).hexdigest()[:8]}"
+
+
+def keep_entered(
+    saved: Any,
+    game: str,
+    address: str,
+    ours: Mapping[str, str],
+    controllers: Mapping[str, str],
+    probabilities: Mapping[str, Mapping[str, float]],
+    folder: Path,
+) -> SavedGame:
+    """Write the file of a game that is over.
+
+    Args:
+        saved: the game as the server gives it.
+        ours: our player by power.
+        controllers: the account of each power.
+        probabilities: of the order sets that a version drew, by phase and power; those drawn before a kill are unknown.
+        folder: folder of played games.
+
+    Raises:
+        InputError: the game was not played by our rules.
+    """
+    turns = recorded_orders(saved, f"game '{game}'")
+    seats = {power: ours.get(power) or f"{controllers.get(power, UNKNOWN)}@{address}"[:256] for power in POWERS}
+    kept = SavedGame(
+        name=entered_name(game, address),
+        seats=seats,
+        turns=tuple(SavedTurn(phase=phase, orders=own, probabilities=dict(probabilities.get(phase, {}))) for phase, own in turns),
+    )
+    make_directory(folder)
+    file = folder / f"{kept.name}.json"
+    if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it is known, with its probabilities
+        durable_write(file, kept.model_dump_json().encode() + b"\n")
+    return kept
+
+
+def entered_seats(player: str, address: str, folder: Path) -> list[EnteredSeat]:
+    """The seats of `player` in all stored games with somebody of the server at `address`; games without a phase have none.
+
+    Raises:
+        InputError: a game's file was changed.
+    """
+    found = []
+    for file in game_files(folder):
+        game = read_game(file)
+        own = [power for power, who in game.seats.items() if who == player]
+        others = tuple(sorted(who for who in set(game.seats.values()) if who.endswith(f"@{address}")))
+        if not own or not others or not game.turns:
+            continue
+        *_, last = play_again(game, file)
+        found += [EnteredSeat(game=game.name, power=power, opponents=others, centres=last.centres) for power in own]
+    return found

@@ -1,0 +1,95 @@
+"""Rules of `play.enter` that need no server: what is refused, and that errors end."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from game.server_client import ServerGame
+from play import enter
+from play.enter import EnteredGames
+from play.entry import Account, Entry, check_game, choose_games
+from telemetry.errors import EntenteError, InputError
+
+GAME = ServerGame(
+    game="friday",
+    phase="S1901M",
+    map="standard",
+    rules=("NO_PRESS",),
+    status="forming",
+    players=6,
+    seats=7,
+    deadline_s=0,
+    has_password=False,
+    mine=(),
+)
+
+
+def _games(**changes: object) -> EnteredGames:
+    accounts = (Account(name="ours", password="hush"), Account(name="ours-2", password="hush"))
+    entry = Entry(address="127.0.0.1:1", accounts=accounts[:1], games=("friday",), player="first")
+    return EnteredGames(replace(entry, **changes), lambda game: None, lambda sentence: None)
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentence"),
+    [
+        pytest.param([replace(GAME, map="ancmed")], "is on the map 'ancmed', and only 'standard'", id="map"),
+        pytest.param([replace(GAME, rules=("BUILD_ANY",))], "has the rule BUILD_ANY", id="rule"),
+        pytest.param([replace(GAME, status="canceled")], "was canceled", id="canceled"),
+        pytest.param([replace(GAME, status="completed")], "is over", id="over"),
+        pytest.param([replace(GAME, players=7)], "is full: 7 of 7 seats are taken", id="full"),
+        pytest.param([GAME, GAME], "is full: 6 of 7 seats are taken, and 2 are wanted", id="too-few"),
+        pytest.param([replace(GAME, has_password=True)], "asks for a password", id="password"),
+    ],
+)
+def test_a_game_that_cannot_be_played_is_refused_before_it_is_joined(seen: list[ServerGame], sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        check_game(_games().entry, seen)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param([GAME], id="free"),
+        pytest.param([replace(GAME, players=7, status="active", mine=("FRANCE",))], id="ours"),
+        pytest.param([replace(GAME, status="completed", mine=("FRANCE",))], id="ours-and-over"),
+    ],
+)
+def test_a_free_seat_and_a_seat_of_before_are_taken(seen: list[ServerGame]):
+    check_game(_games().entry, seen)
+
+
+def test_waiting_games_are_those_with_room_and_those_of_before_come_first():
+    listed = {
+        name: replace(GAME, game=name, **changes)
+        for name, changes in {
+            "a": {},
+            "b": {"players": 7},
+            "c": {"has_password": True},
+            "d": {"map": "pure"},
+            "e": {"status": "active", "mine": ("ITALY",)},
+            "f": {},
+        }.items()
+    }
+    assert choose_games(_games(games=(), waiting=2).entry, [listed], print) == ["e", "a"]
+    with pytest.raises(InputError, match="waits for players: name one"):
+        choose_games(_games(games=(), waiting=2).entry, [{"b": listed["b"]}], print)
+
+
+def test_a_server_that_stays_away_ends_the_command_after_so_many_tries(monkeypatch: pytest.MonkeyPatch, first_orders):
+    monkeypatch.setattr(enter, "LONGEST_WAIT_S", 0.0)
+    games = _games()
+    games._is_entered = True  # as after a first connection
+    with pytest.raises(EntenteError, match=f"after {enter.MOST_TRIES} tries this ends: give the same command again"):
+        asyncio.run(games.play(first_orders()))
+
+
+def test_orders_are_the_same_whatever_the_server_makes_of_their_spelling():
+    sent = frozenset({"F WES S A ROM - SPA", "WAIVE", "A PAR B"})
+    assert enter._same(sent, ["A PAR B", "F WES S A ROM - SPA/SC"])
+    assert not enter._same(sent, ["A PAR B"])
+
+
+def test_a_password_is_in_no_text_of_an_account():
+    assert "hush" not in repr(_games().entry) and "hush" not in str(Account(name="ours", password="hush"))

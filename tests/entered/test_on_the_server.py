@@ -1,0 +1,130 @@
+"""Seats on the real server: deadlines, a DAIDE bot at the table, press, and what cannot be played."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from diplomacy import Message
+from diplomacy.communication import requests, responses
+from diplomacy.utils.common import hash_password
+
+from game.server_client import PressReceived, connect
+from play.enter import EnteredGames
+from play.entered_games import keep_entered
+from play.entry import Account, Entry, FinishedGame
+from storage.played_games import read_game
+from tests.command import Entente
+from tests.entered.daide_bot import DaideBot
+from tests.entered.server_process import ServerProcess
+
+pytestmark = pytest.mark.system
+OURS = (Account(name="ours", password="hush"),)
+
+
+def test_a_late_seat_has_default_orders_and_says_so_beside_a_daide_bot(server: ServerProcess, first_orders, tmp_path: Path):
+    server.make_game("hurried", deadline=4, n_controls=2)
+    finished: list[FinishedGame] = []
+    told: list[str] = []
+    entry = Entry(address=server.address, accounts=OURS, games=("hurried",), powers=("FRANCE",), player="first")
+    games = EnteredGames(entry, finished.append, told.append)
+
+    async def play() -> None:
+        playing = asyncio.create_task(games.play(first_orders(slow=("S1901M",), slow_s=30)))
+        async with connect(server.address) as client:
+            port = (await client._ask(requests.GetDaidePort(game_id="hurried"), responses.DataPort)).data
+        bot = await DaideBot.open(port)
+        await bot.take_seat("AUS")
+        await bot.hear("NOW")  # the game has begun
+        bot.say("SUB ( ( AUS AMY VIE ) MTO TYR ) ( ( AUS FLT TRI ) MTO VEN ) ( ( AUS AMY BUD ) HLD )")
+        assert "MBV" in await bot.hear("THX")
+        await bot.hear("ORD ( SPR #1901 ) ( ( AUS AMY VIE ) MTO TYR ) ( SUC )")
+        await bot.hear("NOW ( FAL #1901 )")
+        bot.say("SUB ( ( AUS AMY TYR ) HLD ) ( ( AUS FLT TRI ) HLD ) ( ( AUS AMY BUD ) HLD )")
+        await bot.hear("NOW")
+        bot.close()
+        await asyncio.to_thread(server.set_status, "hurried", "completed")
+        await asyncio.wait_for(playing, 60)
+
+    asyncio.run(play())
+    assert games.missed == 1 and games.lost == []
+    assert [sentence for sentence in told if "missed the deadline of S1901M of game 'hurried'" in sentence] == told
+    (game,) = finished
+    kept = keep_entered(game.saved, game.game, server.address, {"FRANCE": "first"}, game.controllers, {}, tmp_path)
+    spring, autumn = kept.turns[:2]
+    assert spring.orders["AUSTRIA"] == ("A BUD H", "F TRI - VEN", "A VIE - TYR")
+    assert spring.orders["FRANCE"] == ("F BRE H", "A MAR H", "A PAR H")
+    assert set(autumn.orders["FRANCE"]) != {"F BRE H", "A MAR H", "A PAR H"}
+    assert kept.seats["AUSTRIA"].startswith("DAIDE") and read_game(tmp_path / f"{kept.name}.json") == kept
+
+
+def test_press_has_one_answer_also_after_a_kill(server: ServerProcess, first_orders):
+    server.make_game("talkative", rules=["POWER_CHOICE"], n_controls=2)
+    entry = Entry(address=server.address, accounts=OURS, games=("talkative",), powers=("FRANCE",), player="first")
+    told: list[str] = []
+
+    async def begun(games: EnteredGames) -> "asyncio.Task[None]":
+        playing = asyncio.create_task(games.play(first_orders()))
+        async with connect(server.address) as client:
+            token = await client.sign_in("ours", "hush")
+            while not (await client.games(token, ["talkative"]))[0].mine:
+                await asyncio.sleep(0.05)
+        return playing
+
+    async def play() -> int:
+        heard = 0
+        async with connect(server.address) as client:
+            token = await client.sign_in("greta", "hush")
+            playing = await begun(EnteredGames(entry, lambda game: None, told.append))
+            await client.join(token, "talkative", "GERMANY", None)
+
+            async def write(text: str) -> None:
+                message = Message(sender="GERMANY", recipient="FRANCE", phase="S1901M", message=text)
+                request = requests.SendGameMessage(
+                    token=token, game_id="talkative", game_role="GERMANY", phase="S1901M", message=message
+                )
+                await client._ask(request, responses.DataTimeStamp)
+
+            await write("an alliance?")
+            while not isinstance(await asyncio.wait_for(client.notices.get(), 60), PressReceived):
+                pass
+            await write("Burgundy is yours")
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+            playing = await begun(EnteredGames(entry, lambda game: None, told.append))
+            await write("are you there?")
+            await asyncio.to_thread(server.set_status, "talkative", "canceled")
+            await asyncio.wait_for(playing, 60)
+            while not client.notices.empty():
+                heard += isinstance(client.notices.get_nowait(), PressReceived)
+        return heard
+
+    assert asyncio.run(play()) == 0
+    assert told == ["game 'talkative' is lost: it was canceled on the server"]
+
+
+def test_what_cannot_be_played_is_one_sentence(server: ServerProcess, entente: Entente):
+    server.make_game("taken", n_controls=1)
+    server.make_game("private", registration_password=hash_password("sesame"))
+
+    async def take() -> None:
+        async with connect(server.address) as client:
+            await client.join(await client.sign_in("rosa", "hush"), "taken", "TURKEY", None)
+            await client.sign_in("ours", "hush")
+
+    asyncio.run(take())
+    right = {"ENTENTE_ACCOUNT": "ours", "ENTENTE_PASSWORD": "hush"}
+    player = ["--player", "random"]
+    for words, environment, sentence in (
+        (["--game", "taken", *player], right | {"ENTENTE_PASSWORD": "wrong"}, "the password is not the account's"),
+        (["--game", "nowhere", *player], right, f"there is no game 'nowhere' on {server.address}: it has"),
+        (["--game", "taken", *player], right, "game 'taken' is full: 1 of 1 seats are taken"),
+        (["--game", "private", *player], right, "game 'private' asks for a password: set ENTENTE_GAME_PASSWORD to it"),
+        (["--game", "private", *player], right | {"ENTENTE_GAME_PASSWORD": "open"}, "the password for game 'private' is wrong"),
+        (["--game", "taken", *player], {}, "the account is missing: set ENTENTE_ACCOUNT"),
+    ):
+        done = Entente(entente.folder, **environment)("enter", server.address, *words)
+        assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
+        assert "wrong" not in done.stderr or "ENTENTE_GAME" in done.stderr
+    listed = Entente(entente.folder, **right)("enter", server.address)
+    assert listed.returncode == 0 and "private" in listed.stdout
+    assert list(entente.folder.rglob("*.json")) == []

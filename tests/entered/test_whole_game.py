@@ -1,0 +1,83 @@
+"""A whole game on the real server, against programs that use the package's own client, with a kill of each side."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from game.server_client import ServerGame
+from storage.played_games import game_files, game_rows
+from tests.command import Entente
+from tests.entered.server_process import ROOT, ServerProcess
+
+OURS = ("AUSTRIA", "ENGLAND", "FRANCE", "GERMANY", "ITALY")
+GAMES = ("friday", "sunday")
+
+
+@pytest.fixture
+def others(server: ServerProcess) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts two other accounts that play Russia and Turkey in all games."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        words = [str(server.port), ",".join(GAMES), "1902", "rosa:RUSSIA", "theo:TURKEY"]
+        started.append(subprocess.Popen([sys.executable, "-m", "tests.entered.package_clients", *words], cwd=ROOT, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for(server: ServerProcess, is_there: Callable[[ServerGame], bool]) -> None:
+    """Wait until each game is there."""
+    until = time.monotonic() + 240
+    while not all(is_there(server.game(game)) for game in GAMES):
+        assert time.monotonic() < until, [server.game(game) for game in GAMES]
+        time.sleep(0.1)
+
+
+@pytest.mark.system
+def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, others, entente: Entente):
+    for game in GAMES:
+        server.make_game(game)
+    words = ["enter", server.address, "--game", ",".join(GAMES), "--power", ",".join(OURS), "--player", "random"]
+    words += ["--draw-after", "1902"]
+    secrets = {"ENTENTE_ACCOUNT": "ours", "ENTENTE_PASSWORD": "hush-hush"}
+
+    first = entente.start(*words, **secrets)
+    rivals = others()
+    wait_for(server, lambda game: game.phase != "S1901M")
+    time.sleep(1.5)  # the server saves every second
+    server.kill()
+    rivals.kill()  # the package's client breaks where a server goes back to an earlier phase
+    server.start()
+    rivals = others()
+    stopped = {game: server.game(game).phase for game in GAMES}
+    assert all(phase != "S1901M" for phase in stopped.values())
+    wait_for(server, lambda game: game.phase != stopped[game.game])
+    first.kill()
+    said = first.communicate()[0]
+    assert "trying again in 1 s" in said
+
+    second = entente.start(*words, **secrets)
+    said, errors = second.communicate(timeout=300)
+    assert second.returncode == 0, errors
+    assert all(f"game '{game}' is over" in said for game in GAMES)
+    assert rivals.wait(timeout=60) == 0
+    files = game_files(entente.folder / "runs" / "_games")
+    assert len(files) == 2
+    for file in files:
+        rows = game_rows(file)
+        assert {row["opponents"] for row in rows if row["power"] == "FRANCE"} == {
+            f"random+rosa@{server.address}+theo@{server.address}"
+        }
+        assert rows[-1]["phase"][1:5] in ("1902", "1903")
+        assert "hush" not in file.read_text() and "ours" not in file.read_text()
+    assert f"rosa@{server.address}" in said
+    assert not any("hush" in path.read_text(errors="ignore") for path in entente.folder.rglob("*.json"))
+    assert json.loads(files[0].read_text())["seats"]["TURKEY"] == f"theo@{server.address}"
