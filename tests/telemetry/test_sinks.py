@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import wandb
+
 from telemetry import progress, wandb_run
 from telemetry.errors import DataError
 from telemetry.sinks import MetricLog, TelemetrySettings
