@@ -163,21 +163,21 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--cache", type=Path, required=True, help="folder of a state cache, as `entente cache show` lists them")
-    parser.add_argument("--steps", type=_at_least(1), default=3, help="optimiser steps (%(default)s)")
-    parser.add_argument("--groups", type=_at_least(1), default=4, help="positions a step (%(default)s)")
-    parser.add_argument("--generations", type=_at_least(2), default=4, help="completions of a position (%(default)s)")
-    parser.add_argument(
-        "--years", type=_at_least(1), default=1, help="game years that an answer is played for, up to 20 (%(default)s)"
-    )
+    parser.add_argument("--steps", type=_whole(1), default=3, help="optimiser steps (%(default)s)")
+    parser.add_argument("--groups", type=_whole(1), default=4, help="positions a step (%(default)s)")
+    parser.add_argument("--generations", type=_whole(2), default=4, help="completions of a position (%(default)s)")
+    parser.add_argument("--years", type=_whole(1, 20), default=1, help="game years that an answer is played for (%(default)s)")
     parser.add_argument("--legal-orders", action="store_true", help="draw completions under our legal table (TRL's rollout_func)")
     parser.add_argument("--output", type=Path, help="folder for the adapter")
     return parser
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+
     def read(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        if not text.isdigit() or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number {bounds}")
         return int(text)
 
     return read
