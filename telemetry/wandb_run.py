@@ -9,10 +9,14 @@ written into the run's folder.
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import psutil
 
 from telemetry.progress import reporter
 
@@ -67,9 +71,20 @@ class WandbRun:
             mode = "offline"
         self._run = self._open(project, mode, configuration)
         if self._run is None and mode == "online":
-            wandb.teardown()  # its process still holds the id of the run that failed to open
-            wandb.setup(wandb.Settings(silent=True))
+            self._begin_again()
             self._run = self._open(project, "offline", configuration)
+
+    def _begin_again(self) -> None:
+        """Replace W&B's process: it still holds the id of the run that failed to open, and may wait for the network for ever."""
+        services = [child for child in psutil.Process().children() if child.name().startswith("wandb-core")]
+        ending = threading.Thread(target=self._wandb.teardown, daemon=True)
+        ending.start()
+        ending.join(REACH_S)
+        for service in services:
+            with suppress(psutil.NoSuchProcess):
+                service.kill()
+        ending.join()
+        self._wandb.setup(self._wandb.Settings(silent=True))
 
     def _why_not_online(self) -> str:
         try:

@@ -11,7 +11,7 @@ import sys
 
 from diplomacy.client.connection import connect
 
-SLOWNESS_S = 0.15
+SLOWNESS_S = 0.3
 """Seconds that they think about each phase, so that there is time to kill somebody."""
 
 

@@ -23,7 +23,7 @@ def others(server: ServerProcess) -> Iterator[Callable[[], subprocess.Popen[str]
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
-        words = [str(server.port), ",".join(GAMES), "1902", "rosa:RUSSIA", "theo:TURKEY"]
+        words = [str(server.port), ",".join(GAMES), "1905", "rosa:RUSSIA", "theo:TURKEY"]
         started.append(subprocess.Popen([sys.executable, "-m", "tests.entered.package_clients", *words], cwd=ROOT, text=True))
         return started[-1]
 
@@ -46,7 +46,7 @@ def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, other
     for game in GAMES:
         server.make_game(game)
     words = ["enter", server.address, "--game", ",".join(GAMES), "--power", ",".join(OURS), "--player", "random"]
-    words += ["--draw-after", "1902"]
+    words += ["--draw-after", "1905"]
     secrets = {"ENTENTE_ACCOUNT": "ours", "ENTENTE_PASSWORD": "hush-hush"}
 
     first = entente.start(*words, **secrets)
@@ -76,7 +76,7 @@ def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, other
         assert {row["opponents"] for row in rows if row["power"] == "FRANCE"} == {
             f"random+rosa@{server.address}+theo@{server.address}"
         }
-        assert rows[-1]["phase"][1:5] in ("1902", "1903")
+        assert rows[-1]["phase"][1:5] in ("1905", "1906")
         assert "hush" not in file.read_text() and "ours" not in file.read_text()
     assert f"rosa@{server.address}" in said
     assert not any("hush" in path.read_text(errors="ignore") for path in entente.folder.rglob("*.json"))

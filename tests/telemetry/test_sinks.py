@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import wandb
 
@@ -213,7 +214,17 @@ def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()  # it reads the environment once
+    end = wandb.teardown
+
+    def hangs() -> None:
+        for child in psutil.Process().children():
+            if child.name().startswith("wandb-core"):
+                child.suspend()
+        end()
+
+    monkeypatch.setattr(wandb, "teardown", hangs)  # as W&B's process sometimes does without a network
     with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb="online"), {}) as log:
+        monkeypatch.setattr(wandb, "teardown", end)
         log.log(1, {"train/loss": 0.5})
     log.finish()
     (sentence,) = said
