@@ -76,8 +76,13 @@ class WandbRun:
 
     def _begin_again(self) -> None:
         """Replace W&B's process: it still holds the id of the run that failed to open, and may wait for the network for ever."""
+
+        def end() -> None:
+            with suppress(SystemExit):  # with the exit code of that process
+                self._wandb.teardown()
+
         services = [child for child in psutil.Process().children() if child.name().startswith("wandb-core")]
-        ending = threading.Thread(target=self._wandb.teardown, daemon=True)
+        ending = threading.Thread(target=end, daemon=True)
         ending.start()
         ending.join(REACH_S)
         for service in services:
