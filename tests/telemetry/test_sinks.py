@@ -166,7 +166,8 @@ def test_a_resumed_offline_run_is_synced_as_one_run_with_each_step_once(
         account = {"WANDB_BASE_URL": sent.address, "WANDB_API_KEY": "a" * 40}
         parts = sorted(map(str, (tmp_path / "wandb").glob("offline-run-*")))
         command = [str(Path(sys.executable).with_name("wandb")), "sync", *parts]
-        done = subprocess.run(command, env={**os.environ, **account}, capture_output=True, text=True, timeout=120, check=False)
+        around = {"cwd": tmp_path, "env": {**os.environ, **account}}
+        done = subprocess.run(command, **around, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and sent.unknown == [], done.stdout + done.stderr
     assert [(line["_step"], line["train/loss"]) for line in sent.history] == [(1, -9.0), (2, -8.0), (3, -7.0), (4, 24.0)]
     assert sent.run is not None and sent.run["name"] == (tmp_path / ".wandb_id").read_text()
