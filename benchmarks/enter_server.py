@@ -5,6 +5,7 @@ machine. All games run at once; after LAST_YEAR everybody votes for a draw. CPU 
 first command has written its last game, so neither imports nor sign-ins are in it. The output is one JSON object.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -101,7 +102,11 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 if __name__ == "__main__":
-    given = dict(enumerate(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.enter_server", description="The cost of `entente enter`.")
+    parser.add_argument("games", type=int, nargs="?", default=100, help="games at once (%(default)s)")
+    parser.add_argument("last_year", type=int, nargs="?", default=1901, help="year after which all vote for a draw (%(default)s)")
+    parser.add_argument("player", nargs="?", default="random", help="who has the measured seats (%(default)s)")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        found = measure(int(given.get(0, 100)), int(given.get(1, 1901)), given.get(2, "random"), Path(place))
+        found = measure(given.games, given.last_year, given.player, Path(place))
     sys.stdout.write(json.dumps(found) + "\n")

@@ -6,6 +6,7 @@ recorded. `ratio` is the board's CPU seconds over the environment's, the median 
 half as fast. The output is one JSON object.
 """
 
+import argparse
 import json
 import sys
 from statistics import median
@@ -20,7 +21,7 @@ ROUNDS = 5
 
 
 def actions_of(notes: Notes) -> list[int]:
-    """What the environment is told so that it plays a recorded game: units with one legal order alone are not asked."""
+    """The actions with which the environment plays a recorded game: units with one legal order alone are not asked."""
     board, waiting, actions = Board.start(), action_texts().index(PASS), list[int]()
     for orders in notes:
         for power, legal in board.legal_orders().items():
@@ -70,5 +71,9 @@ def measure(phases: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 600)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.environments", description="The environment's speed beside our board's."
+    )
+    parser.add_argument("phases", type=int, nargs="?", default=600, help="phases of recorded games (%(default)s)")
+    found = measure(parser.parse_args().phases)
     sys.stdout.write(json.dumps({name: round(value, 3) for name, value in found.items()}) + "\n")

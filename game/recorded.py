@@ -67,7 +67,7 @@ def replay_recorded(saved: Any, where: str) -> Iterator[tuple[Board, dict[str, t
 def recorded_orders(saved: Any, where: str) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
     """The name of each phase that was played, and the whole order set of each power that had something to order.
 
-    Disbands that the rules chose are told from the units that are gone.
+    The units that are gone show which disbands the rules chose.
 
     Raises:
         InputError: see `replay_recorded`.

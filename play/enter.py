@@ -1,7 +1,7 @@
 """Plays seats in games on the server of the `diplomacy` package, several games at once, until they are over.
 
 The server's own state is all that a game is continued from, so either side may be killed at any time: the games go on where the
-server has them. A seat orders once for each event that the server tells of; nothing is tried again without one. A lost connection
+server has them. A seat orders once for each event that the server reports; nothing is tried again without one. A lost connection
 is opened again a bounded number of times. What happens to a game is one sentence. Dice are named by game, phase and power, so a
 phase that is played again gets equal orders.
 """
@@ -52,7 +52,7 @@ class _Seat:
     power: str
     account: int
     state: Mapping[str, Any]
-    """The position that the server told of last."""
+    """The newest position that the server reported."""
     answered: set[str]
     """Powers whose press was answered."""
     due: float = 0.0
@@ -224,7 +224,7 @@ class EnteredGames:
     def _token(self, seat: _Seat) -> str:
         return self._tokens[self.entry.accounts[seat.account].name]
 
-    # ---- what the server tells ----
+    # ---- what the server reports ----
 
     async def _listen(self, client: ServerClient) -> None:
         while self._games:

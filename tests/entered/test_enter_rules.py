@@ -79,10 +79,11 @@ def test_waiting_games_are_those_with_room_and_those_of_before_come_first():
 
 def test_a_server_that_stays_away_ends_the_command_after_so_many_tries(monkeypatch: pytest.MonkeyPatch, first_orders):
     monkeypatch.setattr(enter, "LONGEST_WAIT_S", 0.0)
-    games = _games()
-    games._is_entered = True  # as after a first connection
+    games, said = _games(), list[str]()
+    games._say, games._is_entered = said.append, True  # as after a first connection
     with pytest.raises(EntenteError, match=f"after {enter.MOST_TRIES} tries this ends: give the same command again"):
         asyncio.run(games.play(first_orders()))
+    assert len(said) == enter.MOST_TRIES and all("trying again" in sentence for sentence in said)
 
 
 def test_orders_are_the_same_whatever_the_server_makes_of_their_spelling():

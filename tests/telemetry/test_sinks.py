@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -215,13 +216,17 @@ def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()  # it reads the environment once
-    end = wandb.teardown
+    end, rescued = wandb.teardown, list[int]()
 
     def hangs() -> None:
-        for child in psutil.Process().children():
-            if child.name().startswith("wandb-core"):
-                child.suspend()
-        end()
+        (service,) = (child for child in psutil.Process().children() if child.name().startswith("wandb-core"))
+        service.suspend()
+        rescue = threading.Timer(60, lambda: (rescued.append(service.pid), service.kill()))
+        rescue.start()
+        try:
+            end()
+        finally:
+            rescue.cancel()
 
     monkeypatch.setattr(wandb, "teardown", hangs)  # as W&B's process sometimes does without a network
     with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb="online"), {}) as log:
@@ -229,6 +234,7 @@ def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
         log.log(1, {"train/loss": 0.5})
     log.finish()
     (sentence,) = said
+    assert not rescued, "nothing but this test ended W&B's process"
     assert sentence.startswith("W&B cannot be opened (") and "the run goes on and will write offline" in sentence
     assert read_back(tmp_path, lambda found: bool(found.history)).history == {1: {"train/loss": 0.5}}
     wandb.teardown()
