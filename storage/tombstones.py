@@ -13,29 +13,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from storage.files import FILES
-from storage.follow import NumberedFiles
 from storage.runs import RunPaths
-from storage.snapshots import CoveredShard, IndexSnapshot, file_marks, read_snapshot, snapshot_files, write_snapshot
+from storage.snapshots import (
+    CoveredShard,
+    IndexSnapshot,
+    file_marks,
+    read_coverage,
+    read_snapshot,
+    snapshot_files,
+    write_snapshot,
+)
 from telemetry.errors import DataError
 
 TOMBSTONE_NAME = re.compile(r"snap-(\d{6,})\.parquet")
-
-
-class Tombstones:
-    """The tombstones of one run, each returned once."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._files = NumberedFiles(paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format)
-
-    def read_new(self) -> tuple[list[IndexSnapshot], list[tuple[Path, str]]]:
-        """New tombstones, oldest first, and damaged ones, each with a sentence."""
-        found, damaged = [], []
-        for _, path in self._files.new_files():
-            try:
-                found.append(read_snapshot(path))
-            except DataError as error:
-                damaged.append((path, str(error)))
-        return found, damaged
 
 
 def publish_tombstone(paths: RunPaths, retired: IndexSnapshot) -> Path:
@@ -51,8 +41,9 @@ def files_to_remove(paths: RunPaths, grace_s: float, now: float | None = None) -
     files: list[Path] = []
     for _, tombstone in snapshot_files(paths.retired):
         try:
-            if now - tombstone.stat().st_mtime >= grace_s:
-                files += files_of(paths, read_snapshot(tombstone).shards)
+            if now - tombstone.stat().st_mtime >= grace_s and (due := files_of(paths, read_coverage(tombstone).shards)):
+                read_snapshot(tombstone)  # else their facts would be lost with them
+                files += due
         except DataError:
             continue  # its shards are unknown, so they stay
     return files
