@@ -68,7 +68,7 @@ def read_measured(files: Sequence[Path]) -> dict[str, float]:
 
 
 def _outcomes(file: Path) -> list[dict[str, Any]]:
-    """The outcomes in a file: what `bench NAME --json` printed, with the object as its last line, or what `bench all --out` wrote."""
+    """The outcomes in a file: what `bench NAME --json` printed, its last line the object, or what `bench all --out` wrote."""
     text = read_text(file, at_most=LARGEST_RESULT, what="file of figures").strip()
     try:
         try:

@@ -23,6 +23,7 @@ from storage.totals import Totals
 
 GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
 _FATES = Path(__file__).with_name("fates.sql").read_text()
+_START_GROUPS = Path(__file__).with_name("start_groups.sql").read_text()
 _BY_SHARD = ("decisions", "advantage_groups", "plies", "used_groups", "batches")
 _USED_GROUP = ["lineage", "step", "shard", "start_group", "power", "phase"]
 
@@ -40,19 +41,22 @@ class ShardFacts:
 class FactTables:
     """Tables `decisions`, `advantage_groups`, `plies`, `batches`, `used_groups`, `refused`, and the view `groups`.
 
+    On demand also `start_groups` (`start_groups.sql`), from which nothing is taken out.
+
     Attributes:
         connection: for one thread at a time.
         rule: names the rule by which returns and advantage groups are made; equal rules give equal ones for the same facts.
             Empty if a package's reward is part of it, which may change with the package.
     """
 
-    def __init__(self, weights: Mapping[str, float], discount: float, threads: int) -> None:
+    def __init__(self, weights: Mapping[str, float], discount: float, threads: int, *, start_groups: bool = False) -> None:
         """Create the empty tables.
 
         Args:
             weights: weight of each reward component; see `returns.returns_of`.
             discount: see `returns.returns_of`.
             threads: threads of DuckDB; 0: one per core.
+            start_groups: keep the table `start_groups`.
         """
         self._weights, self._discount = weights, discount
         rule = [sorted(weights.items()), discount, sha256(GROUPS_SQL.encode()).hexdigest()[:16]]
@@ -65,7 +69,9 @@ class FactTables:
             DECISION_FACTS.empty_table(),
             "CREATE TABLE decisions AS FROM valued",
             f"CREATE TABLE advantage_groups AS {GROUPS_SQL}",
+            f"CREATE TABLE start_groups AS {_START_GROUPS}",
         )
+        self._start_groups = [f"INSERT INTO start_groups BY NAME {_START_GROUPS}"] if start_groups else []
         refused = pa.schema({"shard": pa.string(), "sentence": pa.string()}).empty_table()
         record = record_rows("", 0, ROWS_SCHEMA.empty_table())
         for table, rows in {
@@ -85,6 +91,7 @@ class FactTables:
             pa.concat_tables([shard.decisions for shard in shards]),
             "INSERT INTO decisions BY NAME FROM valued",
             f"INSERT INTO advantage_groups BY NAME {GROUPS_SQL}",
+            *self._start_groups,
         )
         self._with(pa.concat_tables([shard.plies for shard in shards]), "arrow", "INSERT INTO plies BY NAME FROM arrow")
 
@@ -142,7 +149,7 @@ class FactTables:
 
     def clear(self) -> None:
         """Delete everything."""
-        for table in (*_BY_SHARD, "refused"):
+        for table in (*_BY_SHARD, "start_groups", "refused"):
             self.connection.execute(f"DELETE FROM {table}")
 
     def refuse(self, name: str, sentence: str) -> None:

@@ -30,7 +30,7 @@ from storage.archive import archived
 from storage.ends import ends_of, sequences_of
 from storage.fact_tables import FactTables
 from storage.gather import Batch, gather
-from storage.intake import Intake
+from storage.intake import EVERY_VERSION, Intake
 from storage.lineages import counts_as_used
 from storage.look_ahead import LookAhead
 from storage.mapped import MappedShard, MappedShards, ShardDamaged
@@ -71,6 +71,7 @@ class Index:
         threads: int = 1,
         ends: bool = False,
         reach: Reach | None = None,
+        start_groups: bool = False,
     ) -> None:
         """Create an empty index; `refresh` fills it.
 
@@ -82,6 +83,7 @@ class Index:
                 its activations' pages back from the kernel.
             ends: gathered batches have the ends of their forks.
             reach: what the steps to come can choose from; None: the tables keep every fact.
+            start_groups: the table `start_groups` has a row for each start group, and the other tables keep no fact.
 
         Raises:
             InputError: the blend names an unknown component.
@@ -89,10 +91,14 @@ class Index:
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         check_blend(weights)
         self._paths, self._ends, self._reach = paths, ends, reach
-        self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount), threads)
+        floats = {name: float(weight) for name, weight in weights.items()}
+        self._tables = FactTables(floats, float(discount), threads, start_groups=start_groups)
         self._mapped = MappedShards(paths.shards)
-        oldest = None if reach is None else reach.oldest
-        self._intake = Intake(paths, self._tables, self._mapped, rule=self._tables.rule, oldest=oldest)
+        if start_groups:
+            self._intake = Intake(paths, self._tables, self._mapped, oldest=EVERY_VERSION, for_steps=False)
+        else:
+            oldest = None if reach is None else reach.oldest
+            self._intake = Intake(paths, self._tables, self._mapped, rule=self._tables.rule, oldest=oldest)
         self._buffers = PackingBuffers()
         self._ahead = LookAhead()
         self._busy = threading.RLock()
@@ -114,6 +120,8 @@ class Index:
         new_rows = self._intake.refresh(listed=listed)
         if self._intake.overtaken:
             self._open_anew(self._intake.settled.below, trust=False)
+        if self._intake.oldest == EVERY_VERSION:
+            self._intake.settle(EVERY_VERSION)
         return new_rows
 
     def _open_anew(self, oldest: int, *, trust: bool = True) -> None:
@@ -279,6 +287,8 @@ class Index:
             write_settled(self._paths.index, self._intake.settled, self._tables.rule)
             self._intake.unrecorded = False
         loose = self._intake.loose
+        if every_shards and self._intake.parts.spoiled:
+            self._merge_parts()
         if every_shards == 0 or len(loose) < every_shards:
             if not self._compressed:
                 self.compress()
@@ -286,9 +296,12 @@ class Index:
         written = self._intake.parts.write(self._paths.index, self.snapshot_of(list(loose.values())))
         if written is not None:
             loose.clear()
-            self._intake.parts.merge(self._paths.index, lambda shard: self._intake.shards.get(shard.name) == shard)
+            self._merge_parts()
         self.compress()
         return written
+
+    def _merge_parts(self) -> None:
+        self._intake.parts.merge(self._paths.index, lambda shard: self._intake.shards.get(shard.name) == shard)
 
     @_locked
     def compress(self) -> None:

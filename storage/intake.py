@@ -31,6 +31,8 @@ from storage.tombstones import TOMBSTONE_NAME
 from telemetry.errors import DataError
 
 _SHARDS_PER_INSERT = 256
+EVERY_VERSION = 1 << 31
+"""Newer than what any run reaches."""
 _ROWS_BEFORE_SETTLING = 1 << 20
 """Decisions read from parts after which those out of reach leave the tables, so that memory does not follow the past."""
 
@@ -45,18 +47,28 @@ class Intake:
         loose: those of `shards` that no part covers.
         parts: the parts of the snapshot.
         settled: counts over the known shards that are not held.
+        oldest: see `__init__`.
         unrecorded: shards were settled that no record in `index/` counts.
         overtaken: a new ledger names a settled shard, so the counts are wrong and the index must be opened anew.
     """
 
     def __init__(
-        self, paths: RunPaths, tables: FactTables, mapped: MappedShards, *, rule: str = "", oldest: int | None = None
+        self,
+        paths: RunPaths,
+        tables: FactTables,
+        mapped: MappedShards,
+        *,
+        rule: str = "",
+        oldest: int | None = None,
+        for_steps: bool = True,
     ) -> None:
         """Create an intake that has read nothing.
 
         Args:
             rule: the rule of the returns, which a record of settled shards must have; empty: no record counts.
             oldest: settle shards whose rows are all of older versions than this while the parts are read; None: none.
+            for_steps: steps choose from the tables. So ledgers are read, and no shard is settled before a part covers it, because
+                the process that trains writes the parts.
         """
         self.shards: dict[str, CoveredShard] = {}
         self.retired: dict[str, CoveredShard] = {}
@@ -70,7 +82,8 @@ class Intake:
         self._tables = tables
         self._mapped = mapped
         self._rule = rule
-        self._oldest = oldest
+        self.oldest = oldest
+        self._for_steps = for_steps
         self._producers: dict[str, NumberedFiles] = {}
         self._lineages: dict[str, NumberedFiles] = {}
         self._ledgers: dict[str, Ranges] = {}
@@ -85,7 +98,8 @@ class Intake:
         if not self._opened:
             self._read_coverage()
             new_rows += self.settled.decisions
-        self._take_in_ledgers()
+        if self._for_steps:
+            self._take_in_ledgers()
         new_rows += self.take_in_tombstones()
         new_rows += 0 if self._opened else self._take_in_parts()
         self._opened = True
@@ -125,13 +139,13 @@ class Intake:
     def settle(self, oldest: int, *, at_once: bool = False) -> None:
         """Replace the facts of held shards whose rows are all older than version `oldest` by counts.
 
-        Nothing is done before they are half of the held shards, so each row is moved once or twice. Shards stay whose facts no
-        file has but their own.
+        Nothing is done before they are half of the held shards, so each row is moved once or twice.
 
         Args:
             at_once: however few they are.
         """
-        going = [shard for shard in self.held.values() if shard.newest_version < oldest and shard.name not in self.loose]
+        stays = self.loose if self._for_steps else {}
+        going = [shard for shard in self.held.values() if shard.newest_version < oldest and shard.name not in stays]
         if not going or (len(going) * 2 < len(self.held) and not at_once):
             return
         self._tables.settle([shard.name for shard in going], self.settled)
@@ -160,6 +174,8 @@ class Intake:
     def set_aside(self, shard: str, sentence: str) -> None:
         """Delete the facts of a damaged shard. The counts of a settled one stay."""
         self._tables.drop_shard(shard)
+        if shard not in self.loose:
+            self.parts.spoiled.add(shard)
         self._refuse(shard, sentence)
 
     def _refuse(self, name: str, sentence: str) -> None:
@@ -203,9 +219,9 @@ class Intake:
         self.parts.covered, damaged = read_parts(self._paths.index)
         for path, sentence in damaged:
             self._refuse(f"{path.parent.name}/{path.name}", sentence)
-        if self._oldest is None or not self._rule:
+        if self.oldest is None or not self._rule:
             return
-        if (record := read_settled(self._paths.index, self._rule, self._oldest)) is None:
+        if (record := read_settled(self._paths.index, self._rule, self.oldest)) is None:
             return
         found: dict[str, tuple[CoveredShard, dict[str, CoveredShard]]] = {}
         for _, path in NumberedFiles(self._paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format).new_files():
@@ -275,12 +291,12 @@ class Intake:
                 used.append(part)
             else:
                 self.parts.unused.append(part.path)
-            if waiting >= _ROWS_BEFORE_SETTLING and self._oldest is not None:
-                self.settle(self._oldest, at_once=True)
+            if waiting >= _ROWS_BEFORE_SETTLING and self.oldest is not None:
+                self.settle(self.oldest, at_once=True)
                 waiting = 0
         self.parts.covered = used[::-1]
-        if self._oldest is not None:
-            self.settle(self._oldest)
+        if self.oldest is not None:
+            self.settle(self.oldest)
         return new_rows
 
     def _is_known(self, name: str) -> bool:

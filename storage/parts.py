@@ -65,11 +65,13 @@ class Parts:
     Attributes:
         covered: those that the index uses.
         unused: files that cover nothing that the index uses.
+        spoiled: names of shards that turned out damaged: parts are rewritten without them, so that the next index reads the file.
     """
 
     def __init__(self) -> None:
         self.covered: list[Coverage] = []
         self.unused: list[Path] = []
+        self.spoiled: set[str] = set()
 
     def write(self, folder: Path, snapshot: IndexSnapshot) -> Path | None:
         """Publish a part; None if another process took its number."""
@@ -78,13 +80,13 @@ class Parts:
         return written
 
     def merge(self, folder: Path, is_needed: Callable[[CoveredShard], bool]) -> None:
-        """Merge parts while eight are of one class, and remove the files that are not used any more.
+        """Merge parts while eight are of one class, rewrite spoiled ones, and remove the files that are not used any more.
 
         Args:
             is_needed: whether the facts of a covered shard are still needed; those of other shards are dropped.
         """
-        while chosen := choose_parts([part.rows for part in self.covered]):
-            going, facts = [self.covered[place] for place in chosen], list[IndexSnapshot]()
+        while going := self._to_rewrite():
+            facts = list[IndexSnapshot]()
             for part in going:
                 try:
                     found = read_snapshot(part.path)
@@ -96,11 +98,20 @@ class Parts:
                 continue
             self.covered = [part for part in self.covered if part not in going]
             self.unused += [part.path for part in going]
-            if self.write(folder, joined(facts)) is None:
+            if (left := joined(facts)).shards and self.write(folder, left) is None:
                 return
         for path in self.unused:
             remove_snapshot(path)
         self.unused = []
+        self.spoiled = set()
+
+    def _to_rewrite(self) -> list[Coverage]:
+        """Parts that become one: one with a spoiled shard, or as many as `choose_parts` says."""
+        if self.spoiled:
+            for part in self.covered:
+                if any(shard.name in self.spoiled for shard in part.shards):
+                    return [part]
+        return [self.covered[place] for place in choose_parts([part.rows for part in self.covered])]
 
 
 def joined(parts: Sequence[IndexSnapshot]) -> IndexSnapshot:

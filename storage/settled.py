@@ -30,14 +30,16 @@ _NAME = re.compile(r"settled-(\d{6,})\.json")
 _LAYOUT = 1
 _KEPT = 2  # the newest, and one in case it is damaged
 _MODULUS = 1 << 128
+NO_VERSION = -(1 << 31)
+"""Lower than what any query reaches."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Settled:
     """Counts over settled shards."""
 
-    below: int = 0
-    """Every row of a settled shard is of an older version."""
+    below: int = NO_VERSION
+    """Every row of a settled shard is of an older version; NO_VERSION: nothing is settled."""
     shards: dict[str, Ranges] = field(default_factory=dict)
     """Producer -> start groups that the names of settled shards cover."""
     marks: int = 0
