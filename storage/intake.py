@@ -90,13 +90,14 @@ class Intake:
         self._known_groups: dict[str, Ranges] = {}
         self._seen: dict[str, Ranges] = {}
         self._tombstones = NumberedFiles(paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format)
-        self._opened = False
+        self._covered = self._opened = False
 
     def refresh(self, *, listed: bool = False) -> int:
         """Take in what is new; returns the number of new decisions. `listed`: see `Index.refresh`."""
         new_rows = 0
-        if not self._opened:
+        if not self._covered:
             self._read_coverage()
+            self._covered = True
             new_rows += self.settled.decisions
         if self._for_steps:
             self._take_in_ledgers()
