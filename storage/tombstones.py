@@ -51,17 +51,18 @@ def files_to_remove(paths: RunPaths, grace_s: float, now: float | None = None) -
 
 def files_of(paths: RunPaths, shards: Iterable[CoveredShard]) -> list[Path]:
     """Files of these shards that are unchanged, and their plies."""
-    plies: dict[str, dict[str, list[str]]] = {}
+    listed: dict[str, tuple[set[str], dict[str, list[str]]]] = {}
     found = []
     for shard in shards:
-        if shard.producer not in plies:
-            plies[shard.producer] = _plies(paths.shards / shard.producer)
         path = paths.shards / shard.name
-        if shard.still_there(str(paths.shards)):
+        if shard.producer not in listed:
+            listed[shard.producer] = _listed(path.parent)
+        names, plies = listed[shard.producer]
+        if path.name in names:  # most are gone in a long run, and a stat of each would cost more than the rest
+            if not shard.still_there(str(paths.shards)):
+                continue  # another file has its name, with plies of its own
             found.append(path)
-        elif file_marks(path) is not None:
-            continue  # another file has its name, with plies of its own
-        found += [path.with_name(name) for name in plies[shard.producer].get(path.stem, ())]
+        found += [path.with_name(name) for name in plies.get(path.stem, ())]
     return found
 
 
@@ -74,13 +75,13 @@ def remove_retired_files(paths: RunPaths, grace_s: float) -> int:
     return freed
 
 
-def _plies(folder: Path) -> dict[str, list[str]]:
-    """Names of plies files by shard number."""
-    found: dict[str, list[str]] = {}
-    for name in FILES.names(folder):
+def _listed(folder: Path) -> tuple[set[str], dict[str, list[str]]]:
+    """The names in a folder, and those of plies files by shard number."""
+    names, plies = set(FILES.names(folder)), dict[str, list[str]]()
+    for name in names:
         if name.endswith(".plies.arrow"):
-            found.setdefault(name.partition(".")[0], []).append(name)
-    return found
+            plies.setdefault(name.partition(".")[0], []).append(name)
+    return names, plies
 
 
 def bytes_of(files: Iterable[Path]) -> int:

@@ -61,10 +61,8 @@ def test_parts_of_a_past_follow_one_another_and_play_every_version_equally(tmp_p
         assert part.schema.equals(DECISION_FACTS) and part.num_rows == 240 * ROWS_PER_START_GROUP
         groups = part["start_group"].to_pylist()
         assert (groups[0], groups[-1]) == (first, first + 239) and groups == sorted(groups)
-        lags = {
-            group // GROUPS_PER_VERSION - version
-            for group, version in zip(groups, part["policy_version"].to_pylist(), strict=True)
-        }
+        versions = part["policy_version"].to_pylist()
+        lags = {group // GROUPS_PER_VERSION - version for group, version in zip(groups, versions, strict=True)}
         assert lags <= {0, 1, 2, 3} and len(lags) > 1
     ids = [number for part in parts for number in part["decision_id"].to_pylist()]
     assert ids == list(range(1, len(ids) + 1))
