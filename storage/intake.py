@@ -10,6 +10,7 @@ are read. This module chooses no rows and writes nothing.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from storage.ranges import Ranges
 from storage.runs import RunPaths
 from storage.settled import Settled, read_settled
 from storage.shards import SHARD_NAME, describe_shard, map_shard, open_plies
-from storage.snapshots import NO_ROWS, CoveredShard, IndexSnapshot, file_marks, read_coverage, read_snapshot
+from storage.snapshots import NO_ROWS, Coverage, CoveredShard, IndexSnapshot, file_marks, read_coverage, read_snapshot
 from storage.tombstones import TOMBSTONE_NAME
 from telemetry.errors import DataError
 
@@ -220,7 +221,7 @@ class Intake:
         self.parts.covered, damaged = read_parts(self._paths.index)
         for path, sentence in damaged:
             self._refuse(f"{path.parent.name}/{path.name}", sentence)
-        if self.oldest is None or not self._rule:
+        if self.oldest is None or not self._rule or any(part.dated for part in self.parts.covered):
             return
         if (record := read_settled(self._paths.index, self._rule, self.oldest)) is None:
             return
@@ -271,9 +272,11 @@ class Intake:
 
     def _take_in_parts(self) -> int:
         """Load the facts of the parts for the shards that still exist; other shards are read one by one."""
-        folder, used, new_rows, waiting = str(self._paths.shards), [], 0, 0
+        folder, used, new_rows, waiting = str(self._paths.shards), list[Coverage](), 0, 0
+        settled = {name for name in self.shards if self._is_settled(name)}
         for part in self.parts.covered:
-            settled = [shard for shard in part.shards if self._is_settled(shard.name) and self.shards.get(shard.name) == shard]
+            taken_over = [shard for shard in part.shards if shard.name in settled and self.shards[shard.name] == shard]
+            settled.difference_update(shard.name for shard in taken_over)
             wanted = [shard for shard in part.shards if not self._is_known(shard.name) and shard.still_there(folder)]
             if wanted:
                 try:
@@ -288,8 +291,8 @@ class Intake:
                 self.shards |= {shard.name: shard for shard in wanted}
                 taken = self._add(facts, wanted)
                 new_rows, waiting = new_rows + taken, waiting + taken
-            if wanted or settled:
-                used.append(part)
+            if wanted or taken_over:
+                used.append(replace(part, shards=(*wanted, *taken_over)))
             else:
                 self.parts.unused.append(part.path)
             if waiting >= _ROWS_BEFORE_SETTLING and self.oldest is not None:

@@ -63,7 +63,7 @@ class Parts:
     """The parts that an index knows; only the process that writes snapshots changes files.
 
     Attributes:
-        covered: those that the index uses.
+        covered: those that the index uses, each with the shards that it is used for. No two are used for one shard.
         unused: files that cover nothing that the index uses.
         spoiled: names of shards that turned out damaged: parts are rewritten without them, so that the next index reads the file.
     """
@@ -80,7 +80,7 @@ class Parts:
         return written
 
     def merge(self, folder: Path, is_needed: Callable[[CoveredShard], bool]) -> None:
-        """Merge parts while eight are of one class, rewrite spoiled ones, and remove the files that are not used any more.
+        """Merge parts while eight are of one class, rewrite some, and remove the files that are not used any more.
 
         Args:
             is_needed: whether the facts of a covered shard are still needed; those of other shards are dropped.
@@ -93,7 +93,8 @@ class Parts:
                 except (DataError, FileNotFoundError):  # the next index that opens says so, and reads its shards
                     self.covered.remove(part)
                     break
-                facts.append(found.subset([shard for shard in found.shards if is_needed(shard)]))
+                needed = {shard.name for shard in part.shards if is_needed(shard)}
+                facts.append(found.subset([shard for shard in found.shards if shard.name in needed]))
             if len(facts) < len(going):
                 continue
             self.covered = [part for part in self.covered if part not in going]
@@ -106,11 +107,10 @@ class Parts:
         self.spoiled = set()
 
     def _to_rewrite(self) -> list[Coverage]:
-        """Parts that become one: one with a spoiled shard, or as many as `choose_parts` says."""
-        if self.spoiled:
-            for part in self.covered:
-                if any(shard.name in self.spoiled for shard in part.shards):
-                    return [part]
+        """Parts that become one: one of an earlier version or with a spoiled shard, or as many as `choose_parts` says."""
+        for part in self.covered:
+            if part.dated or (self.spoiled and any(shard.name in self.spoiled for shard in part.shards)):
+                return [part]
         return [self.covered[place] for place in choose_parts([part.rows for part in self.covered])]
 
 

@@ -104,6 +104,8 @@ class Coverage:
     """The covered shards."""
     rows: int
     """Its decisions."""
+    dated: bool = False
+    """An earlier version wrote it, without the versions of its shards."""
 
 
 def newest_versions(decisions: pa.Table) -> dict[str, int]:
@@ -162,7 +164,8 @@ def read_coverage(path: Path) -> Coverage:
     """
     with _opened(path) as file:
         found = _metadata(path, {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()})
-        return Coverage(path=path, shards=tuple(_shards_of(found)), rows=file.metadata.num_rows)
+        shards, dated = tuple(_shards_of(found)), "newest_versions" not in found
+        return Coverage(path=path, shards=shards, rows=file.metadata.num_rows, dated=dated)
 
 
 def read_snapshot(path: Path) -> IndexSnapshot:

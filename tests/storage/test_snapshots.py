@@ -371,7 +371,7 @@ def test_a_run_of_an_earlier_version_opens_and_goes_on(grown: RunPaths, publish:
     publish(range(6, 7), "p0")
     index.refresh()
     assert index.snapshot_if_due(1) is not None
-    assert [path.name for _, path in snapshot_files(grown.index)] == ["snap-000002.parquet", "snap-000003.parquet"]
+    assert [path.name for _, path in snapshot_files(grown.index)] == ["snap-000003.parquet", "snap-000004.parquet"]
 
 
 def test_an_index_that_is_kept_is_compressed_and_chooses_the_same(tmp_path: Path) -> None:
