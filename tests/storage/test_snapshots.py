@@ -388,14 +388,14 @@ def test_an_index_that_is_kept_is_compressed_and_chooses_the_same(tmp_path: Path
 def test_stock_duckdb_reads_it(grown: RunPaths) -> None:
     index = Index(grown)
     index.refresh()
-    path = snapshot_of(grown)
-    (plies,) = path.parent.glob(f"{path.stem}.*.plies.parquet")
+    snapshot_of(grown)
+    files = f"'{grown.index}/snap-??????.parquet'"
     question = "SELECT power, policy_version, avg(centres_gained), count(*) FROM {} GROUP BY ALL ORDER BY ALL"
     with duckdb.connect() as stock:
-        answer = stock.sql(question.format(f"'{path}'")).fetchall()
+        answer = stock.sql(question.format(files)).fetchall()
         assert len(answer) == 2 and answer == index.connection.sql(question.format("decisions")).fetchall()
-        assert stock.sql(f"SELECT count(*) FROM '{plies}'").fetchall() == [(64,)]
-        assert "return" not in stock.sql(f"FROM '{path}'").columns
+        assert stock.sql(f"SELECT count(*) FROM '{grown.index}/snap-*.plies.parquet'").fetchall() == [(64,)]
+        assert "return" not in stock.sql(f"FROM {files}").columns
 
 
 def test_who_comes_second_to_a_number_leaves_the_file_of_the_first(grown: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
