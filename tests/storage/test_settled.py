@@ -197,7 +197,7 @@ def shards_named(paths: RunPaths, lineage: str) -> set[str]:
 
 TestHistory: Any = History.TestCase
 TestHistory.settings = settings(
-    max_examples=10,
+    max_examples=6,
     stateful_step_count=14,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -208,12 +208,13 @@ TestHistory.settings = settings(
 # -- single rules ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def long_run(paths: RunPaths, rows: Any) -> RunPaths:
-    """Twelve steps: start group n is of version n, and step n + 1 was trained on it; all but the newest shards are in parts."""
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve steps: start group n is of version n, and step n + 1 was trained on it; all shards are in parts."""
+    paths = RunPaths(tmp_path_factory.mktemp("played") / "run").create()
     rng, index = random.Random(4), Index(paths, reach=Reach(policy_version=0, max_policy_lag=LAG))
     for number in range(12):
-        decisions, plies = rows.make_shard_rows(rng, range(number, number + 1), policy_version=number, forks=4)
+        decisions, plies = make_shard_rows(rng, range(number, number + 1), policy_version=number, forks=4)
         publish_shard(paths, "p0", number, decisions, plies, {})
         index.refresh()
         chosen = index.select_batch(query(number)).rows
@@ -222,7 +223,13 @@ def long_run(paths: RunPaths, rows: Any) -> RunPaths:
     index.refresh()
     index.select_batch(query(12))
     index.snapshot_if_due(1)
-    return paths
+    return paths.root
+
+
+@pytest.fixture
+def long_run(played: Path, tmp_path: Path) -> RunPaths:
+    """A copy of it; write times are kept."""
+    return RunPaths(Path(shutil.copytree(played, tmp_path / "run")))
 
 
 def query(version: int, **given: Any) -> SelectionQuery:
