@@ -24,7 +24,7 @@ from storage.totals import Totals
 GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
 _FATES = Path(__file__).with_name("fates.sql").read_text()
 _START_GROUPS = Path(__file__).with_name("start_groups.sql").read_text()
-_BY_SHARD = ("decisions", "advantage_groups", "plies", "used_groups", "batches")
+_FACTS, _RECORDS = ("decisions", "advantage_groups", "plies"), ("used_groups", "batches")
 _USED_GROUP = ["lineage", "step", "shard", "start_group", "power", "phase"]
 
 
@@ -59,6 +59,7 @@ class FactTables:
             start_groups: keep the table `start_groups`.
         """
         self._weights, self._discount = weights, discount
+        self._settled: list[str] = []
         rule = [sorted(weights.items()), discount, sha256(GROUPS_SQL.encode()).hexdigest()[:16]]
         self.rule = json.dumps(rule) if {name.removeprefix(FINAL) for name in weights} <= set(COMPONENTS) else ""
         self.connection = duckdb.connect(":memory:")
@@ -113,17 +114,16 @@ class FactTables:
 
     def drop_shard(self, shard: str) -> None:
         """Delete the rows of a shard; what ledgers recorded stays."""
-        for table in ("decisions", "advantage_groups", "plies"):
+        for table in _FACTS:
             self.connection.execute(f"DELETE FROM {table} WHERE shard = ?", [shard])
 
     def settle(self, shards: Sequence[str], settled: Settled) -> None:
-        """Count the facts of these shards, and what ledgers recorded of them, in `settled`, and take them out of the tables.
+        """Count the facts of these shards, and what ledgers recorded of them, in `settled`, and take the facts out of the tables.
 
-        The tables are made anew, because deleted rows would stay in memory; so it costs what the other shards take.
+        The tables are made anew, because deleted rows would stay in memory; so it costs what the other shards take. Records stay
+        until `drop_settled_records`.
         """
-        self._with(
-            pa.table({"shard": pa.array(shards, pa.string())}), "named", "CREATE OR REPLACE TEMP TABLE going AS FROM named"
-        )
+        self._name_going(shards)
         for usable, has_spread, uses, groups in self.connection.sql(_FATES).fetchall():
             settled.fates[usable, has_spread, tuple((use["lineage"], use["step"]) for use in uses)] += groups
         played, recorded = (
@@ -137,11 +137,26 @@ class FactTables:
         settled.orders_rejected += int(played[1])
         settled.max_policy_lag = max(settled.max_policy_lag, int(recorded[0]))
         settled.newest_step = max(settled.newest_step, int(recorded[1]))
-        for table in _BY_SHARD:
+        self._keep_rest(*_FACTS)
+        self._settled += shards
+
+    def drop_settled_records(self) -> None:
+        """Take what ledgers recorded of settled shards out of the tables, and compress these."""
+        self._name_going(self._settled)
+        self._keep_rest(*_RECORDS)
+        self._settled = []
+        self.compress()
+
+    def _name_going(self, shards: Sequence[str]) -> None:
+        named = pa.table({"shard": pa.array(shards, pa.string())})
+        self._with(named, "named", "CREATE OR REPLACE TEMP TABLE going AS FROM named")
+
+    def _keep_rest(self, *tables: str) -> None:
+        """Make the tables anew without the rows of shards in `going`."""
+        for table in tables:
             self.connection.execute(f"CREATE TABLE rest AS FROM {table} ANTI JOIN going USING (shard)")
             self.connection.execute(f"DROP TABLE {table}")
             self.connection.execute(f"ALTER TABLE rest RENAME TO {table}")
-        self.compress()
 
     def open_ledgers(self) -> set[tuple[str, int]]:
         """(lineage, step) of the ledgers that have rows in the tables."""
@@ -149,8 +164,9 @@ class FactTables:
 
     def clear(self) -> None:
         """Delete everything."""
-        for table in (*_BY_SHARD, "start_groups", "refused"):
+        for table in (*_FACTS, *_RECORDS, "start_groups", "refused"):
             self.connection.execute(f"DELETE FROM {table}")
+        self._settled = []
 
     def refuse(self, name: str, sentence: str) -> None:
         """Record a shard or snapshot that is set aside."""

@@ -34,7 +34,7 @@ from telemetry.errors import DataError
 _SHARDS_PER_INSERT = 256
 EVERY_VERSION = 1 << 31
 """Newer than what any run reaches."""
-_ROWS_BEFORE_SETTLING = 1 << 20
+_ROWS_BEFORE_SETTLING = 1 << 18
 """Decisions read from parts after which those out of reach leave the tables, so that memory does not follow the past."""
 
 
@@ -144,7 +144,7 @@ class Intake:
         Nothing is done before they are half of the held shards, so each row is moved once or twice.
 
         Args:
-            at_once: however few they are.
+            at_once: however few they are; what ledgers recorded of them then stays in the tables until the next call without it.
         """
         stays = self.loose if self._for_steps else {}
         going = [shard for shard in self.held.values() if shard.newest_version < oldest and shard.name not in stays]
@@ -154,9 +154,15 @@ class Intake:
         self.settled.add(going, oldest)
         for shard in going:
             del self.held[shard.name]
+        self.unrecorded = True
+        if not at_once:
+            self._close_ledgers()
+
+    def _close_ledgers(self) -> None:
+        """Count the ledgers read so far with the settled shards; those that name no other shard need not be read again."""
+        self._tables.drop_settled_records()
         self.settled.ledgers = {lineage: Ranges(steps.as_lists()) for lineage, steps in self._ledgers.items()}
         self.settled.still_open = self._tables.open_ledgers()
-        self.unrecorded = True
 
     def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
         """The facts of some of `shards`, without returns: from the tables, or for settled ones from their verified files.
@@ -271,7 +277,10 @@ class Intake:
             self._tables.add_records(waiting)
 
     def _take_in_parts(self) -> int:
-        """Load the facts of the parts for the shards that still exist; other shards are read one by one."""
+        """Load the facts of the parts for the shards that still exist; other shards are read one by one.
+
+        Older parts come first: their facts leave the tables again before those that stay are there, and have to be moved.
+        """
         folder, used, new_rows, waiting = str(self._paths.shards), list[Coverage](), 0, 0
         settled = {name for name in self.shards if self._is_settled(name)}
         for part in self.parts.covered:
@@ -298,9 +307,11 @@ class Intake:
             if waiting >= _ROWS_BEFORE_SETTLING and self.oldest is not None:
                 self.settle(self.oldest, at_once=True)
                 waiting = 0
-        self.parts.covered = used[::-1]
+        self.parts.covered = used
         if self.oldest is not None:
             self.settle(self.oldest)
+            if self.unrecorded:
+                self._close_ledgers()
         return new_rows
 
     def _is_known(self, name: str) -> bool:

@@ -4,8 +4,8 @@ A part is written when enough shards are new, with their facts alone. So the byt
 Eight parts of one size class are merged into one part of the next class; a large part is never rewritten. Each fact is therefore
 written a few times, and a run has few parts for its rows.
 
-If two parts cover a shard, the newer one counts. So a merged part is published before those that it replaces are removed, and the
-files of earlier versions, where every snapshot covered the whole run, are parts like any others.
+If two parts cover a shard, they say the same of it, and one of them is used. So a merged part is published before those that it
+replaces are removed, and the files of earlier versions, where every snapshot covered the whole run, are parts like any others.
 """
 
 from collections import defaultdict
@@ -33,9 +33,9 @@ LARGE_ROWS = 8**5
 
 
 def read_parts(folder: Path) -> tuple[list[Coverage], list[tuple[Path, str]]]:
-    """What each part covers, newest first, from their metadata alone; and the damaged ones, each with a sentence."""
+    """What each part covers, oldest first, from their metadata alone; and the damaged ones, each with a sentence."""
     found, damaged = [], []
-    for _, path in reversed(snapshot_files(folder)):
+    for _, path in snapshot_files(folder):
         try:
             found.append(read_coverage(path))
         except FileNotFoundError:

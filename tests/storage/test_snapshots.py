@@ -44,7 +44,7 @@ def snapshot_of(paths: RunPaths) -> Path:
 
 
 def stored(paths: RunPaths) -> list[IndexSnapshot]:
-    """The parts of the snapshot, newest first."""
+    """The parts of the snapshot, oldest first."""
     parts, damaged = read_parts(paths.index)
     assert not damaged
     return [read_snapshot(part.path) for part in parts]
@@ -323,7 +323,7 @@ def test_a_part_is_written_when_enough_shards_came_in_and_eight_become_one(paths
     assert [number for number, done in enumerate(written, 1) if done] == list(range(2, 37, 2))
     assert parts[13] == [8] * 7 and parts[15] == [64], "eight parts of two shards, four rows each"
     assert parts[-1] == [8, 8, 64, 64] and len(list(paths.index.iterdir())) == 8
-    assert stored(paths)[0].shards == tuple(index.live()[-2:]), "a part has the new shards alone"
+    assert stored(paths)[-1].shards == tuple(index.live()[-2:]), "a part has the new shards alone"
     again = Index(paths)
     assert again.refresh() == 36 * 4
     publish(range(36, 37), forks=1)
@@ -371,7 +371,7 @@ def test_a_run_of_an_earlier_version_opens_and_goes_on(grown: RunPaths, publish:
     publish(range(6, 7), "p0")
     index.refresh()
     assert index.snapshot_if_due(1) is not None
-    assert [path.name for _, path in snapshot_files(grown.index)] == ["snap-000003.parquet", "snap-000004.parquet"]
+    assert [path.name for _, path in snapshot_files(grown.index)] == [f"snap-00000{number}.parquet" for number in (3, 4, 5)]
 
 
 def test_an_index_that_is_kept_is_compressed_and_chooses_the_same(tmp_path: Path) -> None:
