@@ -99,6 +99,7 @@ class Trainer:
         self._storage = storage
         self._index = Index(paths, blend=storage.blend, discount=storage.discount, ends=training.value_weight > 0)
         self._updater = Updater(policy, training, peers, blend=storage.blend)
+        self._processes = 1 if peers is None else peers.size
         self._settings_hash = settings_hash(training)
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}
@@ -126,6 +127,11 @@ class Trainer:
             self._updater.kl, self._updater.entropy, self._updater.moving = state.kl, state.entropy, state.moving
             return state
         return None
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether other processes share the updates."""
+        return self._processes > 1
 
     def resume_point(self) -> ResumePoint:
         """The state from which the run continues."""
@@ -363,5 +369,6 @@ class Trainer:
             updates=[update.outcome for update in updates],
             device=self._policy.device.type,
             threads=torch.get_num_threads(),
+            processes=self._processes,
             torch=torch.__version__,
         )
