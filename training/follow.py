@@ -36,8 +36,8 @@ The exit code is 2 if this machine and the trainer do not fit together; the sent
 """
 
 
-def main(words: list[str] | None = None) -> int:
-    """Follow one trainer after another; returns the exit code, 2, once one refuses."""
+def command_line() -> argparse.ArgumentParser:
+    """The arguments of this program."""
     parser = argparse.ArgumentParser(
         prog="python -m training.follow",
         description=_DESCRIPTION,
@@ -48,6 +48,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("address", help="HOST:PORT of the trainer, its training.address")
     parser.add_argument("--model", default="", help="folder or hub id of the base model here; default: the trainer's folder")
     parser.add_argument("--run", default="", help="join this run alone; default: any that trains there")
+    return parser
+
+
+def main(words: list[str] | None = None) -> int:
+    """Follow one trainer after another; returns the exit code, 2, once one refuses."""
+    parser = command_line()
     given = parser.parse_args(words)
     try:
         read_address(given.address)

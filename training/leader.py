@@ -10,6 +10,7 @@ leader ends, its followers on this machine end, and those elsewhere wait for the
 files.
 """
 
+import contextlib
 import hmac
 import logging
 import os
@@ -138,7 +139,8 @@ class _Gathering:
             master_listen_fd=server.detach(),  # else it listens at every address of this machine
         )
         for rank, follower in enumerate(placed, start=1):
-            follower.line.send(as_message(Place(rank=rank, size=wanted + 1, port=port, token=token)))
+            with contextlib.suppress(OSError):  # whoever watches the line says so
+                follower.line.send(as_message(Place(rank=rank, size=wanted + 1, port=port, token=token)))
         return form_group(
             dist.PrefixStore(token, store),
             rank=0,

@@ -27,6 +27,7 @@ from torch.nn import Parameter
 
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
+from telemetry.errors import EntenteError, TrainingError
 from training.objective import Objective
 from training.trie_plan import UniqueTokens
 
@@ -147,14 +148,24 @@ Compute = Callable[[UpdateWork | ForwardWork, Sequence[int], Sequence[int]], Any
 computes the gradient into the parameters."""
 
 
+class OutOfStep(TrainingError):
+    """The leader failed in the middle of a work, so the followers wait for ever: it must end, and they end with it."""
+
+
 def lead(peers: Peers, work: UpdateWork | ForwardWork, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     """Do a work together with the followers. After an update the parameters hold the gradient of all its rows.
 
     Returns:
         The result of each process, by rank.
+
+    Raises:
+        OutOfStep: this process could not do its part.
     """
     peers.broadcast(work)
-    return _take_part(peers, work, parameters, compute)
+    try:
+        return _take_part(peers, work, parameters, compute)
+    except EntenteError as error:
+        raise OutOfStep(str(error)) from error
 
 
 def follow(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:

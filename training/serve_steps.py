@@ -29,6 +29,7 @@ from telemetry.sampling import sampled
 from training.leader import gather_followers
 from training.lineage import Fork
 from training.mismatch import mismatch_metrics
+from training.parallel import OutOfStep
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trainer import Trainer
@@ -60,23 +61,26 @@ def main(descriptor: int) -> None:
             stream.flush()
             os._exit(1)
 
-    trainer: Trainer | None = None
+    trainer, followed = None, False
     lock = ExitStack()
     for line in stream:
         message = json.loads(line)
         unexpected = False
         try:
             if message["op"] == "open":
+                followed = message["training"]["processes"] + message["training"]["processes_elsewhere"] > 1
                 trainer = _open(message, lock, end_with_follower)
                 answer: dict[str, Any] = trainer.resume_point().to_json()
             else:
                 assert trainer is not None, "the first message must be 'open'"
                 answer = _answer(trainer, message)
         except EntenteError as error:
-            answer = {"error": type(error).__name__, "sentence": str(error)}
+            unexpected = isinstance(error, OutOfStep)
+            kind = TrainingError if unexpected else type(error)
+            answer = {"error": kind.__name__, "sentence": str(error)}
         except Exception as error:
             traceback.print_exc()
-            if trainer is not None and trainer.has_followers:
+            if followed:
                 time.sleep(_FOLLOWER_IS_MISSED_S)
             unexpected = True
             known = disk_full(error) or TrainingError(f"the trainer failed unexpectedly: {type(error).__name__}: {error}")

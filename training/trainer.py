@@ -128,11 +128,6 @@ class Trainer:
             return state
         return None
 
-    @property
-    def has_followers(self) -> bool:
-        """Whether other processes share the updates."""
-        return self._processes > 1
-
     def resume_point(self) -> ResumePoint:
         """The state from which the run continues."""
         last = TrainedStep(published=self.published, metrics=self.metrics_done)

@@ -269,17 +269,8 @@ def free_address() -> str:
 def test_processes_elsewhere_by_torchrun_serve_one_trainer_after_another(run_with_rows, exact_engine, model, tmp_path: Path):
     """The first trainer is killed; the followers, of which torchrun started two, join the second."""
     address, log = free_address(), tmp_path / "follow.log"
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "training.follow",
-        address,
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "-m", "training.follow", address]
     with log.open("wb") as output:
         agent = subprocess.Popen(words, env=environment(), stdout=output, stderr=output, cwd=tmp_path)
     try:
