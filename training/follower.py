@@ -23,7 +23,18 @@ from typing import Any, NoReturn
 from decoding.model_files import base_identity, resolve_model
 from telemetry.errors import EntenteError, InputError
 from telemetry.parent import end_with_parent
-from training.joining import KEY_VARIABLE, Hello, Line, Offer, Place, as_message, interface_of, program, read_address
+from training.joining import (
+    KEY_VARIABLE,
+    Hello,
+    Line,
+    Offer,
+    Place,
+    as_message,
+    interface_of,
+    program,
+    read_address,
+    read_message,
+)
 
 TOKEN_VARIABLE = "ENTENTE_FOLLOWER_TOKEN"
 """Environment variable by which a leader knows the followers that it started."""
@@ -142,8 +153,8 @@ def _ask(line: Line, wanted: Wanted) -> Offer:
     if "refused" in answer:
         raise InputError(str(answer["refused"]))
     try:
-        return Offer(**answer)
-    except TypeError as error:
+        return read_message(Offer, answer)
+    except ValueError as error:
         raise InputError(f"what answers at {wanted.address} is no trainer of this program: give training.address") from error
 
 
@@ -177,8 +188,8 @@ def _find_base(line: Line, wanted: Wanted, offer: Offer) -> Path:
 def _place(line: Line, offer: Offer) -> Place:
     """Wait until all processes are ready; returns the place of this one."""
     try:
-        return Place(**line.receive())
-    except (OSError, ValueError, TypeError) as error:
+        return read_message(Place, line.receive())
+    except (OSError, ValueError) as error:
         raise _LeaderEnded(f"the trainer of run '{offer.run}' ended before all its processes had joined") from error
 
 

@@ -19,9 +19,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+from pydantic import TypeAdapter
 
 from telemetry.errors import InputError
 from telemetry.machine import package_version
@@ -35,6 +36,7 @@ _SOURCE = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("torch", "transformers", "peft", "numpy")
 _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 4
 """Keepalive: seconds of silence before the first probe, between probes, and unanswered probes that end a connection."""
+_Kind = TypeVar("_Kind")
 _LONGEST = 1 << 20
 """Bytes of the longest line that is read."""
 
@@ -141,6 +143,15 @@ class Line:
 def as_message(part: Hello | Offer | Place) -> dict[str, Any]:
     """The fields of a message."""
     return asdict(part)
+
+
+def read_message(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
+    """The message with these fields.
+
+    Raises:
+        ValueError: a field is missing or of another type. Other fields are ignored, so that another program can be told so.
+    """
+    return TypeAdapter(kind).validate_python(fields, strict=True)
 
 
 def read_address(address: str) -> tuple[str, int]:

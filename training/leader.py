@@ -30,8 +30,20 @@ import torch.distributed as dist
 
 from decoding.model_files import base_identity
 from telemetry.errors import InputError, TrainingError
+from telemetry.plain_text import shown
 from training.follower import TOKEN_VARIABLE, Wanted
-from training.joining import KEY_VARIABLE, Hello, Line, Offer, Place, as_message, interface_of, program, read_address
+from training.joining import (
+    KEY_VARIABLE,
+    Hello,
+    Line,
+    Offer,
+    Place,
+    as_message,
+    interface_of,
+    program,
+    read_address,
+    read_message,
+)
 from training.parallel import Peers, form_group
 from training.policy import choose_device
 from training.settings import TrainingSettings
@@ -52,7 +64,7 @@ class _Follower:
 
     @property
     def name(self) -> str:
-        return f"process {self.hello.local_rank} on {self.hello.host}"
+        return f"process {self.hello.local_rank} on {shown(self.hello.host)}"
 
 
 def gather_followers(
@@ -166,7 +178,7 @@ class _Gathering:
 
         def watch() -> None:
             code = follower.wait()
-            self._lost(f"process {number} of this machine", f"ended with exit code {code}")
+            self._lost(f"process {number} on this machine", f"ended with exit code {code}")
 
         threading.Thread(target=watch, name=f"follower-{number}", daemon=True).start()
 
@@ -182,7 +194,7 @@ class _Gathering:
         """Let a follower join if it fits, and watch it from then on."""
         try:
             line = Line(connection)
-            hello = Hello(**line.receive(_HELLO_S))
+            hello = read_message(Hello, line.receive(_HELLO_S))
             follower = _Follower(hello, line, hmac.compare_digest(hello.started_by, self._secret))
             if reason := self._refusal(follower):
                 line.send({"refused": reason})
@@ -191,12 +203,12 @@ class _Gathering:
                 return
             line.send(as_message(self._offer))
             ready = line.receive()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError) as error:  # not ASCII: TypeError
             logger.warning("a connection to the trainer's address ended before it had joined: %s", error)
             connection.close()
             return
         if "failed" in ready:
-            logger.warning("%s did not join: %s", follower.name, ready["failed"])
+            logger.warning("%s did not join: %s", follower.name, shown(str(ready["failed"])))
             return
         with self._changed:
             late = self._complete or not self._has_room(follower)
@@ -239,8 +251,8 @@ class _Gathering:
     def _lost(self, name: str, what: str) -> None:
         """Say that a follower was lost, and end."""
         self._on_loss(
-            f"the trainer ends, because {name} of its {self._settings.processes + self._settings.processes_elsewhere} "
-            f"processes {what}: resume the run, which repeats the step"
+            f"the trainer ends, because one of its {self._settings.processes + self._settings.processes_elsewhere} processes, "
+            f"{name}, {what}: resume the run, which repeats the step"
         )
 
 

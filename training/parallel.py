@@ -231,7 +231,7 @@ def _even_bounds(groups: int, size: int, tokens: Callable[[int, int], int]) -> l
 
     most = tokens(0, groups)
     least, found = most // size, [groups] * size
-    while most - least > _CLOSE_ENOUGH * most:
+    while most - least > max(1, _CLOSE_ENOUGH * most):
         middle = (least + most) // 2
         if (ends := fill(middle)) is None:
             least = middle

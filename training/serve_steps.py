@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ def main(descriptor: int) -> None:
     end_with_parent()
     keep_freed_memory()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
+    connection = socket.socket(fileno=descriptor)
+    stream = connection.makefile("rw", encoding="utf-8")
     writing = threading.Lock()
 
     def end_with_follower(sentence: str) -> None:
@@ -57,8 +58,8 @@ def main(descriptor: int) -> None:
         sys.stderr.write(f"{sentence}\n")
         sys.stderr.flush()
         with writing:  # never released: nothing may follow
-            stream.write(json.dumps({"error": TrainingError.__name__, "sentence": sentence}) + "\n")
-            stream.flush()
+            with suppress(OSError):  # the parent may have ended too
+                connection.sendall(json.dumps({"error": TrainingError.__name__, "sentence": sentence}).encode() + b"\n")
             os._exit(1)
 
     trainer, followed = None, False

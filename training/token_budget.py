@@ -54,11 +54,12 @@ class TokenBudget:
         calibrated: False until a micro-batch was measured, if one has to be.
     """
 
-    def __init__(self, settings: TrainingSettings, device: torch.device) -> None:
+    def __init__(self, settings: TrainingSettings, device: torch.device, *, fixed: bool = False) -> None:
+        """`fixed`: the budget never changes; running out of memory is an error."""
         self._device = device
         self.tokens = settings.token_budget or (CPU_TOKENS if device.type != "cuda" else WARM_TOKENS)
-        self._fixed = settings.base_parts > 1
-        self.calibrated = self._fixed or bool(settings.token_budget) or device.type != "cuda"
+        self._fixed = fixed
+        self.calibrated = fixed or bool(settings.token_budget) or device.type != "cuda"
         self._worked = LEAST
 
     def calibrate(self, warm: Callable[[int], int]) -> None:

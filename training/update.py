@@ -83,7 +83,8 @@ class Updater:
         """
         self.policy = policy
         self.layout = Layout(policy, settings)
-        self.budget = TokenBudget(settings, policy.device)
+        splits_base = peers is not None and peers.base_parts is not None
+        self.budget = TokenBudget(settings, policy.device, fixed=splits_base)
         policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
         self.optimiser = torch.optim.AdamW(

@@ -85,22 +85,23 @@ def test_who_does_not_fit_is_refused_in_a_sentence_and_takes_no_place(
     assert (place.rank, place.size) == (1, 2)
 
 
-def test_who_is_silent_or_no_follower_or_leaves_keeps_nobody_out(one_elsewhere: Leading):
-    silent = one_elsewhere.connect()
-    with socket.create_connection(read_address(one_elsewhere.address)) as browser:
+def test_who_is_silent_or_no_follower_or_leaves_keeps_nobody_out(model: Path, monkeypatch: pytest.MonkeyPatch):
+    leading = Leading(model, monkeypatch, processes_elsewhere=2)
+    silent = leading.connect()
+    with socket.create_connection(read_address(leading.address)) as browser:
         browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    gone = one_elsewhere.join(replace(HELLO, host="gone"))
-    gone.close()
-    time.sleep(0.2)  # its end is noticed by then; the next may still come too early, and is refused
-    while True:
-        line, answer = one_elsewhere.answer(HELLO)
-        if "refused" not in answer:
-            break
-        time.sleep(0.05)
-    line.send({"ready": True})
-    assert line.receive(20)["rank"] == 1
-    one_elsewhere.thread.join(20)
-    assert one_elsewhere.outcome[0]["size"] == 2 and not one_elsewhere.lost
+    leading.join(replace(HELLO, host="gone")).close()
+    lines = []
+    while len(lines) < 2:
+        line, answer = leading.answer(HELLO)
+        if "refused" in answer:  # the end of the one that left is not noticed yet
+            time.sleep(0.05)
+            continue
+        line.send({"ready": True})
+        lines.append(line)
+    assert {line.receive(20)["rank"] for line in lines} == {1, 2}
+    leading.thread.join(20)
+    assert leading.outcome[0]["size"] == 3 and not leading.lost
     silent.close()
 
 
@@ -130,7 +131,7 @@ def test_a_follower_that_is_lost_is_told_in_one_sentence(one_elsewhere: Leading,
     while not one_elsewhere.lost and time.monotonic() < deadline:
         time.sleep(0.02)
     (sentence,) = one_elsewhere.lost
-    assert sentence.startswith("the trainer ends, because process 0 on gpu-2 of its 2 processes ")
+    assert sentence.startswith("the trainer ends, because one of its 2 processes, process 0 on gpu-2, ")
     assert (f"failed: {words}" if words else "ended or cannot be reached") in sentence
 
 

@@ -79,7 +79,7 @@ def test_shares_are_balanced_by_what_a_forward_computes_and_not_by_raw_tokens():
 
 def test_neighbours_in_the_trie_stay_together_whatever_their_groups_are_numbered():
     """Two boards, whose groups are numbered in turn: each process takes one board, so no prompt is computed twice."""
-    batch = made_up_batch(Case(positions=2, powers=4, forks=2, board=200, own=4, completion=6), vocabulary=512)
+    batch = made_up_batch(Case(positions=2, powers=4, forks=2, board=200, own=4, completion=20), vocabulary=512)
     batch.advantage_groups[:] = np.array([0, 2, 4, 6, 1, 3, 5, 7], np.int32)[batch.advantage_groups]
     rows = list(range(16))
     assert [sorted(part) for part in split_rows(batch, rows, 2)] in ([rows[:8], rows[8:]], [rows[8:], rows[:8]])
@@ -225,8 +225,8 @@ def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_re
         follower.kill()
         asking.join(timeout=30)
         assert str(told[0]) == (
-            "the trainer ends, because process 1 of this machine of its 2 processes ended with exit code -9: resume the run, "
-            "which repeats the step"
+            "the trainer ends, because one of its 2 processes, process 1 on this machine, ended with exit code -9: resume the "
+            "run, which repeats the step"
         )
         with pytest.raises(TrainingError, match="the trainer process ended"):
             together.fresh_rows()
