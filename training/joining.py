@@ -151,7 +151,7 @@ def read_message(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
     Raises:
         ValueError: a field is missing or of another type. Other fields are ignored, so that another program can be told so.
     """
-    return TypeAdapter(kind).validate_python(fields, strict=True)
+    return TypeAdapter(kind).validate_json(json.dumps(fields), strict=True)
 
 
 def read_address(address: str) -> tuple[str, int]:
