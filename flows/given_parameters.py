@@ -22,8 +22,8 @@ from telemetry.errors import InputError
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
 """Environment variable with folders of runs that such a flow run may name, besides `runs` in the working folder."""
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
-"""Environment variable with the addresses of inference workers, Dask schedulers and endpoints that such a flow run may name,
-separated by commas."""
+"""Environment variable with the addresses of inference workers, trainers, Dask schedulers and endpoints that such a flow run may
+name, separated by commas."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -92,6 +92,7 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
     _check_endpoints(settings.rollouts.endpoints)
     _check_addresses("inference.urls", inference.urls)
     _check_addresses("inference.evaluation_urls", inference.evaluation_urls)
+    _check_addresses("training.address", filter(None, [settings.training.address]))
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
     if not inference.key_variable.startswith(_KEY_PREFIX):
         raise _refused(f"inference.key_variable '{inference.key_variable}'", f"name a variable that begins with {_KEY_PREFIX}")

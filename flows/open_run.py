@@ -221,6 +221,9 @@ async def open_run(
             scorer = make_engine(settings.inference.for_evaluation, model)
             stack.push_async_callback(_close_engine, host, scorer)
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
+        if elsewhere := training.processes_elsewhere:
+            follow = f"torchrun --nproc-per-node N -m training.follow {training.address}"
+            reporter().say(f"the trainer waits for {elsewhere} processes of other machines: {follow}")
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
         for each in (engine,) if scorer is engine else (engine, scorer):

@@ -195,6 +195,14 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
             assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
         elif tool == "python":
             assert (ROOT / words[0]).is_file(), line
+        elif tool == "torchrun":
+            from torch.distributed.run import get_args_parser
+
+            from training.follow import command_line as follow_command_line
+
+            given = get_args_parser().parse_args(words)
+            assert given.module and given.training_script == "training.follow", line
+            follow_command_line().parse_args(given.training_script_args)
         else:
             assert tool == "prefect", line
             _app.parse_args(words, exit_on_error=False, print_error=False)

@@ -3,8 +3,9 @@
 A replay resumes a trainer in a scratch folder. It starts from a copy of the nearest checkpoint before the step, or from the first
 weights, copies the ledgers from there on, and repeats their steps with `Trainer.step`. So it needs neither an engine nor games.
 
-A replay does not change the run and takes none of its locks, so the run may be in progress. On a CPU the results must be equal
-bit for bit, on a GPU within `TOLERANCES`. The first step, update and micro-batch that differ are named.
+A replay does not change the run and takes none of its locks, so the run may be in progress. It is one process. On a CPU the
+results must be equal bit for bit; on a GPU, or if several processes made the step, within `TOLERANCES`. The first step, update
+and micro-batch that differ are named.
 """
 
 import hashlib
@@ -52,7 +53,8 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-4, gradient_norm=0.01, weights=0.1),
     "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1, weights=0.25),
 }
-"""By training.dtype, if the step was made or is replayed on a GPU. These values are not measured."""
+"""By training.dtype, if the step was made or is replayed on a GPU, or several processes made it. Of a GPU these values are not
+measured."""
 EXACT = Tolerance(loss=0.0, gradient_norm=0.0, weights=0.0)
 
 
@@ -124,6 +126,9 @@ class _Replayer:
         trainer = self._resumed(step)
         start = trainer.step_done
         steps = range(start + 1, step + 1)
+        outcomes = (read_outcome(self._paths, self._lineage, number) for number in steps)
+        if any(outcome.processes > 1 for outcome in outcomes if outcome):
+            tolerance = TOLERANCES[self._training.dtype]  # several processes sum in another order
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
         returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
@@ -134,7 +139,8 @@ class _Replayer:
             update, adapter_difference = next(iter(replayed.updates), None), None
         else:
             update = self._from_adapter(trainer, step)
-            adapter_difference = update and _update_differs(step, 1, recorded.updates[0], update, tolerance)
+            alike = recorded.processes == 1
+            adapter_difference = update and _update_differs(step, 1, recorded.updates[0], update, tolerance, alike)
         return Replay(
             step=step,
             start=start,
@@ -239,7 +245,7 @@ class _Replayer:
             what = "the number of updates"
             return Difference(step=step, what=what, recorded=len(recorded.updates), replayed=len(again.updates))
         for number, (then, now) in enumerate(zip(recorded.updates, again.updates, strict=True), start=1):
-            if difference := _update_differs(step, number, then, now, tolerance):
+            if difference := _update_differs(step, number, then, now, tolerance, recorded.processes == again.processes):
                 return difference
         if tolerance is EXACT:
             hashes = {"the hash of the adapter": recorded.adapter_hash}
@@ -339,13 +345,18 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
 
 
 def _update_differs(
-    step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance
+    step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance, cut_alike: bool
 ) -> Difference | None:
-    """The first difference of an update, in the order of computation."""
-    if len(recorded.micro_batches) != len(again.micro_batches):
+    """The first difference of an update, in the order of computation.
+
+    Args:
+        cut_alike: as many processes computed both, so that they had the same micro-batches.
+    """
+    if cut_alike and len(recorded.micro_batches) != len(again.micro_batches):
         then, now = len(recorded.micro_batches), len(again.micro_batches)
         return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)
-    for place, (then, now) in enumerate(zip(recorded.micro_batches, again.micro_batches, strict=True), start=1):
+    pairs_of_parts = zip(recorded.micro_batches, again.micro_batches, strict=True) if cut_alike else ()
+    for place, (then, now) in enumerate(pairs_of_parts, start=1):
         if not _close(then, now, tolerance.loss):
             return Difference(step=step, update=number, micro_batch=place, what="the loss", recorded=then, replayed=now)
     pairs = {
