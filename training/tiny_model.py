@@ -9,9 +9,7 @@ small budget, a tiny model can read them off the board, and they are a plan that
 """
 
 import json
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
+from decoding.model_files import RECIPE, make_whole
 from decoding.thinking import Thinking, thinking_of
 from game.board import POWERS, Board
 from game.notation import answer_lines
@@ -61,19 +60,7 @@ def make_tiny_model(
     """
     report = on_progress or (lambda stage, done, total: None)
     final = root / f"tiny-{recipe_hash(settings, prompts)}"
-    if (final / "recipe.json").is_file():
-        return final
-    aside = root / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        _make(aside, settings, prompts, report)
-        if final.exists():
-            shutil.rmtree(final)  # without recipe.json the folder is incomplete
-        os.rename(aside, final)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return final
+    return make_whole(final, RECIPE, lambda folder: _make(folder, settings, prompts, report))
 
 
 def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, report: OnProgress) -> None:

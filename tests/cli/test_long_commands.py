@@ -29,8 +29,7 @@ LONG = [
             "cache refresh",
         ),
     ),
-    *map(str.split, ("model make", "bench tune", "bench tune lora")),
-    *map(str.split, ("bench profile rollout", "bench profile trainer", "bench profile e2e")),
+    *map(str.split, ("model make", "bench tune", "bench tune lora", "bench profile")),
     *BENCHMARKS,
 ]
 

@@ -6,7 +6,6 @@ One real server of its own, one worker and one small training run for the whole 
 import io
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,11 +31,8 @@ from pipeline.setting_names import FIRST_SETTINGS
 from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEY = "entente:key-of-the-tests"
 FINISHED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: Prefect's pages cannot be looked at")
 
 
 class Prefect:
@@ -144,8 +140,8 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
         prefect.wait(120, "the server's start", prefect.healthy)
-        for pool in ("local", "producers"):
-            prefect.command("work-pool", "create", pool, "--type", "process")
+        prefect.command("work-pool", "create", "local", "--type", "process")
+        prefect.ask("work_pools/", {"name": "producers", "type": "process"})
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
         prefect.command("deployment", "run", "train-policy/train", "--params", json.dumps(small_parameters(workplace)))
@@ -163,23 +159,17 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def page(deployed: Any) -> Iterator[Any]:
-    """A page of headless Chromium that was given the server's key, as a user gives it."""
-    from playwright.sync_api import sync_playwright
-
+def page(browser: Any, deployed: Any) -> Any:
+    """A page that was given the server's key, as a user gives it."""
     prefect, _ = deployed
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = chromium.new_page(viewport={"width": 1500, "height": 1000})
-        page.set_default_timeout(30_000)
-        page.goto(f"{prefect.address}/deployments")
-        page.locator("input[type=password]").fill(KEY)
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/deployments")
-        seen(page, "train-policy")
-        yield page
-        chromium.close()
+    page = browser.new_page(viewport={"width": 1500, "height": 1000})
+    page.set_default_timeout(30_000)
+    page.goto(f"{prefect.address}/deployments")
+    page.locator("input[type=password]").fill(KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/deployments")
+    seen(page, "train-policy")
+    return page
 
 
 def seen(page: Any, text: str) -> None:
@@ -195,7 +185,6 @@ def colours(picture: bytes) -> int:
         return len(image.convert("RGB").getcolors(maxcolors=1 << 24) or [])
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_a_run_without_a_name_is_found_by_the_name_that_it_takes_and_its_tasks_are_drawn(
@@ -223,7 +212,6 @@ def artifact(prefect: Prefect, run: dict[str, Any], kind: str) -> dict[str, Any]
     return found
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_board(deployed: Any, page: Any):
@@ -250,7 +238,6 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_bo
     assert boards.evaluate_all("images => Math.min(...images.map(image => image.naturalWidth))") > 300, "a picture is broken"
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: Any):
@@ -268,7 +255,6 @@ def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: 
     theirs.close()
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page: Any):

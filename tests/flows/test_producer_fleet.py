@@ -17,7 +17,6 @@ from pipeline.run_settings import RunSettings
 from records.policy_version import PolicyVersion
 from storage.control import ControlDesk, ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
-from telemetry import progress
 
 
 @dataclass
@@ -54,13 +53,6 @@ def prefect(monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(module, "ENDS_WITHIN_S", 1.0)
     monkeypatch.setattr(ProducerFleet, "_delay_next_start", lambda fleet: None)
     return asked
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    sentences: list[str] = []
-    monkeypatch.setattr(progress, "_reporter", SimpleNamespace(say=sentences.append))
-    return sentences
 
 
 class Run:
