@@ -270,9 +270,10 @@ class Intake:
                         files.retry(step)  # else the next refresh would treat its rows as unused
                         raise
                     self._ledgers[lineage].add(step, step + 1)
-                    waiting.append(record)
+                    gone = [shard for shard in record["shard"].unique().to_pylist() if self._is_settled(shard)]
                     if step not in counted:
-                        self.overtaken |= any(map(self._is_settled, record["shard"].unique().to_pylist()))
+                        self.overtaken |= bool(gone)
+                    waiting.append(record.filter(~pc.field("shard").isin(gone)) if gone else record)
         finally:  # the ledgers before it are not returned again
             self._tables.add_records(waiting)
 
