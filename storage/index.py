@@ -153,7 +153,7 @@ class Index:
     @_locked
     def seen(self) -> str:
         """The start groups of all shards read, as JSON: producer -> [first, one after the last] of each range."""
-        return self._intake.seen()
+        return self._intake.known.seen()
 
     @_locked
     def select_batch(self, query: SelectionQuery) -> Selection:
@@ -222,7 +222,7 @@ class Index:
             return replace(batch, ends=ends, sequences=sequences_of(rows))
         except ShardDamaged as error:
             with self._busy:
-                if error.shard not in self._intake.retired:  # the facts of a retired shard stay
+                if error.shard not in self._intake.known.retired:  # the facts of a retired shard stay
                     self._intake.set_aside(error.shard, str(error))
             raise
 
@@ -233,23 +233,23 @@ class Index:
         Damaged shards, which a snapshot may have hidden, are set aside, so the index has exactly the rows of these tables.
         """
         tables = []
-        for shard in sorted(self._intake.shards):
+        for shard in sorted(self._intake.known.live):
             try:
                 tables.append(open_shard(self._paths.shards / shard))
             except DataError as error:
                 self._intake.take_in_tombstones()  # it may have been retired just now
-                if shard not in self._intake.retired:
+                if shard not in self._intake.known.retired:
                     self._intake.set_aside(shard, str(error))
         return tables
 
     def find_shard(self, shard: str) -> CoveredShard | None:
         """The shard of this name, if it is in `shards/` and was not retired."""
-        return self._intake.shards.get(shard)
+        return self._intake.known.live.get(shard)
 
     @_locked
     def live(self) -> list[CoveredShard]:
         """The known shards in `shards/` that were not retired."""
-        return list(self._intake.shards.values())
+        return list(self._intake.known.live.values())
 
     @_locked
     def newest_step(self) -> int:
@@ -260,7 +260,7 @@ class Index:
     @_locked
     def retired(self) -> list[CoveredShard]:
         """Retired shards: the index has facts or counts of their rows; their tokens are in the archive, or gone."""
-        return list(self._intake.retired.values())
+        return list(self._intake.known.retired.values())
 
     @_locked
     def snapshot_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
@@ -286,7 +286,7 @@ class Index:
         if every_shards and self._intake.unrecorded and self._tables.rule:
             write_settled(self._paths.index, self._intake.settled, self._tables.rule)
             self._intake.unrecorded = False
-        loose = self._intake.loose
+        loose = self._intake.known.loose
         if every_shards and self._intake.parts.spoiled:
             self._merge_parts()
         if every_shards == 0 or len(loose) < every_shards:
@@ -301,7 +301,7 @@ class Index:
         return written
 
     def _merge_parts(self) -> None:
-        self._intake.parts.merge(self._paths.index, lambda shard: self._intake.shards.get(shard.name) == shard)
+        self._intake.parts.merge(self._paths.index, lambda shard: self._intake.known.live.get(shard.name) == shard)
 
     @_locked
     def compress(self) -> None:
@@ -326,7 +326,7 @@ class Index:
         except ShardDamaged as error:
             with self._busy:
                 self._intake.take_in_tombstones()
-            if shard not in self._intake.retired:
+            if shard not in self._intake.known.retired:
                 raise
             try:
                 return MappedShard(shard, archived(self._paths, shard))

@@ -8,7 +8,6 @@ files outside `shards/` have them. Where a record of such counts is found at the
 are read. This module chooses no rows and writes nothing.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from storage.arrow_files import MappedFile
 from storage.fact_tables import FactTables, ShardFacts, record_rows
 from storage.facts import decision_facts, ply_facts
 from storage.follow import NumberedFiles, follow_folders
+from storage.known_shards import KnownShards
 from storage.ledger import STEP_NAME, read_ledger_file
 from storage.mapped import MappedShards
 from storage.parts import Parts, read_parts
@@ -42,10 +42,7 @@ class Intake:
     """Fills the tables of an index; for one thread at a time.
 
     Attributes:
-        shards: known shards whose files are in `shards/`, by name.
-        retired: retired shards, of which facts or counts are kept.
-        held: those of both whose facts are in the tables.
-        loose: those of `shards` that no part covers.
+        known: the shards whose facts were read, or are counted.
         parts: the parts of the snapshot.
         settled: counts over the known shards that are not held.
         oldest: see `__init__`.
@@ -71,10 +68,7 @@ class Intake:
             for_steps: steps choose from the tables. So ledgers are read, and no shard is settled before a part covers it, because
                 the process that trains writes the parts.
         """
-        self.shards: dict[str, CoveredShard] = {}
-        self.retired: dict[str, CoveredShard] = {}
-        self.held: dict[str, CoveredShard] = {}
-        self.loose: dict[str, CoveredShard] = {}
+        self.known = KnownShards()
         self.parts = Parts()
         self.settled = Settled()
         self.unrecorded = False
@@ -88,8 +82,6 @@ class Intake:
         self._producers: dict[str, NumberedFiles] = {}
         self._lineages: dict[str, NumberedFiles] = {}
         self._ledgers: dict[str, Ranges] = {}
-        self._known_groups: dict[str, Ranges] = {}
-        self._seen: dict[str, Ranges] = {}
         self._tombstones = NumberedFiles(paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format)
         self._covered = self._opened = False
 
@@ -112,19 +104,18 @@ class Intake:
                 files.list_again()
             for number, path in files.new_files():
                 name = f"{producer}/{path.name}"
-                if known := self.shards.get(name) or self.retired.get(name):  # from a snapshot or a tombstone
+                if known := self.known.get(name):  # from a snapshot or a tombstone
                     files.skip_covered(number, known.next_start_group)
                     continue
                 try:
                     shard, facts = self._facts_of(producer, path)
                 except DataError as error:
                     new_rows += self.take_in_tombstones()  # it may have been retired just now
-                    if name not in self.retired:
+                    if name not in self.known.retired:
                         self._refuse(name, str(error))
                         files.list_again()
                     continue
-                self._know(shard, held=True)
-                self.shards[name] = self.loose[name] = shard
+                self.known.add(shard, held=True, loose=True)
                 files.skip_covered(number, shard.next_start_group)
                 waiting.append(facts)
                 new_rows += facts.decisions.num_rows
@@ -134,10 +125,6 @@ class Intake:
         self._tables.add_shards(waiting)
         return new_rows
 
-    def seen(self) -> str:
-        """The start groups of all shards read, as JSON: producer -> [first, one after the last] of each range."""
-        return json.dumps({name: self._seen[name].as_lists() for name in sorted(self._seen)}, separators=(",", ":"))
-
     def settle(self, oldest: int, *, at_once: bool = False) -> None:
         """Replace the facts of held shards whose rows are all older than version `oldest` by counts.
 
@@ -146,14 +133,14 @@ class Intake:
         Args:
             at_once: however few they are; what ledgers recorded of them then stays in the tables until the next call without it.
         """
-        stays = self.loose if self._for_steps else {}
-        going = [shard for shard in self.held.values() if shard.newest_version < oldest and shard.name not in stays]
-        if not going or (len(going) * 2 < len(self.held) and not at_once):
+        held, stays = self.known.held, self.known.loose if self._for_steps else {}
+        going = [shard for shard in held.values() if shard.newest_version < oldest and shard.name not in stays]
+        if not going or (len(going) * 2 < len(held) and not at_once):
             return
         self._tables.settle([shard.name for shard in going], self.settled)
         self.settled.add(going, oldest)
         for shard in going:
-            del self.held[shard.name]
+            del held[shard.name]
         self.unrecorded = True
         if not at_once:
             self._close_ledgers()
@@ -165,13 +152,13 @@ class Intake:
         self.settled.still_open = self._tables.open_ledgers()
 
     def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
-        """The facts of some of `shards`, without returns: from the tables, or for settled ones from their verified files.
+        """The facts of some live shards, without returns: from the tables, or for settled ones from their verified files.
 
         Raises:
             DataError: the file of a settled shard is damaged.
         """
-        held = self._tables.facts([shard.name for shard in shards if shard.name in self.held])
-        files = [(shard.producer, self._paths.shards / shard.name) for shard in shards if shard.name not in self.held]
+        held = self._tables.facts([shard.name for shard in shards if shard.name in self.known.held])
+        files = [(shard.producer, self._paths.shards / shard.name) for shard in shards if shard.name not in self.known.held]
         found = [held, *(self._read_shard(*file)[1] for file in files)]
         return IndexSnapshot(
             shards=tuple(shards),
@@ -182,20 +169,13 @@ class Intake:
     def set_aside(self, shard: str, sentence: str) -> None:
         """Delete the facts of a damaged shard. The counts of a settled one stay."""
         self._tables.drop_shard(shard)
-        if shard not in self.loose:
+        if shard not in self.known.loose:
             self.parts.spoiled.add(shard)
         self._refuse(shard, sentence)
 
     def _refuse(self, name: str, sentence: str) -> None:
         self._mapped.drop(name)
-        for known in (self.loose, self.held):
-            known.pop(name, None)
-        if (shard := self.shards.pop(name, None)) is not None:
-            others = [*self.shards.values(), *self.retired.values()]
-            self._seen.pop(shard.producer)
-            for other in others:
-                if other.producer == shard.producer:
-                    self._see(other)
+        self.known.forget(name)
         self._tables.refuse(name, sentence)
 
     def take_in_tombstones(self) -> int:
@@ -205,21 +185,19 @@ class Intake:
             try:
                 # The facts of settled shards are not needed, so that a tombstone of nothing else is not read further.
                 shards = read_coverage(path).shards
-                facts = read_snapshot(path) if not shards or any(not self._is_settled(shard.name) for shard in shards) else None
+                facts = (
+                    read_snapshot(path) if not shards or any(not self.known.is_settled(shard.name) for shard in shards) else None
+                )
             except DataError as error:
                 self._tables.refuse(f"{path.parent.name}/{path.name}", str(error))
                 continue
             shards = shards if facts is None else facts.shards
-            unknown = [shard for shard in shards if shard.name not in self.shards and shard.name not in self.retired]
-            for shard in shards:
-                self.shards.pop(shard.name, None)
-                self.loose.pop(shard.name, None)
-                self._mapped.drop(shard.name)
-                self.retired[shard.name] = shard
-                if shard.name in self.held:
-                    self.held[shard.name] = shard
+            unknown = [shard for shard in shards if self.known.get(shard.name) is None]
             if facts is not None and unknown:
-                new_rows += self._add(facts, unknown)
+                new_rows += self._add(facts, unknown, retired=True)
+            for shard in shards:
+                self.known.retire(shard)
+                self._mapped.drop(shard.name)
         return new_rows
 
     def _read_coverage(self) -> None:
@@ -231,27 +209,23 @@ class Intake:
             return
         if (record := read_settled(self._paths.index, self._rule, self.oldest)) is None:
             return
-        found: dict[str, tuple[CoveredShard, dict[str, CoveredShard]]] = {}
+        found: dict[str, tuple[CoveredShard, bool]] = {}  # name -> shard, and whether it is retired
         for _, path in NumberedFiles(self._paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format).new_files():
             try:
-                found |= {shard.name: (shard, self.retired) for shard in read_coverage(path).shards}
+                found |= {shard.name: (shard, True) for shard in read_coverage(path).shards}
             except DataError:
                 continue  # it is named when its turn comes
         folder = str(self._paths.shards)
         for part in self.parts.covered:
             for shard in part.shards:
                 if shard.name not in found and shard.still_there(folder):
-                    found[shard.name] = shard, self.shards
+                    found[shard.name] = shard, False
         members = record.members(shard for shard, _ in found.values())
         if members is None:
             return
         self.settled = record
         for shard in members:
-            found[shard.name][1][shard.name] = shard
-            self._know(shard, held=False)
-
-    def _is_settled(self, name: str) -> bool:
-        return (name in self.shards or name in self.retired) and name not in self.held
+            self.known.add(shard, held=False, retired=found[shard.name][1])
 
     def _take_in_ledgers(self) -> None:
         follow_folders(self._paths.ledger, self._lineages, STEP_NAME, "step-{:06d}.arrow")
@@ -270,9 +244,10 @@ class Intake:
                         files.retry(step)  # else the next refresh would treat its rows as unused
                         raise
                     self._ledgers[lineage].add(step, step + 1)
-                    waiting.append(record)
+                    gone = [shard for shard in record["shard"].unique().to_pylist() if self.known.is_settled(shard)]
                     if step not in counted:
-                        self.overtaken |= any(map(self._is_settled, record["shard"].unique().to_pylist()))
+                        self.overtaken |= bool(gone)
+                    waiting.append(record.filter(~pc.field("shard").isin(gone)) if gone else record)
         finally:  # the ledgers before it are not returned again
             self._tables.add_records(waiting)
 
@@ -282,11 +257,11 @@ class Intake:
         Older parts come first: their facts leave the tables again before those that stay are there, and have to be moved.
         """
         folder, used, new_rows, waiting = str(self._paths.shards), list[Coverage](), 0, 0
-        settled = {name for name in self.shards if self._is_settled(name)}
+        settled = {name for name in self.known.live if self.known.is_settled(name)}
         for part in self.parts.covered:
-            taken_over = [shard for shard in part.shards if shard.name in settled and self.shards[shard.name] == shard]
+            taken_over = [shard for shard in part.shards if shard.name in settled and self.known.live[shard.name] == shard]
             settled.difference_update(shard.name for shard in taken_over)
-            wanted = [shard for shard in part.shards if not self._is_known(shard.name) and shard.still_there(folder)]
+            wanted = [shard for shard in part.shards if self.known.get(shard.name) is None and shard.still_there(folder)]
             if wanted:
                 try:
                     facts = read_snapshot(part.path)
@@ -297,7 +272,6 @@ class Intake:
                     continue
                 names = {shard.name for shard in wanted}
                 wanted = [shard for shard in facts.shards if shard.name in names]
-                self.shards |= {shard.name: shard for shard in wanted}
                 taken = self._add(facts, wanted)
                 new_rows, waiting = new_rows + taken, waiting + taken
             if wanted or taken_over:
@@ -314,27 +288,13 @@ class Intake:
                 self._close_ledgers()
         return new_rows
 
-    def _is_known(self, name: str) -> bool:
-        return name in self.shards or name in self.retired
-
-    def _add(self, facts: IndexSnapshot, shards: Sequence[CoveredShard]) -> int:
+    def _add(self, facts: IndexSnapshot, shards: Sequence[CoveredShard], *, retired: bool = False) -> int:
         """Add the facts of some shards of a snapshot to the tables."""
         for shard in shards:
-            self._know(shard, held=True)
+            self.known.add(shard, held=True, retired=retired)
         part = facts.subset(shards)
         self._tables.add_shards([ShardFacts(decisions=part.decisions, plies=part.plies)])
         return part.decisions.num_rows
-
-    def _know(self, shard: CoveredShard, *, held: bool) -> None:
-        known = self._known_groups.setdefault(shard.producer, Ranges())
-        for group in shard.start_groups:
-            known.add(group, group + 1)
-        self._see(shard)
-        if held:
-            self.held[shard.name] = shard
-
-    def _see(self, shard: CoveredShard) -> None:
-        self._seen.setdefault(shard.producer, Ranges()).add(shard.number, shard.next_start_group)
 
     def _facts_of(self, producer: str, path: Path) -> tuple[CoveredShard, ShardFacts]:
         """Verify a shard and its plies and return their facts.
@@ -343,9 +303,8 @@ class Intake:
             DataError: one of them is damaged, or repeats a start group.
         """
         shard, facts, file = self._read_shard(producer, path)
-        known = self._known_groups.get(producer, ())
-        if twice := [group for group in shard.start_groups if group in known]:
-            raise DataError(f"{path} repeats start group {min(twice)} of another shard; remove one of the two.")
+        if (twice := self.known.repeated(shard)) is not None:
+            raise DataError(f"{path} repeats start group {twice} of another shard; remove one of the two.")
         self._mapped.keep(shard.name, file)
         return shard, facts
 

@@ -271,6 +271,7 @@ def test_a_new_index_reads_neither_rows_nor_ledgers_of_settled_shards(long_run: 
     assert read["map_shard"] == [] and len(snapshot_files(long_run.index)) > 3
     assert len(read["read_snapshot"]) <= 3 and len(read["read_ledger_file"]) <= 4, "those that can still matter"
     assert numbers(index.seen()) == {"p0": set(range(12))}
+    assert index.fetch("SELECT count(*) FROM batches ANTI JOIN decisions USING (shard)") == [(0,)], "nor keeps what they say"
 
 
 @pytest.mark.parametrize("fault", ["gone", "bit", "text", "copy", "shard"])
