@@ -10,7 +10,6 @@ leaves size and write time unchanged is found when a row of the shard is first g
 """
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -85,11 +84,7 @@ class IndexSnapshot:
 
 def file_marks(path: Path | str) -> tuple[int, int] | None:
     """Size in bytes and write time in nanoseconds, which identify a file; None if it is missing."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_size, found.st_mtime_ns
+    return FILES.marks(path)
 
 
 def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
@@ -177,7 +172,7 @@ _CURE = "the index is read without it; remove the file."
 
 def _read_parquet(path: Path) -> tuple[pa.Table, dict[str, str]]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(FILES.fetch(path)) as file:
             table = file.read().combine_chunks()
         table.validate()
         metadata = metadata_of(table)

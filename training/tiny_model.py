@@ -29,7 +29,8 @@ from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
-from training.recipe import longest_sequence, recipe_hash
+from storage.files import FILES
+from training.recipe import find_tiny, longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 from training.small_model import fitting_thought, new_model, save_tokenizer, wanted_centres
 
@@ -61,7 +62,8 @@ def make_tiny_model(
     """
     report = on_progress or (lambda stage, done, total: None)
     final = root / f"tiny-{recipe_hash(settings, prompts)}"
-    if (final / "recipe.json").is_file():
+    if find_tiny(root, settings, prompts) is not None:
+        FILES.share(final)
         return final
     aside = root / f".{final.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
@@ -71,6 +73,7 @@ def make_tiny_model(
         if final.exists():
             shutil.rmtree(final)  # without recipe.json the folder is incomplete
         os.rename(aside, final)
+        FILES.share(final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return final
