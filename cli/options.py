@@ -2,14 +2,28 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from storage.runs import LATEST, resolve_run
+from storage.runs import LATEST, RunPaths, refresh_run, resolve_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cyclopts import Token
 
 Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was written last.")]
-RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
+
+
+def open_root(kind: object, tokens: "Sequence[Token]") -> Path:
+    """The folder that the user named; a bucket is mounted, and asked whether it can be read."""
+    from storage.run_roots import opened
+
+    return opened(tokens[0].value)
+
+
+RunsRoot = Annotated[Path, Parameter(help="Folder of all runs, or s3://bucket/prefix.", converter=open_root)]
 AsJson = Annotated[bool, Parameter(help="Print the result as one JSON object, on the last line.", negative="")]
 DryRun = Annotated[
     bool, Parameter(name="--dry-run", help="Check everything and show the plan; start and write nothing.", negative="")
@@ -24,6 +38,9 @@ def which_run(run: str, runs_root: Path) -> str:
         InputError: see `resolve_run`.
     """
     chosen = resolve_run(runs_root, run)
+    refresh_run(RunPaths(runs_root / chosen))
     if run == LATEST:
-        sys.stderr.write(f"run {chosen}, the latest in {runs_root}\n")
+        from storage.run_roots import shown
+
+        sys.stderr.write(f"run {chosen}, the latest in {shown(runs_root)}\n")
     return chosen

@@ -25,6 +25,8 @@ from pipeline.rollout_side import FOLLOW_S, RolloutSide, check_wanted, side_sett
 from pipeline.stretches import ROLLOUT_RETRIES
 from pipeline.threads import apply_threads, usable_cores
 from storage.control import read_control
+from storage.files import FILES
+from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name
 from tasks.produced_rollouts import ProducerDesk, produce_groups
 from telemetry.errors import InputError
@@ -43,7 +45,7 @@ IDLE_S = 1800.0
 
 @flow(name="rollout-producer", flow_run_name=producer_name)
 async def produce_rollouts(
-    run: str, runs_root: Path = Path("runs"), urls: tuple[str, ...] = (), producer: str = "", threads: int = 0
+    run: str, runs_root: RunsFolder = Path("runs"), urls: tuple[str, ...] = (), producer: str = "", threads: int = 0
 ) -> dict[str, Any]:
     """Play start groups for `run` until the run ends or dismisses this producer.
 
@@ -58,11 +60,12 @@ async def produce_rollouts(
     Raises:
         InputError: there is no such run, it is not being trained, or this machine lacks its model, players or engine.
     """
-    check_given(Path(runs_root), runs=[run], addresses=urls)
-    paths = RunPaths(Path(runs_root) / run)
+    check_given(runs_root, runs=[run], addresses=urls)
+    paths = RunPaths(runs_root / run)
     name = check_name(producer, "The producer") if producer else _own_name()
     if name in (PRODUCER, PROBE):
         raise InputError(f"'{name}' is the training flow's own name: give the producer another")
+    FILES.check(runs_root)
     settings = side_settings(paths)
     check_wanted(paths, settings, read_control(paths))
     for player in settings.rollouts.scripted_opponents:

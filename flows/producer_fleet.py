@@ -22,6 +22,8 @@ from pipeline.run_settings import RunSettings
 from pipeline.step_figures import FleetStatus
 from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
+from storage.run_roots import shown
+from telemetry.errors import StoreAwayError
 from telemetry.progress import reporter
 
 PRODUCER_DEPLOYMENT = "rollout-producer/play-rollouts"
@@ -143,7 +145,7 @@ class ProducerFleet:
     async def _read_statuses(self) -> None:
         try:
             self._statuses, self._damaged = await asyncio.to_thread(read_producers, self._paths)
-        except OSError as error:
+        except (OSError, StoreAwayError) as error:
             self._report_once(f"the status files of producers cannot be read: {error}")
         for sentence in self._damaged:
             self._report_once(sentence)
@@ -217,7 +219,7 @@ class ProducerFleet:
 
     async def _start(self) -> None:
         name = self._next_name()
-        asked = {"run": self._run, "runs_root": str(self._runs_root), "producer": name}
+        asked = {"run": self._run, "runs_root": shown(self._runs_root), "producer": name}
         try:
             run = await asyncio.wait_for(
                 # Not a subflow: the producer continues while a killed training flow is restarted.

@@ -41,6 +41,7 @@ from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import merge_more, split_more
 from pipeline.work_record import WORK_FOLDER, Work, read_work
 from storage.lineages import last_step, lineage_path
+from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name, durable_write, held
 from tasks.alerts import raise_alert, with_hooks
 from telemetry.alerts import Alert, AlertSettings
@@ -58,7 +59,7 @@ _LOOKS_BACK = timedelta(days=1)
 
 
 @flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
-async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs"), alert_file: str = "") -> dict[str, str]:
+async def recover_training(flow_run_id: str = "", runs_root: RunsFolder = Path("runs"), alert_file: str = "") -> dict[str, str]:
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
@@ -71,19 +72,19 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
     Raises:
         InputError: there is no such file.
     """
-    check_given(Path(runs_root))
-    hooks = with_hooks(AlertSettings(file=alert_file), Path(runs_root))
+    check_given(runs_root)
+    hooks = with_hooks(AlertSettings(file=alert_file), runs_root)
     done: dict[str, str] = {}
     async with get_client() as client:
-        ids = [UUID(flow_run_id)] if flow_run_id else await _find_candidates(client, Path(runs_root))
+        ids = [UUID(flow_run_id)] if flow_run_id else await _find_candidates(client, runs_root)
         for each in ids:
             # An event and the schedule may start this flow twice, on several hosts: the second one finds the run handled.
-            with held(Path(runs_root) / WORK_FOLDER / ".recovery.lock", wait_s=120):
-                done[str(each)] = await _recover(client, each, Path(runs_root))
+            with held(runs_root / WORK_FOLDER / ".recovery.lock", wait_s=120):
+                done[str(each)] = await _recover(client, each, runs_root)
                 reporter().say(done[str(each)])
         if not flow_run_id:
-            for alert in await find_service_alerts(client, Path(runs_root)):
-                file = Path(runs_root) / WORK_FOLDER / "alerts.jsonl"
+            for alert in await find_service_alerts(client, runs_root):
+                file = runs_root / WORK_FOLDER / "alerts.jsonl"
                 await asyncio.to_thread(raise_alert, file, alert, hooks)
     return done
 

@@ -99,6 +99,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
             await fleet.set_target(queue.learn(observe_step(figures)).producers)
             for sink in (log.log, desk.step, page.step):
                 sink(step, figures)
+            await asyncio.to_thread(resources.mirror.flush)
             reporter().step(step, settings.steps, figures)
             if step % _CLEAR_EVERY == 0:
                 forget_finished_tasks()

@@ -22,6 +22,8 @@ from rollouts.game_pool import GamePool
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
+from storage.file_store import Hold
+from storage.files import SharedFolder
 from storage.learnable_process import PastSpreadsProcess
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER
@@ -93,6 +95,8 @@ class Resources(RolloutResources):
     """Publishes the served version to rollout producers; None if there are none."""
     gpus: GpuSampler | None = None
     """Reads this machine's GPUs; None without GPUs."""
+    mirror: Hold = field(default_factory=SharedFolder)
+    """Lets others see the figures and logs that this process appends to."""
 
     async def serve(self, policy: PolicyVersion) -> None:
         """Publish `policy` to the engines and retire versions beyond the staleness budget.

@@ -26,17 +26,19 @@ from pipeline.game_processes import game_processes
 from pipeline.past_versions import open_opponent_engine
 from pipeline.removed_settings import without_removed
 from pipeline.resources import PRODUCER, RolloutResources
+from pipeline.shared_cache import find_shared_cache
 from rollouts.fork import Tokens
 from rollouts.seeds import seed_of
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
-from state_cache.store import StateCache, find_cache, open_cache
+from state_cache.store import StateCache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, read_control
+from storage.files import FILES
 from storage.learnable_process import PastSpreadsProcess
 from storage.lineages import step_numbers
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, refresh_run
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError
 from telemetry.progress import reporter
@@ -87,8 +89,11 @@ def side_settings(paths: RunPaths) -> SideSettings:
     Raises:
         InputError: there is no run in the folder, or its settings are of another version.
     """
+    refresh_run(paths)
     if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine?")
+        raise InputError(
+            f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine, or in a bucket?"
+        )
     try:
         return SideSettings.model_validate(without_removed(json.loads(paths.settings.read_bytes()), stored=paths.root.name))
     except ValidationError as error:
@@ -236,7 +241,7 @@ def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> N
     Raises:
         InputError: it is done or stopped, or its control file belongs to other settings.
     """
-    if paths.summary.is_file() and control.stop:
+    if FILES.exists(paths.summary) and control.stop:
         raise InputError(f"run '{settings.run}' has done all its steps and needs no rollouts: resume it with more --steps first")
     if control.stop:
         raise InputError(f"run '{settings.run}' is not training ({control.reason}): resume it first")
@@ -278,7 +283,7 @@ def _model(paths: RunPaths, settings: SideSettings) -> Path:
 
 def _cache(paths: RunPaths, settings: SideSettings) -> StateCache:
     root = paths.root.parent / CACHE_FOLDER
-    found = find_cache(root, settings.cache)
+    found = find_shared_cache(paths.root.parent, settings.cache)
     if found is None:
         raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole runs folder")
     return open_cache(found, settings.cache)

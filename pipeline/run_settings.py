@@ -26,10 +26,12 @@ from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
+from storage.files import FILES
 from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
 from storage.rewards import check_blend
-from storage.runs import RunPaths, check_name, check_run_name, resolve_run
+from storage.run_roots import RunsFolder, opened
+from storage.runs import RunPaths, check_name, check_run_name, refresh_run, resolve_run, run_names
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
@@ -94,8 +96,8 @@ class RunSettings(BaseModel):
 
     run: Annotated[str, MAY_CHANGE] = ""
     """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time."""
-    runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
-    """Folder of all runs, state caches and made models."""
+    runs_root: Annotated[RunsFolder, MAY_CHANGE] = Path("runs")
+    """Folder of all runs, state caches and made models: a path, or s3://bucket/prefix."""
     seed: int = 0
     """Seed of start positions, draws, scripted players and adapter weights."""
     steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
@@ -232,8 +234,9 @@ def resumed_settings(
         raise InputError("--resume continues an existing run: name it with --run")
     if not isinstance(root, str | Path):
         raise InputError(f"runs_root: input is not a path, got {root!r}")
-    root = Path(root)
+    root = opened(root)
     changes["run"] = run = resolve_run(root, run)
+    refresh_run(RunPaths(root / check_name(run, "run")))
     stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
         settings = RunSettings.model_validate(merge_layers(stored.model_dump(), {**changes, "runs_root": root}))
@@ -286,8 +289,8 @@ def settings_of(paths: RunPaths) -> RunSettings:
     Raises:
         InputError: there is no such run, or its settings cannot be used.
     """
-    if not paths.settings.is_file():
-        others = sorted(path.parent.name for path in paths.root.parent.glob("*/settings.json"))
+    if not FILES.exists(paths.settings):
+        others = [name for name in run_names(paths.root.parent) if FILES.exists(RunPaths(paths.root.parent / name).settings)]
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
@@ -299,7 +302,7 @@ def settings_of(paths: RunPaths) -> RunSettings:
 
 
 def _stored_settings(file: Path, paths: RunPaths) -> RunSettings:
-    return RunSettings.model_validate(without_removed(json.loads(file.read_bytes()), stored=paths.root.name))
+    return RunSettings.model_validate(without_removed(json.loads(FILES.fetch(file).read_bytes()), stored=paths.root.name))
 
 
 def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
@@ -320,7 +323,7 @@ def settings_at(paths: RunPaths, step: int) -> RunSettings:
     """
     settings = settings_of(paths)
     file = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return _relocated(_stored_settings(file, paths), paths) if file.is_file() else settings
+    return _relocated(_stored_settings(FILES.fetch(file), paths), paths) if FILES.exists(file) else settings
 
 
 def check_settings(settings: RunSettings) -> None:

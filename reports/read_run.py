@@ -6,7 +6,6 @@ computed that a file holds already. Only the intervals of the return per step ar
 of the scores resample whole games.
 """
 
-import fcntl
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -23,9 +22,10 @@ from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.track import TrackPoint, read_track
 from storage.asking import connect
 from storage.control import ProducerStatus, read_producers
+from storage.files import FILES
 from storage.league_files import LeagueStep, newest_league
 from storage.lineages import last_step
-from storage.runs import RunPaths
+from storage.runs import RunPaths, last_written, refresh_run
 from telemetry.errors import DataError, InputError
 
 _RESAMPLES = 2000
@@ -120,6 +120,7 @@ def read_run(paths: RunPaths) -> RunFacts:
     Raises:
         InputError: there is no run in that folder.
     """
+    refresh_run(paths)
     settings = _settings(paths)
     troubles: list[str] = []
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
@@ -136,7 +137,7 @@ def read_run(paths: RunPaths) -> RunFacts:
         summary=_json(paths.summary, troubles),
         begun_step=last_step(paths),
         quiet_s=time.time() - _last_written(paths),
-        at_work=_is_held(paths.lock),
+        at_work=FILES.is_held(paths.lock),
         environment=_json(paths.environment, troubles),
         rows=_rows(paths, settings.get("storage", {}), troubles),
         troubles=troubles,
@@ -174,17 +175,17 @@ def read_progress(paths: RunPaths) -> RunProgress:
     Raises:
         InputError: there is no run in that folder.
     """
+    refresh_run(paths)
     settings, steps = read_figures(paths)
     planned = int(settings["steps"])
-    newest = max(file.stat().st_mtime for file in (paths.settings, paths.metrics) if file.is_file())
     return RunProgress(
         name=paths.root.name,
         planned=planned,
         steps=steps,
         alerts=_alerts(paths.alerts),
-        at_work=_is_held(paths.lock),
+        at_work=FILES.is_held(paths.lock),
         is_over=paths.summary.is_file() and max(steps, default=0) >= planned,
-        quiet_s=time.time() - newest,
+        quiet_s=time.time() - last_written(paths),
     )
 
 
@@ -272,23 +273,10 @@ def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _is_held(lock: Path) -> bool:
-    """Whether a process holds the lock, tested with a shared lock that is released at once."""
-    if not lock.is_file():
-        return False
-    with lock.open() as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
 def _last_written(paths: RunPaths) -> float:
     """Time of the run's last write, in seconds since 1970."""
-    folders = (paths.ledger, paths.shards, paths.scores)
-    files = [paths.settings, paths.metrics, *(file for folder in folders for file in folder.rglob("*"))]
-    return max(file.stat().st_mtime for file in files if file.is_file())
+    entries = [entry for folder in (paths.ledger, paths.shards, paths.scores) for entry in FILES.entries(folder)]
+    return max([last_written(paths), *(entry.touched() for entry in entries)])
 
 
 def _rows(paths: RunPaths, storage: Mapping[str, Any], troubles: list[str]) -> RowFacts:

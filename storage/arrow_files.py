@@ -85,6 +85,15 @@ def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
         DataError: the file is missing or damaged, or has another schema version or other columns.
     """
     try:
+        return _map(path, schema)
+    except DataError:
+        if not FILES.fetch_again(path):
+            raise
+    return _map(path, schema)
+
+
+def _map(path: Path, schema: pa.Schema | None) -> MappedFile:
+    try:
         content = FILES.open(path).read_buffer()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error

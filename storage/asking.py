@@ -23,7 +23,8 @@ from storage.index import Index
 from storage.lessons import open_lessons
 from storage.lineages import counts_as_used, current_lineage
 from storage.played_games import game_files, game_rows
-from storage.runs import GAMES_FOLDER, RunPaths
+from storage.run_roots import located
+from storage.runs import GAMES_FOLDER, RunPaths, refresh_run
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.suggestions import suggest_names
 from telemetry.errors import DataError, InputError
@@ -76,7 +77,8 @@ def connect(
     Raises:
         InputError: the folder is no run, or there is no such step.
     """
-    paths = RunPaths(Path(run_dir))
+    paths = RunPaths(located(run_dir))
+    refresh_run(paths)
     if not paths.shards.is_dir():
         raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
     index = Index(paths, blend=blend, discount=discount, threads=0)
@@ -209,9 +211,11 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
 
 def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
     """The same columns of retired shards in the archive; read from disk only when a query needs them."""
-    files = [path for shard in index.retired() if (path := archive_path(paths, shard.name)).is_file()]
+    files = [path for shard in index.retired() if FILES.exists(path := archive_path(paths, shard.name))]
     wanted = _stacked([], _LISTS).schema
-    return ds.dataset([str(file) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
+    return (
+        ds.dataset([str(FILES.fetch(file)) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
+    )
 
 
 def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:

@@ -113,7 +113,7 @@ def read_control(paths: RunPaths) -> Control:
         DataError: there is no such file, or it is damaged.
     """
     try:
-        content = paths.control.read_bytes()
+        content = FILES.fetch(paths.control).read_bytes()
     except FileNotFoundError as error:
         raise DataError(
             f"{paths.control} is missing: the run has not begun, or an older version wrote it; begin or resume its training"
@@ -129,7 +129,7 @@ def read_producer(paths: RunPaths, producer: str) -> ProducerStatus | None:
     """
     path = _status_path(paths, producer)
     try:
-        content = path.read_bytes()
+        content = FILES.fetch(path).read_bytes()
     except FileNotFoundError:
         return None
     status = _parsed(ProducerStatus, content, path, "remove it")
@@ -206,14 +206,14 @@ class ControlDesk:
     def _write(self, **changes: Any) -> None:
         with self._lock:
             self._control = replace(self._control, **changes, counter=self._control.counter + 1)
-            durable_write(self._paths.control, json.dumps(asdict(self._control), indent=1).encode())
+            FILES.replace(self._paths.control, json.dumps(asdict(self._control), indent=1).encode(), sole_writer=True)
 
 
 def _counter_of(paths: RunPaths) -> int:
     try:
         return read_control(paths).counter
     except DataError:  # missing, or damaged: then the clock is larger than any number of writes
-        return int(time.time()) if paths.control.exists() else 0
+        return int(time.time()) if FILES.exists(paths.control) else 0
 
 
 def _status_path(paths: RunPaths, producer: str) -> Path:

@@ -21,7 +21,7 @@ from storage.control import BEAT_S, ProducerState, ProducerStatus, read_producer
 from storage.files import FILES
 from storage.runs import RunPaths, held
 from storage.shards import SHARD_NAME, describe_shard, open_shard, shard_path
-from telemetry.errors import DataError, InputError
+from telemetry.errors import DataError, InputError, StoreAwayError
 from telemetry.progress import reporter
 
 _BEYOND_A_SHARD = 4096
@@ -136,5 +136,5 @@ class ProducerDesk:
             await asyncio.sleep(BEAT_S)
             try:
                 await self.update(self._status.state)
-            except OSError as error:  # for example a full disk: readers see no sign of life, and shards wait for room
+            except (OSError, StoreAwayError) as error:  # a full disk, say: readers see no sign of life, and shards wait for room
                 reporter().say(f"the status of producer '{self._producer}' could not be written: {error}")

@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from records.value_head import HEAD_FILE
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
+from storage.files import FILES
 from storage.index import Index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.lessons import recorded_lessons
@@ -162,7 +163,7 @@ class _Replayer:
             try:
                 # Copied, because a trainer deletes old checkpoints.
                 if start:
-                    shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
+                    shutil.copytree(FILES.fetch_folder(self._paths.checkpoint(start)), self._scratch.checkpoint(start))
             except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
                 continue
             self._copy_lineages()
@@ -183,7 +184,7 @@ class _Replayer:
         name = self._lineage
         while (fork := read_lineage(self._paths, name)) is not None:
             lineage_path(self._scratch, name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(lineage_path(self._paths, name), lineage_path(self._scratch, name))
+            shutil.copyfile(FILES.fetch(lineage_path(self._paths, name)), lineage_path(self._scratch, name))
             name = fork.parent
 
     def _copy_ledger(self, step: int) -> None:
@@ -191,22 +192,24 @@ class _Replayer:
         rows = read_ledger(self._paths, self._lineage, step)
         if rows is None:
             raise InputError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
-        shutil.copyfile(ledger_path(self._paths, self._lineage, step), ledger_path(self._scratch, self._lineage, step))
+        shutil.copyfile(
+            FILES.fetch(ledger_path(self._paths, self._lineage, step)), ledger_path(self._scratch, self._lineage, step)
+        )
         for name in dict.fromkeys(rows["shard"].to_pylist()):
             shard, link = self._paths.shards / name, self._scratch.shards / name
-            if not shard.is_file():
+            if not FILES.exists(shard):
                 raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
             link.parent.mkdir(exist_ok=True)
-            for file in (shard, *shard.parent.glob(f"{shard.stem}.*.plies.arrow")):
+            for file in (shard.parent / name for name in FILES.names(shard.parent) if name.startswith(f"{shard.stem}.")):
                 if not (link.parent / file.name).is_symlink():
-                    (link.parent / file.name).symlink_to(file.resolve())
+                    (link.parent / file.name).symlink_to(FILES.fetch(file).resolve())
         for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
             file, link = self._paths.lessons / name, self._scratch.lessons / name
-            if not file.is_file():
+            if not FILES.exists(file):
                 raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
-                link.symlink_to(file.resolve())
+                link.symlink_to(FILES.fetch(file).resolve())
 
     def _returns_differ(self, steps: range) -> Difference | None:
         """The first row whose recorded return differs from the return computed from its stored reward components."""
@@ -249,7 +252,7 @@ class _Replayer:
                 return difference
         if tolerance is EXACT:
             hashes = {"the hash of the adapter": recorded.adapter_hash}
-            if self._paths.adapter(step).exists():
+            if FILES.exists(self._paths.adapter(step)):
                 hashes["the hash of the published adapter"] = read_adapter(self._paths, step).adapter_hash
             for what, hashed in hashes.items():
                 if hashed != again.adapter_hash:
@@ -264,7 +267,7 @@ class _Replayer:
     def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:
         """Compare the weights of the last step's adapter, for replays that are not bitwise."""
         step, weights_file = steps[-1], ADAPTER_FILES[1]
-        if not self._paths.adapter(step).exists():
+        if not FILES.exists(self._paths.adapter(step)):
             raise InputError(
                 f"the adapter of version {step} is gone from '{self._paths.adapters}': off the CPU its hash alone says nothing"
             )
@@ -282,7 +285,7 @@ class _Replayer:
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
         """The first update of `step`, from the published weights of the version before. None if those are gone, or if the step
         also needs state from earlier steps."""
-        if self._training.carries_state or not self._paths.adapter(step - 1).exists():
+        if self._training.carries_state or not FILES.exists(self._paths.adapter(step - 1)):
             return None
         self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
         return trainer.recompute_first_update(step)

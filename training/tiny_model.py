@@ -28,7 +28,8 @@ from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
-from training.recipe import longest_sequence, recipe_hash
+from storage.files import FILES
+from training.recipe import find_tiny, longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 from training.small_model import fitting_thought, new_model, save_tokenizer, wanted_centres
 
@@ -60,7 +61,10 @@ def make_tiny_model(
     """
     report = on_progress or (lambda stage, done, total: None)
     final = root / f"tiny-{recipe_hash(settings, prompts)}"
-    return make_whole(final, RECIPE, lambda folder: _make(folder, settings, prompts, report))
+    if find_tiny(root, settings, prompts) is None:
+        make_whole(final, RECIPE, lambda folder: _make(folder, settings, prompts, report))
+    FILES.share(final)
+    return final
 
 
 def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, report: OnProgress) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from pipeline.refresh_settings import newest_run, refreshed_settings
 from pipeline.run_settings import CACHE_FOLDER, RunSettings
+from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import usable_cores
 from reports.read_run import read_figures
-from state_cache.store import find_cache, version_name
+from state_cache.store import version_name
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.lineages import lineage_at
 from storage.runs import RunPaths
@@ -87,7 +88,7 @@ def plan_refresh(run: str, runs_root: Path, share: float) -> Forecast:
     """
     name = newest_run(runs_root) if run == "newest" else run
     settings = refreshed_settings(runs_root, name, share)
-    found = find_cache(runs_root / CACHE_FOLDER, settings)
+    found = find_shared_cache(runs_root, settings)
     return {
         "command": "cache refresh",
         "cache": {

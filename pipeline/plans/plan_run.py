@@ -37,11 +37,12 @@ from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, reh
 from pipeline.run_cards import run_cards
 from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings
 from pipeline.search_teacher import DECISION_S
+from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
-from state_cache.store import find_cache, open_cache, version_name
+from state_cache.store import open_cache, version_name
 from storage.adapters import published_versions
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
@@ -145,7 +146,7 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
     Raises:
         DataError: the existing cache is damaged.
     """
-    found = find_cache(runs_root / CACHE_FOLDER, settings)
+    found = find_shared_cache(runs_root, settings)
     if found is not None:
         open_cache(found)
         sizes = sum(file.stat().st_size for file in found.iterdir())
@@ -208,7 +209,7 @@ def run_model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
 
 
 def _positions(settings: RunSettings) -> tuple[Path | None, Sequence[Snapshot]]:
-    found = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
+    found = find_shared_cache(settings.runs_root, settings.cache)
     return found, some_positions(settings.cache) if found is None else open_cache(found).train
 
 
