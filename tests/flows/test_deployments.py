@@ -42,7 +42,7 @@ browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machi
 class Prefect:
     """A server and a worker in processes of their own, started in the project's folder as prefect.yaml says."""
 
-    def __init__(self, folder: Path, runs_root: Path) -> None:
+    def __init__(self, folder: Path, runs_root: Path, **environment: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -50,7 +50,7 @@ class Prefect:
         self._folder = folder
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONWARNINGS"))}
-        self._environment = kept | {
+        self.environment = kept | {
             "PREFECT_HOME": str(self.home),
             "PREFECT_API_URL": f"{self.address}/api",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -59,19 +59,20 @@ class Prefect:
             "PREFECT_SERVER_API_AUTH_STRING": KEY,
             "PREFECT_API_AUTH_STRING": KEY,
             "PYTHONPATH": str(ROOT),
+            **environment,
         }
 
     def command(self, *words: str) -> None:
         """`prefect WORDS`, to its end."""
         line = [sys.executable, "-m", "prefect", *words]
-        done = subprocess.run(line, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(line, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"prefect {' '.join(words)}: {done.stdout}{done.stderr}"
 
     def begin(self, *words: str) -> None:
         """`prefect WORDS`, which goes on until `end`."""
         line = [sys.executable, "-m", "prefect", *words]
         with open(self._folder / f"{words[0]}.log", "wb") as log:
-            self._started.append((words[0], subprocess.Popen(line, cwd=ROOT, env=self._environment, stdout=log, stderr=log)))
+            self._started.append((words[0], subprocess.Popen(line, cwd=ROOT, env=self.environment, stdout=log, stderr=log)))
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")
