@@ -66,9 +66,11 @@ def pip_of_this_machine(folder: Path) -> list[str]:
         name.rpartition(".")[2]: value.strip("'") for name, _, value in (line.partition("=") for line in listed.splitlines())
     }
     (folder / "pip.conf").write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
-    words = {word.removeprefix("file://") for value in settings.values() for word in value.split()}
+    words = [word for value in settings.values() for word in value.split()]
+    # The pages of an index lead to files beside it.
+    local = [Path(word.removeprefix("file://")).parent if word.startswith("file://") else Path(word) for word in words]
     mounts = {str(folder / "pip.conf"): "/etc/pip.conf"} | {
-        word: word for word in words if word[0] == "/" and Path(word).exists()
+        str(each): str(each) for each in local if each.is_absolute() and each.exists()
     }
     return [word for here, there in mounts.items() for word in ("--volume", f"{here}:{there}:ro")]
 

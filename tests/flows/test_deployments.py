@@ -380,13 +380,14 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
     assert told[0].server == told[1].server and told[0].flows == told[1].flows and told[0].client == told[1].client
     assert told[0].server.services.task_run_recorder.batch_size == 200 and not told[0].server.ui.v2_enabled
     assert told[0].flows.heartbeat_frequency == 30 and told[0].client.max_retries == 7
+    assert told[0].client.retry_extra_codes == {500}
 
 
 def test_a_worker_s_runs_beat_and_wait_as_those_of_a_command_do():
     """A worker starts a run in its pool's environment, wherever that worker itself was started."""
     by_deployment = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["local_pool"]["job_variables"]["env"]
     same = {name: value for name, value in by_deployment.items() if name in environment._PREFECT and "LOGGING" not in name}
-    assert len(same) == 2 and same.items() <= environment._PREFECT.items()
+    assert len(same) == 3 and same.items() <= environment._PREFECT.items()
 
 
 def test_a_run_counts_as_crashed_only_after_several_signs_of_life_failed_to_come():
