@@ -31,7 +31,7 @@ _PREFECT = {
     # A flow run that loses its concurrency slot is cancelled, so slots are stored across a restart of the server.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    # Wait for a server that is away for a few minutes: the waits double, from two seconds on.
+    # Wait for a server that is away for a minute or two: the waits double, from two seconds on.
     "PREFECT_CLIENT_MAX_RETRIES": "7",
     # A server whose database is away answers so. Prefect itself tries again after 429, 502 and 503 alone.
     "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",

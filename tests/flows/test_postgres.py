@@ -161,7 +161,7 @@ def test_a_run_goes_on_while_the_database_is_killed_and_comes_back(
             postgres.kill()
             prefect.wait(30, "the end of the database", lambda: not ready(prefect))
             prefect.wait(60, "the last step", lambda: run.poll() is not None or steps(paths) == 2)
-            time.sleep(4)  # the run needs the server now, for its next state
+            time.sleep(2)  # the run needs the server now, for its next state
             assert run.poll() is None, run.communicate()[1]
             postgres.start()
             _, err = run.communicate(timeout=180)
