@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 # A flow that does nothing, for a benchmark to count what that costs.
 # Top-level names that a newcomer need not be told of.
-UNTOLD = {".gitattributes", ".gitignore"}
+UNTOLD = {".containerignore", ".gitattributes", ".gitignore"}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -182,7 +183,8 @@ def test_files_and_metrics_that_are_named_exist(page: str):
 
 def other_commands() -> list[str]:
     """Lines of the operations page's shell blocks that are no `entente`, without the variables before them."""
-    lines = [line for block in blocks(OPERATIONS, "sh") for line in block.splitlines() if "entente " not in line]
+    shown = [line for block in blocks(OPERATIONS, "sh") for line in block.splitlines()]
+    lines = [line for line in shown if not re.match(r"([A-Z_]+=\S+ )*entente ", line)]
     return [re.sub(r'^([A-Z_]+=("[^"]*"|\S+) )+', "", line) for line in lines]
 
 
@@ -203,6 +205,11 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
             given = get_args_parser().parse_args(words)
             assert given.module and given.training_script == "training.follow", line
             follow_command_line().parse_args(given.training_script_args)
+        elif tool == "buildah":
+            assert words[-1] == "." and (ROOT / "Containerfile").is_file(), line
+        elif tool == "kubectl":
+            files = [word for before, word in pairwise(words) if before == "--filename"]
+            assert [file for file in files if not (ROOT / file).exists()] == [], line
         else:
             assert tool == "prefect", line
             _app.parse_args(words, exit_on_error=False, print_error=False)

@@ -38,7 +38,7 @@ FINISHED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 class Prefect:
     """A server and a worker in processes of their own, started in the project's folder as prefect.yaml says."""
 
-    def __init__(self, folder: Path, runs_root: Path) -> None:
+    def __init__(self, folder: Path, runs_root: Path, **environment: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -46,7 +46,7 @@ class Prefect:
         self._folder = folder
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONWARNINGS"))}
-        self._environment = kept | {
+        self.environment = kept | {
             "PREFECT_HOME": str(self.home),
             "PREFECT_API_URL": f"{self.address}/api",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -55,19 +55,20 @@ class Prefect:
             "PREFECT_SERVER_API_AUTH_STRING": KEY,
             "PREFECT_API_AUTH_STRING": KEY,
             "PYTHONPATH": str(ROOT),
+            **environment,
         }
 
     def command(self, *words: str) -> None:
         """`prefect WORDS`, to its end."""
         line = [sys.executable, "-m", "prefect", *words]
-        done = subprocess.run(line, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(line, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"prefect {' '.join(words)}: {done.stdout}{done.stderr}"
 
     def begin(self, *words: str) -> None:
         """`prefect WORDS`, which goes on until `end`."""
         line = [sys.executable, "-m", "prefect", *words]
         with open(self._folder / f"{words[0]}.log", "wb") as log:
-            self._started.append((words[0], subprocess.Popen(line, cwd=ROOT, env=self._environment, stdout=log, stderr=log)))
+            self._started.append((words[0], subprocess.Popen(line, cwd=ROOT, env=self.environment, stdout=log, stderr=log)))
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")
@@ -365,13 +366,14 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
     assert told[0].server == told[1].server and told[0].flows == told[1].flows and told[0].client == told[1].client
     assert told[0].server.services.task_run_recorder.batch_size == 200 and not told[0].server.ui.v2_enabled
     assert told[0].flows.heartbeat_frequency == 30 and told[0].client.max_retries == 7
+    assert told[0].client.retry_extra_codes == {500}
 
 
 def test_a_worker_s_runs_beat_and_wait_as_those_of_a_command_do():
     """A worker starts a run in its pool's environment, wherever that worker itself was started."""
     by_deployment = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["local_pool"]["job_variables"]["env"]
     same = {name: value for name, value in by_deployment.items() if name in environment._PREFECT and "LOGGING" not in name}
-    assert len(same) == 2 and same.items() <= environment._PREFECT.items()
+    assert len(same) == 3 and same.items() <= environment._PREFECT.items()
 
 
 def test_a_run_counts_as_crashed_only_after_several_signs_of_life_failed_to_come():
