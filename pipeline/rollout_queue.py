@@ -113,7 +113,7 @@ class RolloutQueue(ABC):
 
     @abstractmethod
     def learn(self, seen: StepObservation) -> QueueTarget:
-        """The target until the next step is done, given the observation of a step."""
+        """Take in the observation of a step. Returns the target until the next one is done."""
 
     async def all_played(self) -> None:
         """Wait until everything in flight has ended."""
