@@ -37,6 +37,8 @@ IDLE_S = 1800.0
 TELL_EVERY_S = 10.0
 """Seconds between two lines about what was published."""
 
+_DISMISSED = "the run needs fewer producers"
+
 Play = Callable[[RolloutSide, str, int, int], Awaitable[PlayedGroups]]
 """Plays a stretch of a producer; see `play_stretch_of`."""
 
@@ -165,18 +167,12 @@ class Production:
             Exception: the error of the last of FAILURES_IN_A_ROW failures.
         """
         try:
-            while True:
-                try:
-                    reason = await self._go_on()
-                    self._trouble = ""
-                except OSError as error:  # the folder is away, or the disk is full: rows and numbers are kept
-                    self._report_trouble(f"the folder of run '{self._side.settings.run}' cannot be used ({error}); trying again")
-                    await asyncio.sleep(FOLLOW_S)
-                    reason = ""
-                if not reason and not self._in_flight and time.monotonic() - self._changed_at > IDLE_S:
-                    reason = f"the run's control file has not changed for {IDLE_S / 60:.0f} minutes"
-                if reason:
-                    return reason
+            while not (reason := await self._go_on()):
+                # Not in `_go_on`: a TimeoutError of a stretch is an OSError, too.
+                await self._wait()
+            if reason == _DISMISSED:
+                await self._finish()
+            return reason
         finally:
             for each in self._in_flight:
                 each.cancel()
@@ -184,21 +180,29 @@ class Production:
             await self._publish(newest=self._version, gather=False)
 
     async def _go_on(self) -> str:
-        """Read the control file, begin and publish what is due, and wait a little. Returns why to end, or an empty text."""
-        control = await self._side.follow()
-        self._desk.check_name()
-        if control.stop:
-            return control.reason
-        if control.counter != self._counter:
-            self._changed_at, self._counter = time.monotonic(), control.counter
-        if not control.wants(self._producer):
-            await self._finish()
-            return "the run needs fewer producers"
-        if control.version != self._version:
-            self._version, self._started = control.version, 0
-        await self._start(control.quota)
-        await self._publish(newest=control.version, gather=control.gather)
-        await self._wait()
+        """Read the control file, begin and publish what is due. Returns why to end, or an empty text.
+
+        While the folder is away, or the disk is full, rows and numbers are kept.
+        """
+        try:
+            control = await self._side.follow()
+            self._desk.check_name()
+            if control.stop:
+                return control.reason or "its training has ended"
+            if not control.wants(self._producer):
+                return _DISMISSED
+            if control.counter != self._counter:
+                self._changed_at, self._counter = time.monotonic(), control.counter
+            if control.version != self._version:
+                self._version, self._started = control.version, 0
+            await self._start(control.quota)
+            await self._publish(newest=control.version, gather=control.gather)
+            self._trouble = ""
+        except OSError as error:
+            self._report_trouble(f"the folder of run '{self._side.settings.run}' cannot be used ({error}); trying again")
+            await asyncio.sleep(FOLLOW_S)
+        if not self._in_flight and time.monotonic() - self._changed_at > IDLE_S:
+            return f"the run's control file has not changed for {IDLE_S / 60:.0f} minutes"
         return ""
 
     async def _start(self, quota: int) -> None:
@@ -252,6 +256,7 @@ class Production:
         for due in self._gathered.due(newest=newest, gather=gather):
             shard = await publish_groups(self._side.resources, self._producer, due.first, due.count, due.decisions, due.plies)
             self._gathered.remove(due)
+            self._changed = True
             if shard.already:
                 reporter().say(f"{shard.path} was published by another producer of this name: these start groups are dropped")
                 continue

@@ -282,6 +282,7 @@ def test_of_two_of_one_name_that_began_at_once_on_two_machines_the_later_gives_w
 
 
 def test_a_shard_that_another_process_published_under_this_name_is_kept_and_the_rows_are_dropped(played: Played):
+    played.settings(groups_per_task=QUOTA)
     played.run(lambda: played.desk.stop("over"))
     kept = (played.paths.shards / "x" / "000000.arrow").read_bytes()
     shutil.rmtree(played.paths.producers)

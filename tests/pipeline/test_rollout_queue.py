@@ -497,7 +497,7 @@ def test_the_next_version_is_served_with_what_is_missing_and_shards_may_wait_if_
 
 def test_the_fleet_is_told_while_a_step_still_waits(field: Field, monkeypatch: pytest.MonkeyPatch):
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(buffered_queue.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(buffered_queue, "time", SimpleNamespace(monotonic=lambda: clock.now))  # not asyncio's clock
     fleet = Fleet()
 
     async def run() -> None:
