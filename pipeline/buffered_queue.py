@@ -11,7 +11,6 @@ import math
 import statistics
 import time
 from collections import deque
-from types import TracebackType
 
 from pipeline.controller import Bounds, Controller, QueueTarget, StepObservation
 from pipeline.play_elsewhere import Fleet, NoFleet, SharedPlay
@@ -122,12 +121,10 @@ class BufferedQueue(RolloutQueue):
             await self._resources.announce(published)
             self._on_served(published.version)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None = None, trace: TracebackType | None = None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None and self._unserved is not None:
             await self._publisher.publish(self._unserved, at_once=True)
-        await super().__aexit__(kind, error, trace)
+        await super().__aexit__(kind, *rest)
 
     async def _resume(self) -> None:
         newest = self._resources.resume_point.last.published

@@ -148,7 +148,7 @@ class RolloutQueue(ABC):
         await self._resume()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Cancel what is in flight. After a success the newest version is served, because it plays the scores."""
         try:
             await self._publisher.close(failed=kind is not None)

@@ -25,9 +25,14 @@ def program_marks() -> tuple[str, ...]:
 
 def program_differences(there: tuple[str, ...]) -> str:
     """What differs between this program and one with the marks `there`, in words; empty if nothing does."""
-    theirs, ours = (dict(mark.rpartition("=")[::2] for mark in marks) for marks in (there, program_marks()))
+    theirs, ours = _by_name(there), _by_name(program_marks())
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return ", ".join(f"{name} is {ours.get(name, 'unknown')} here and {theirs.get(name, 'unknown')} there" for name in names)
+
+
+def _by_name(marks: tuple[str, ...]) -> dict[str, str]:
+    parts = (mark.rpartition("=") for mark in marks)
+    return {name: value for name, _, value in parts}
 
 
 def _source_hash(room: str) -> str:

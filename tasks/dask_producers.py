@@ -101,7 +101,7 @@ async def produce_on_dask(
                 raise EngineLostError(f"the Dask cluster at '{address}' has no worker: start one with `dask worker {address}`")
             for worker in set(running) - set(workers):
                 reporter().say(f"Dask's worker {worker} is gone, and with it what its producer had not published")
-                await running.pop(worker)[1].cancel()
+                await running.pop(worker)[1].cancel()  # type: ignore[misc]
             for worker in set(workers) - set(running) - set(done):
                 call = uuid4().hex
                 future = client.submit(produce_here, *given, call, key=f"produce-{call}", workers=[worker], pure=False, retries=0)
@@ -118,18 +118,18 @@ async def produce_on_dask(
                         raise error
                     if failures >= FAILURES_IN_A_ROW:
                         raise EngineLostError(f"{failures} producers in a row failed on Dask: {error}")
-                else:
+                elif future.status == "pending":
                     continue
-                del running[worker]
+                del running[worker]  # a lost or cancelled one is begun again
             if done and not running:
                 return list(done.values())
             await asyncio.sleep(_LOOK_S)
     finally:
         with suppress(OSError, TimeoutError):  # a lost cluster plays nothing
             await client.run(end_here, [call for call, _ in running.values()], on_error="ignore")
-            async with asyncio.timeout(_ENDS_WITHIN_S):
-                for _, future in running.values():
-                    await future.exception()  # of the cancelled producer
+            until = time.monotonic() + _ENDS_WITHIN_S
+            while any(future.status == "pending" for _, future in running.values()) and time.monotonic() < until:
+                await asyncio.sleep(0.1)
         await client.close()
 
 

@@ -197,8 +197,8 @@ def test_a_producer_that_fails_again_and_again_ends_with_what_it_failed_with(
 
 
 def test_a_folder_that_is_away_for_a_while_costs_time_and_no_row(played: Played, monkeypatch: pytest.MonkeyPatch):
-    """Publishing and the status file fail for two seconds each; nothing is played twice."""
-    away, begun = {"publish_groups": 20, "update": 20}, []
+    """Publishing and the status file fail three times each; nothing is played twice."""
+    away, begun = {"publish_groups": 3, "update": 3}, []
 
     def often(name: str, whole: Any) -> Any:
         async def fails(*given: Any, **named: Any) -> Any:
