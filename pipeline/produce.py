@@ -153,7 +153,7 @@ class Production:
         self._before = desk.status.published
         self._in_flight: dict[asyncio.Task[PlayedGroups], tuple[int, int]] = {}
         self._gathered = Gathered()
-        self._changed = False  # the status file does not say it yet
+        self._changed = True  # the status file does not say it yet
         self._failures, self._not_before = 0, 0.0  # in a row; when the next stretch may begin after one
         self._version, self._started = -1, 0  # start groups begun with that version
         self._counter, self._changed_at = -1, time.monotonic()  # of the control file

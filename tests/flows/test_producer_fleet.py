@@ -111,6 +111,9 @@ def test_as_many_as_are_asked_for_within_the_bounds_and_each_by_a_name_of_its_ow
                 run.tells(name)
             standing = await until(lambda: fleet.status().alive == 2 and fleet.status())
             assert (standing.starting, standing.published, standing.in_flight, standing.lost) == (0, 4, 2, 0)
+            assert (standing.playing, standing.proven) == (2, 2)
+            run.tells("fleet-0001", "waiting", published=0)
+            await until(lambda: (fleet.status().playing, fleet.status().proven) == (1, 1))
             for name in ("fleet-0001", "fleet-0002"):
                 run.tells(name, "ended")
             run.desk.stop("over")
