@@ -7,6 +7,7 @@ if TYPE_CHECKING:
 
 _UP = "Start Prefect's server, deployments and a worker here; stop them."
 _EVALUATE = "Measure strength; check a result card."
+_SERVE = "Serve an engine or orders over HTTP; play for a run elsewhere."
 _PLAY = "Play against versions in a browser; play on a server of others."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
@@ -29,7 +30,8 @@ COMMANDS = {
         "sql": ("cli.sql:sql", "Query the rows of a run with SQL, also while it trains."),
     },
     "Services": {
-        "serve": ("cli.serve:serve", "Serve an inference worker, or orders to any client, over HTTP."),
+        "serve": ("cli.serve:serve", _SERVE),
+        "produce": ("cli.produce:produce", _SERVE),
         "up": ("cli.up:up", _UP),
         "down": ("cli.up:down", _UP),
     },

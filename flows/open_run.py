@@ -32,6 +32,7 @@ from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.league import check_opponent_versions
 from pipeline.past_versions import open_opponent_engine
 from pipeline.plans.find_model import check_room
+from pipeline.producer_desk import next_free_number
 from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_side import SideSettings
 from pipeline.run_settings import (
@@ -57,7 +58,6 @@ from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
 from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
-from tasks.produced_rollouts import next_free_number
 from tasks.replayed_rollouts import IdleEngine
 from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler
@@ -220,10 +220,13 @@ async def open_run(
         host = EngineHost()
         stack.callback(host.close)
         simulated = settings.simulated.from_run
-        engine = IdleEngine() if simulated else make_engine(settings.inference, model, scraped_into=paths.workers)
+        # Where producers play all rollouts, one engine is enough: for scores.
+        plays_here = trains_alone or settings.pipeline.task_runner != "producers"
+        inference = settings.inference if plays_here else settings.inference.for_evaluation
+        engine = IdleEngine() if simulated else make_engine(inference, model, scraped_into=paths.workers)
         stack.push_async_callback(_close_engine, host, engine)
         scorer = engine
-        if settings.inference.evaluation_urls:
+        if plays_here and settings.inference.evaluation_urls:
             scorer = make_engine(settings.inference.for_evaluation, model)
             stack.push_async_callback(_close_engine, host, scorer)
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
@@ -233,7 +236,7 @@ async def open_run(
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
         for each in (engine,) if scorer is engine else (engine, scorer):
-            await start_engine(host, each, settings.inference)
+            await start_engine(host, each, inference)
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())

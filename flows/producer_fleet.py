@@ -17,9 +17,9 @@ from prefect.client.orchestration import get_client
 from prefect.deployments import arun_deployment
 from prefect.states import Cancelled, Cancelling
 
+from pipeline.producer_rule import FleetStatus
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
-from pipeline.step_figures import FleetStatus
 from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
 from storage.run_roots import shown
@@ -55,7 +55,7 @@ class ProducerFleet:
 
         async with ProducerFleet(resources, settings) as fleet:
             ...
-            await fleet.set_target(plan.producers)
+            fleet.set_target(plan.producers)
             status = fleet.status()
 
     If `pipeline.producers_max` is 0 it starts none, and only counts producers that were started by hand.
@@ -77,7 +77,7 @@ class ProducerFleet:
         self._wake = asyncio.Event()
         self._managing: asyncio.Task[None] | None = None
 
-    async def set_target(self, producers: int) -> None:
+    def set_target(self, producers: int) -> None:
         """Set the number of producers, limited to `pipeline.producers_min` .. `producers_max`.
 
         Returns at once. A background task starts and dismisses producers; `status` shows its progress.
@@ -95,6 +95,8 @@ class ProducerFleet:
             lost=self._losses,
             published=sum(status.published for status in self._statuses),
             in_flight=sum(status.in_flight for status in alive),
+            playing=sum(status.state == "playing" for status in alive),
+            proven=sum(status.published > 0 for status in alive),
         )
 
     async def __aenter__(self) -> Self:

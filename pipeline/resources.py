@@ -107,5 +107,9 @@ class Resources(RolloutResources):
             for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
                 await self.host.run(self.past.publish(engine, policy))
                 await self.host.run(self.past.retire(engine, policy.version - self.max_policy_lag))
-            if self.control is not None:
-                await asyncio.to_thread(self.control.serve, policy)
+            await self.announce(policy)
+
+    async def announce(self, policy: PolicyVersion) -> None:
+        """Tell rollout producers to play with `policy`."""
+        if self.control is not None:
+            await asyncio.to_thread(self.control.serve, policy)

@@ -38,6 +38,7 @@ from storage.control import Control, read_control
 from storage.files import FILES
 from storage.learnable_process import PastSpreadsProcess
 from storage.lineages import step_numbers
+from storage.program import program_differences
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, refresh_run
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError
@@ -59,6 +60,8 @@ class SidePipeline(BaseModel):
     groups_per_task: int
     rollout_timeout_s: float
     game_processes: int = 0
+    lockstep: bool = False
+    deterministic: bool = False
 
 
 class SideSettings(BaseModel):
@@ -140,12 +143,7 @@ class RolloutSide:
             )
         control = await asyncio.to_thread(read_control, paths)
         check_wanted(paths, settings, control)
-        model = await asyncio.to_thread(_model, paths, settings)
-        if (found := model_fingerprint(model)) != control.base_model:
-            raise InputError(
-                f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
-                "copy the same model to this machine"
-            )
+        model = await asyncio.to_thread(model_of_side, paths, settings, control)
         cache = await asyncio.to_thread(_cache, paths, settings)
         inference = settings.inference.model_copy(update={"urls": tuple(urls)} if urls else {})
         async with AsyncExitStack() as stack:
@@ -168,7 +166,7 @@ class RolloutSide:
                 engine=engine,
                 tokens=tokens,
                 opponent_engine=opponent_engine,
-                provenance={"run": settings.run, "base_model": found, "settings": settings.plays, "side": worker},
+                provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
                 past_spreads=spreads,
                 max_policy_lag=settings.storage.max_policy_lag,
                 full_disk_wait_s=settings.pipeline.full_disk_wait_s,
@@ -236,15 +234,24 @@ class RolloutSide:
 
 
 def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> None:
-    """Check that the run needs rollouts.
+    """Check that the run needs rollouts, and that this program may play them.
 
     Raises:
-        InputError: it is done or stopped, or its control file belongs to other settings.
+        InputError: it is done or stopped, its control file belongs to other settings, or another program trains it.
     """
     if FILES.exists(paths.summary) and control.stop:
         raise InputError(f"run '{settings.run}' has done all its steps and needs no rollouts: resume it with more --steps first")
     if control.stop:
         raise InputError(f"run '{settings.run}' is not training ({control.reason}): resume it first")
+    if control.abandoned:
+        raise InputError(
+            f"run '{settings.run}' is not training: its process {control.pid} on this machine has ended; resume it first"
+        )
+    if differences := program_differences(control.program):
+        raise InputError(
+            f"run '{settings.run}' is trained by another version of the program, on {control.host}: {differences}; "
+            "install the same version on both machines"
+        )
     if control.plays != settings.plays:
         raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
 
@@ -271,7 +278,22 @@ def producer_positions(
     return found[first_group % size :][:count]
 
 
-def _model(paths: RunPaths, settings: SideSettings) -> Path:
+def model_of_side(paths: RunPaths, settings: SideSettings, control: Control) -> Path:
+    """Folder of the run's base model on this machine.
+
+    Raises:
+        InputError: it is not here, or it is another model.
+    """
+    model = _find_model(paths, settings)
+    if (found := model_fingerprint(model)) != control.base_model:
+        raise InputError(
+            f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
+            "copy the same model to this machine"
+        )
+    return model
+
+
+def _find_model(paths: RunPaths, settings: SideSettings) -> Path:
     if settings.inference.model != "tiny":
         return resolve_model(settings.inference.model).resolve()
     root = paths.root.parent / MODEL_FOLDER

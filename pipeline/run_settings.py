@@ -69,8 +69,9 @@ class PipelineSettings(BaseModel):
     """Rollout producers that play on other workers from the start of the run."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers at most; more than producers_min are started while the trainer waits for rollouts."""
-    task_runner: Literal["threads", "dask"] = "threads"
-    """Where the flow's own rollouts are played: in its process, or in processes of a Dask cluster (extra `dask`)."""
+    task_runner: Literal["threads", "dask", "producers"] = "threads"
+    """Where the flow's own rollouts are played: in its process; in processes of a Dask cluster (extra `dask`); or nowhere:
+    rollout producers play all of them, and the flow's engine, or `inference.evaluation_urls`, is for scores alone."""
     dask_address: str = ""
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
@@ -154,7 +155,8 @@ class RunSettings(BaseModel):
     @property
     def threads(self) -> tuple[int, int]:
         """CPU threads of (engine, trainer)."""
-        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls)
+        draws_here = not self.inference.urls and self.pipeline.task_runner != "producers"
+        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and draws_here)
 
     def threads_if(self, *, overlap: bool) -> tuple[int, int]:
         """CPU threads of (engine, trainer) where the two compute at the same time, or take turns."""
@@ -403,6 +405,8 @@ def _check_simulated(settings: RunSettings) -> None:
         raise InputError("simulated.from_run uses no engine: leave inference.urls and inference.evaluation_urls out")
     if settings.pipeline.game_processes:
         raise InputError("simulated.from_run plays no games: leave pipeline.game_processes out")
+    if settings.pipeline.task_runner == "producers":
+        raise InputError("simulated.from_run publishes all rollouts itself: leave pipeline.task_runner 'producers' out")
 
 
 def _check_endpoints(settings: RunSettings) -> None:

@@ -5,6 +5,7 @@ every few seconds. A reader always finds a complete file, old or new, and needs 
 """
 
 import json
+import os
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from records.policy_version import BASE, PolicyVersion
 from storage.files import FILES, is_running, make_directory
+from storage.program import program_marks
 from storage.runs import RunPaths, check_name, durable_write
 from telemetry.errors import DataError
 
@@ -54,6 +56,13 @@ class Control:
     """Fingerprint of the model that the run trains."""
     plays: str
     """Hash of the settings that affect the play. A producer with other settings must be started again."""
+    gather: bool
+    """True while a step's start groups are to spare: producers gather them into large shards. False: they publish at once."""
+    program: tuple[str, ...]
+    """Marks of the program that trains (storage/program.py). Another program may not play for it."""
+    host: str
+    pid: int
+    """Machine and process that trains."""
 
     @property
     def policy(self) -> PolicyVersion:
@@ -63,6 +72,11 @@ class Control:
     def wants(self, producer: str) -> bool:
         """Whether this producer may continue."""
         return not self.stop and producer not in self.dismissed
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process that trained was killed on this machine. The processes of another one cannot be seen."""
+        return not self.stop and self.host == socket.gethostname() and not is_running(self.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +180,7 @@ class ControlDesk:
         """The first write is in `serve`."""
         self._paths, self._lag = paths, max_policy_lag
         self._lock = threading.Lock()
+        self._planned: dict[str, Any] = {}
         self._control = Control(
             counter=_counter_of(paths),
             version=BASE.version,
@@ -178,6 +193,10 @@ class ControlDesk:
             dismissed=(),
             base_model=base_model,
             plays=plays,
+            gather=False,
+            program=program_marks(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
         )
 
     @property
@@ -193,7 +212,19 @@ class ControlDesk:
             adapter=folder,
             adapter_hash=policy.adapter_hash,
             oldest=max(0, policy.version - self._lag),
+            **self._planned,
         )
+        self._planned = {}
+
+    def ask(self, *, quota: int, gather: bool) -> None:
+        """Tell producers how much each may begin with this version, and whether they may gather shards."""
+        self._planned = {}
+        if (quota, gather) != (self._control.quota, self._control.gather):
+            self._write(quota=quota, gather=gather)
+
+    def plan(self, *, quota: int, gather: bool) -> None:
+        """The same for the next version that is served, with it."""
+        self._planned = {"quota": quota, "gather": gather}
 
     def dismiss(self, producers: Iterable[str]) -> None:
         """Tell these producers to end. Their names are not used again."""
@@ -234,6 +265,8 @@ def _parsed(kind: type[_T], content: bytes, path: Path, cure: str) -> _T:
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
                 raise TypeError(f"{field.name} is {value!r}")
             values[field.name] = tuple(value) if isinstance(value, list) else value
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except KeyError as error:
+        raise DataError(f"{path} was written by another version of the program, without {error}: {cure}") from error
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): {cure}") from error
     return kind(**values)

@@ -88,6 +88,7 @@ _SERVER = {
     "tests/flows/": "Prefect",
     "tests/reports/": "Prefect",
     "tests/tasks/": "Prefect",
+    "tests/pipeline/test_produce.py": "Prefect",
     "tests/pipeline/test_rollout_side.py": "Prefect",
     "tests/pipeline/test_run_tables.py": "Prefect",
     "tests/pipeline/test_tuning_folder.py": "Prefect",

@@ -21,6 +21,7 @@ LONG = [
             "train",
             "improve",
             "serve",
+            "produce",
             "evaluate",
             "runs losses",
             "runs replay-step",
