@@ -160,7 +160,7 @@ class Production:
         self._version, self._started = -1, 0  # start groups begun with that version
         self._counter, self._changed_at = -1, time.monotonic()  # of the control file
         self._trouble = ""
-        self._began = self._told = time.monotonic()
+        self._told, self._decisions_told = time.monotonic(), 0
 
     async def run(self) -> str:
         """Play until the run needs no more. Returns the reason.
@@ -282,8 +282,8 @@ class Production:
     def _tell(self) -> None:
         now = time.monotonic()
         if now - self._told >= TELL_EVERY_S:
-            self._told = now
-            rate = self.decisions / (now - self._began)
+            rate = (self.decisions - self._decisions_told) / (now - self._told)
+            self._told, self._decisions_told = now, self.decisions
             reporter().say(
                 f"producer '{self._producer}': {self.published} start groups, {self.decisions} decisions, {rate:.1f} a second; "
                 f"version {self._side.version}"
