@@ -107,7 +107,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         environment=facts.environment or environment(),
         environment_stored=facts.environment is not None,
         commands=commands(facts, runs_root, word),
-        value=_value,
+        value=value_text,
         per_cent=_per_cent,
         shown=shown,
     )
@@ -179,7 +179,8 @@ def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, st
     return found
 
 
-def _value(value: object) -> str:
+def value_text(value: object) -> str:
+    """A setting's value as a reader writes it."""
     if value is None:
         return "not set"
     if isinstance(value, list):

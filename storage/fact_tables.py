@@ -38,16 +38,23 @@ class FactTables:
         connection: for one thread at a time.
     """
 
-    def __init__(self, weights: Mapping[str, float], discount: float, threads: int) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        discount: float,
+        threads: int,
+        connection: duckdb.DuckDBPyConnection | None = None,
+    ) -> None:
         """Create the empty tables.
 
         Args:
+            connection: a database in memory that others use too, in whose current schema the tables are made; None: their own.
             weights: weight of each reward component; see `returns.returns_of`.
             discount: see `returns.returns_of`.
             threads: threads of DuckDB; 0: one per core.
         """
         self._weights, self._discount = weights, discount
-        self.connection = duckdb.connect(":memory:")
+        self.connection = duckdb.connect(":memory:") if connection is None else connection
         self.connection.execute("SET enable_progress_bar = false")
         if threads:
             self.connection.execute(f"SET threads = {threads}")

@@ -19,6 +19,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+import duckdb
 import pyarrow as pa
 
 from storage.archive import archived
@@ -64,6 +65,7 @@ class Index:
         discount: float = 1.0,
         threads: int = 1,
         ends: bool = False,
+        connection: duckdb.DuckDBPyConnection | None = None,
     ) -> None:
         """Create an empty index; `refresh` fills it.
 
@@ -74,6 +76,7 @@ class Index:
                 free memory of the whole process several times a second. A trainer then spent a tenth of its CPU time on getting
                 its activations' pages back from the kernel.
             ends: gathered batches have the ends of their forks.
+            connection: a database in memory in whose current schema the tables are made; None: one of its own.
 
         Raises:
             InputError: the blend names an unknown component.
@@ -81,7 +84,7 @@ class Index:
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         check_blend(weights)
         self._paths, self._ends = paths, ends
-        self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount), threads)
+        self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount), threads, connection)
         self._mapped = MappedShards(paths.shards)
         self._intake = Intake(paths, self._tables, self._mapped)
         self._buffers = PackingBuffers()
