@@ -8,7 +8,6 @@ the step from them, here and elsewhere. What a step does not depend on is left o
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,14 @@ from pipeline.plans.find_model import model_here, model_of
 from pipeline.published_folder import check_paths
 from pipeline.run_settings import RunSettings, check_objective, settings_at
 from records.value_head import base_head
-from storage.lineages import lineage_at, read_lineage
+from storage.lineages import lineage_at
 from storage.outcome import outcome_path
 from storage.rewards import check_blend
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError, disk_full
 from telemetry.machine import code_hash, cpu_model, environment, package_version
-from training.checkpoint import checkpoint_steps
+from training.checkpoint import drop_metrics
 from training.loss_name import check_loss_name
 from training.recorded_step import copy_lineages, copy_step
 from training.replay import EXACT, Replay, Tolerance, recorded_outcome, replay_step
@@ -132,7 +131,7 @@ def write_bundle(paths: RunPaths, step: int, to: Path) -> BundleFacts:
         folder = Path(scratch) / "bundle"
         inside = RunPaths(folder / _RUN).create()
         base = _bundle_base(settings, model, folder / _MODEL)
-        _add_state_before(paths, inside, lineage, step)
+        _add_state_before(paths, inside, step)
         copy_lineages(paths, inside, lineage)
         copy_step(paths, inside, lineage, step)
         shutil.copyfile(outcome_path(paths, lineage, step), outcome_path(inside, lineage, step))
@@ -232,25 +231,24 @@ def _training(settings: RunSettings) -> TrainingSettings:
     return settings.training.model_copy(update={"seed": settings.seed})
 
 
-def _add_state_before(paths: RunPaths, inside: RunPaths, lineage: str, step: int) -> None:
+def _add_state_before(paths: RunPaths, inside: RunPaths, step: int) -> None:
     """Put the checkpoint before `step` into the bundle, made again if the run does not keep it; none before the first step."""
-    before = step - 1
-    if not before:
+    if not (before := step - 1):
         return
-    if before in checkpoint_steps(paths):
-        with suppress(FileNotFoundError, shutil.Error):  # just removed by a run in progress
-            shutil.copytree(paths.checkpoint(before), inside.checkpoint(before))
-            return
-    shutil.rmtree(inside.checkpoint(before), ignore_errors=True)
-    fork = read_lineage(paths, lineage)
-    settings = settings_at(paths, before)
-    model = model_of(settings, paths.root.parent, paths.root.name)
-    found = replay_step(paths, before, model, _training(settings), settings.storage, keep=inside)
-    if found.difference is not None:
-        where = f", which lineage '{lineage}' begins with," if fork is not None and fork.after_step == before else ""
-        raise InputError(
-            f"the state before step {step}{where} is not kept, and making it again gives another one: {found.difference.sentence}"
-        )
+    copy = inside.checkpoint(before)
+    try:
+        shutil.copytree(paths.checkpoint(before), copy)
+    except (FileNotFoundError, shutil.Error):  # never kept, or just removed by a run in progress
+        shutil.rmtree(copy, ignore_errors=True)
+        settings = settings_at(paths, before)
+        model = model_of(settings, paths.root.parent, paths.root.name)
+        found = replay_step(paths, before, model, _training(settings), settings.storage, keep=inside)
+        if found.difference is not None:
+            raise InputError(
+                f"the state before step {step} is not kept, and making it again gives another one: {found.difference.sentence}"
+            ) from None
+        shutil.rmtree(inside.adapter(before))  # the checkpoint holds it too
+    drop_metrics(copy)
 
 
 def _bundle_base(settings: RunSettings, model: Path, folder: Path) -> BundledBase:

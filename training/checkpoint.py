@@ -84,6 +84,13 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     return final
 
 
+def drop_metrics(folder: Path) -> None:
+    """Take the metrics, such as times, out of a copied checkpoint, so that equal states have equal bytes."""
+    record = {**read_object(folder / _MANIFEST), "metrics": {}}
+    record.pop("checksum", None)
+    (folder / _MANIFEST).write_text(sealed(record))
+
+
 def _remove(folder: Path) -> None:
     """Remove the manifest first, so that a kill does not leave a damaged checkpoint."""
     manifest = folder / _MANIFEST
