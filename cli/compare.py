@@ -44,7 +44,7 @@ def compare(
     found = compare_runs([RunPaths(runs_root / name) for name in chosen], enters_rows_or_weights)
     file = output or runs_root / chosen[0] / _page_name(chosen[1:])
     write_comparison(found, file, runs_root)
-    _show(found)
+    _show(found, runs_root)
     print(file)
     if json:
         print(jsonlib.dumps(_facts(found)))
@@ -58,7 +58,7 @@ def _page_name(others: list[str]) -> str:
     return f"compare-{others[0]}{f'-and-{len(others) - 1}-more' if len(others) > 1 else ''}.html"
 
 
-def _show(found: "Compared") -> None:
+def _show(found: "Compared", runs_root: Path) -> None:
     """The table, and below it what it means in sentences."""
     from cli.terminal import output_console
     from reports import compare_sentences
@@ -68,6 +68,7 @@ def _show(found: "Compared") -> None:
     console.print(_table(found))
     said = [*compare_sentences.verdicts(found), *map(compare_sentences.first_difference, found.first_differences)]
     said += [f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles]
+    said += [f"{reason}: {command}" for reason, command in compare_sentences.next_commands(found, runs_root)]
     for sentence in said:
         console.print(shown(sentence), markup=False, soft_wrap=not console.is_terminal)
 

@@ -50,7 +50,11 @@ def html_of(found: Compared, runs_root: Path) -> str:
         },
         steps_together=max((point.last - point.first + 1 for run in found.runs for point in run.curve), default=1),
         scores=score_rows(found),
-        paired=[(pair, compare_sentences.paired(pair, first)) for pair in found.paired],
+        paired=[
+            f"{pair.label}: {compare_sentences.paired(pair, first)}"
+            for pair in found.paired
+            if pair.label != compare_sentences.HEADLINE and not isinstance(pair.found, str)
+        ],
         matches=[sentences.match(record) for record in found.matches[-MATCHES_SHOWN:]],
         parted=[compare_sentences.first_difference(each) for each in found.first_differences],
         settings=found.settings,
@@ -74,18 +78,13 @@ def score_rows(found: Compared) -> list[tuple[str, list[str]]]:
 
 def commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
     """Further commands: a reason and the command line."""
-    names = [run.name for run in found.runs]
-    root = "" if runs_root == Path("runs") else f" --runs-root {shlex.quote(str(runs_root))}"
-    both = f"entente sql --runs {shlex.quote(','.join(names))}{root}"
+    names = ",".join(run.name for run in found.runs)
+    both = f"entente sql --runs {shlex.quote(names)}{compare_sentences.root_flag(runs_root)}"
     by_version = "select run, policy_version, avg(centres_gained) from decisions group by all order by all"
-    steps = [(each.step, name) for each in found.first_differences if each.step for name in (each.first, each.second)]
     return [
+        *compare_sentences.next_commands(found, runs_root),
         ("Gain by run and version", f"{both} {shlex.quote(by_version)}"),
         ("What each step trained on", f"{both} @what_a_step_trained_on"),
-        *(
-            (f"Repeat step {step} of {name}", f"entente runs replay-step --run {name} --step {step}{root}")
-            for step, name in steps
-        ),
     ]
 
 

@@ -236,8 +236,7 @@ def _trainer_reasons(first: History, second: History, ours: Outcome, theirs: Out
     settings = _settings_differ(first, second, step, lambda name: name.startswith("training."))
     found += [f"Settings that differ there: {'; '.join(settings)}."] if settings else []
     found += _environment_reason(first, second)
-    again = " and ".join(f"`entente runs replay-step --run {each.name} --step {step}`" for each in (first, second))
-    return [*found, f"{again} say which of the two comes out again."]
+    return [*found, "To repeat the step in both runs says which of the two comes out again."]
 
 
 def _environment_reason(first: History, second: History) -> list[str]:

@@ -114,7 +114,8 @@ def test_the_same_rows_and_other_weights_are_named_with_versions_and_the_way_to_
     assert (kind, step) == ("weights", 2)
     assert "Step 2 has the same rows and other weights: the loss of micro-batch 2 of update 1 is 2.25 and 2.5." in said
     assert "other versions of torch: 2.9 and 2.10." in said
-    assert "`entente runs replay-step --run a --step 2` and `entente runs replay-step --run b --step 2` say which" in said
+    commands = [line for _, line in compare_sentences.next_commands(compared(first, second), Path("runs"))]
+    assert commands == [f"entente runs replay-step --run {name} --step 2" for name in "ab"]
 
 
 def test_a_fork_with_other_settings_parts_at_its_first_step(make):
@@ -205,8 +206,10 @@ def test_scores_that_cannot_be_paired_name_the_match_that_can(make):
     del old["score"]["gains"]  # as an earlier release wrote it
     (second.scores / "trained.json").write_text(json.dumps(old))
     (said,) = compare_sentences.verdicts(compared(first, second))
-    assert "an earlier release" in said and "entente evaluate --run b --players newest,a:newest --start held-out" in said
-    assert record.opponents in said
+    assert "an earlier release" in said
+    ((_, line),) = compare_sentences.next_commands(compared(first, second), first.root.parent)
+    assert line.startswith(f"entente evaluate --run b --players newest,a:newest --start held-out --opponents {record.opponents}")
+    assert line.endswith(f" --runs-root {first.root.parent}")
 
 
 def test_a_point_of_the_curve_has_enough_groups_for_an_interval_and_a_long_run_few_points():
