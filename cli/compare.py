@@ -79,7 +79,8 @@ def _table(found: "Compared") -> "Table":
 
     from cli.terminal import cell
     from evaluation.intervals import format_interval
-    from reports.compare_page import score_rows, total_rows, value_text
+    from reports.compare_page import score_rows, total_rows
+    from reports.settings_tree import value_text
 
     names = [run.name for run in found.runs]
     table = Table(show_edge=False, pad_edge=False)

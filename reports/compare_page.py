@@ -9,11 +9,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evaluation.intervals import format_interval
 from evaluation.score_files import ScoreRecord
-from reports import compare_plots, compare_sentences, sentences
+from reports import compare_plots, compare_sentences
 from reports.compared import TOTALS, Compared, ComparedRun
-from reports.page import MATCHES_SHOWN, value_text
+from reports.match_sentence import describe_match
+from reports.settings_tree import value_text
 from storage.runs import durable_write
 from telemetry.errors import InputError
+
+_MATCHES_SHOWN = 4
+"""Newest matches between the runs of which a sentence is shown."""
 
 
 def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
@@ -55,7 +59,7 @@ def html_of(found: Compared, runs_root: Path) -> str:
             for pair in found.paired
             if pair.label != compare_sentences.HEADLINE and not isinstance(pair.found, str)
         ],
-        matches=[sentences.match(record) for record in found.matches[-MATCHES_SHOWN:]],
+        matches=[describe_match(record) for record in found.matches[-_MATCHES_SHOWN:]],
         parted=[compare_sentences.first_difference(each) for each in found.first_differences],
         settings=found.settings,
         environment=found.environment,

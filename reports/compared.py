@@ -14,7 +14,7 @@ from evaluation.paired import ScoreDifference, score_difference
 from evaluation.score_files import ScoreRecord, read_score, read_scores
 from evaluation.strength import POLICY
 from reports.first_difference import FirstDifference, History, first_difference, read_lineages
-from reports.read_run import read_figures
+from reports.read_figures import read_figures
 from reports.return_curve import CurvePoint, return_curve
 from reports.settings_tree import flat
 from storage.json_files import read_object
