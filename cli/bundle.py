@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from cli.options import AsJson, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError, TrainingError
+from telemetry.plain_text import shown
 
 if TYPE_CHECKING:
     from pipeline.step_bundle import Verified
@@ -82,7 +83,7 @@ def _verify(file: Path, base: Path | None, *, json: bool) -> None:
     with progress_shown():
         found = verify_bundle(file, base)
     for line in _lines(found):
-        print(line)
+        print(shown(line))  # a stranger wrote the bundle
     if json:
         print(jsonlib.dumps(_result(file, found)))
     if found.replay.difference is not None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from decoding.model_files import base_identity, may_be_hub_id, weight_files, weights_hash
+from decoding.model_files import base_identity, may_be_hub_id, read_config, weight_files, weights_hash
+from inference.memory_plan import read_shape
 from pipeline.bundle_file import unpack_bundle_file, write_bundle_file
 from pipeline.export_adapter import MOST_BASE_BYTES, copy_base
 from pipeline.plans.find_model import model_here, model_of
@@ -280,7 +281,16 @@ def _base_here(base: BundledBase, folder: Path, given: Path | None) -> Path:
             raise InputError(f"its base model '{base.name}' is not in it and not on this machine: name its folder with --base")
     if base_identity(found) != base.identity or weights_hash(found) != base.weights:
         raise InputError(f"'{found}' is not its base model '{base.name}': the hashes differ")
+    if base.included:
+        _check_size(found)
     return found
+
+
+def _check_size(folder: Path) -> None:
+    """Refuse a model of a stranger whose config asks for more weights than its file has: loading would fill the memory."""
+    shape, vocabulary = read_shape(folder), read_config(folder).get("vocab_size")
+    if shape is None or not isinstance(vocabulary, int) or shape.parameters < shape.linear_parameters + vocabulary * shape.hidden:
+        raise InputError("the config of its base model does not fit the weights")
 
 
 def _read_facts(file: Path, record: Mapping[str, Any]) -> BundleFacts:

@@ -11,6 +11,7 @@ import pytest
 
 import pipeline.step_bundle
 from cli import main
+from decoding.model_files import base_identity
 from pipeline.bundle_file import unpack_bundle_file, write_bundle_file
 from storage.ledger import MAIN
 from storage.outcome import outcome_path
@@ -162,6 +163,13 @@ def test_a_base_that_is_not_included_is_found_by_its_folder_and_checked(
     assert code == 2 and "the hashes differ" in err
 
 
+def _a_huge_base(folder: Path, facts: dict) -> None:
+    """A config that asks for a hundred thousand blocks, with the hashes of this config."""
+    file = folder / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"num_hidden_layers": 100_000}))
+    facts["base"]["identity"] = base_identity(folder / "model")
+
+
 def _a_million_threads(folder: Path, facts: dict) -> None:
     file = outcome_path(RunPaths(folder / "run"), MAIN, 2)
     file.write_text(json.dumps(json.loads(file.read_bytes()) | {"threads": 1_000_000}))
@@ -178,6 +186,7 @@ def _a_million_threads(folder: Path, facts: dict) -> None:
         pytest.param(lambda folder, facts: shutil.rmtree(folder / "run" / "shards"), "is gone", id="no rows"),
         pytest.param(lambda folder, facts: shutil.rmtree(folder / "run" / "ledger"), "step 2 never was", id="no ledger"),
         pytest.param(_a_million_threads, "threads", id="a million threads"),
+        pytest.param(_a_huge_base, "the config of its base model does not fit the weights", id="a huge base"),
     ],
 )
 def test_a_sealed_bundle_that_does_not_fit_is_one_sentence(written: Path, bundle: Bundle, tmp_path: Path, change, sentence: str):

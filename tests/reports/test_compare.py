@@ -23,8 +23,10 @@ from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.lineages import open_lineage
 from storage.outcome import Outcome, UpdateOutcome, outcome_path, write_outcome
 from storage.runs import RunPaths
+from storage.shards import publish_shard
 from telemetry.errors import InputError
 from tests.reports.conftest import Page
+from tests.storage.make_rows import make_shard_rows
 
 STEPS = 4
 
@@ -157,6 +159,20 @@ def test_a_damaged_ledger_is_said_and_the_rest_is_compared(make, capsys):
     assert said.startswith("The curve is left out: ") and found.runs[0].curve and not found.runs[0].troubles
     assert main.run(["compare", "a", "b", "--runs-root", str(first.root.parent)]) == 0
     assert "The curve is left out" in capsys.readouterr().out
+
+
+def test_a_run_of_another_schema_and_one_of_another_base_are_said_in_a_sentence(make, monkeypatch: pytest.MonkeyPatch):
+    first = make("a")
+    monkeypatch.setattr("storage.arrow_files.SCHEMA_VERSION", 2)
+    older = make("b")
+    monkeypatch.undo()
+    found = compared(first, older)
+    assert "has schema version 2, this program reads 3" in found.first_differences[0].sentence
+    assert "has schema version 2" in found.runs[1].troubles[0]
+    others = make("c"), make("d")
+    for run, base in zip(others, ("one", "two"), strict=True):
+        publish_shard(run, "local", 0, *make_shard_rows(random.Random(0), range(1), "local"), {"base_model": base})
+    assert parted(*others)[:2] == ("base", 0) and "They train other base models" in parted(*others)[2]
 
 
 def score(gains: list[float], **changes: Any) -> ScoreRecord:
