@@ -28,6 +28,8 @@ def paired(pair: Paired, first: str) -> str:
     if interval is None:
         why = describe_shortage(difference.clusters, "source games")
         return f"From {starts}, {theirs} and {ours} are {difference.mean:+.2f} centres apart, without an interval: {why}."
+    if interval == (0, 0):
+        return f"{theirs} and {ours} gain as much from {starts}, on the average of every source game."
     bounds = f"95 % interval {format_interval(interval, '+.2f')} over {difference.clusters} source games"
     if pair.found.shown:
         more = "more" if difference.mean > 0 else "fewer"

@@ -15,6 +15,8 @@ import pyarrow as pa
 from evaluation.intervals import FEWEST_CLUSTERS, Estimate, estimate
 
 MOST_POINTS = 40
+GROUPS_WANTED = 2 * FEWEST_CLUSTERS
+"""Start groups of a point, by those of the first step; steps have more and fewer, and below `FEWEST_CLUSTERS` is no interval."""
 STEPS_READ = 8
 """Steps of a point whose ledgers are read at most; more than an interval takes start groups."""
 _RESAMPLES = 1000
@@ -45,7 +47,7 @@ def return_curve(steps: Sequence[int], rows_of: Callable[[int], pa.Table | None]
         return []
     first = rows_of(steps[0])
     groups = max(1, len(set(_groups(first))) if first is not None else 1)
-    together = max(-(-len(steps) // MOST_POINTS), -(-FEWEST_CLUSTERS // groups))
+    together = max(-(-len(steps) // MOST_POINTS), -(-GROUPS_WANTED // groups))
     edges = np.linspace(0, len(steps), max(1, len(steps) // together) + 1).round().astype(int).tolist()
     points = (_point(steps[begin:end], rows_of) for begin, end in pairwise(edges))
     return [point for point in points if point is not None]
