@@ -8,12 +8,14 @@ in a second. What explains a difference is named only if it was recorded: settin
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from reports.settings_tree import flat
 from storage.arrow_files import read_metadata
+from storage.files import FILES
 from storage.json_files import read_object
 from storage.ledger import MAIN, ledger_path, read_ledger
 from storage.lessons import LEDGER_KEY
@@ -27,6 +29,7 @@ from telemetry.errors import DataError
 Kind = Literal["nothing", "base", "settings", "rows", "lessons", "weights", "unknown"]
 _SAME_ROW = ("decision_id", "checksum")
 """Columns of a ledger that are equal for equal rows; the id alone names a place in the rollouts, whatever was played there."""
+_SHARDS_TRIED = 8
 _CHOICE = "selection"
 """Entry of a ledger's metadata with the query by which its rows were chosen."""
 
@@ -163,14 +166,14 @@ def _query(metadata: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _base_model(paths: RunPaths) -> str:
-    """Fingerprint of the base model that drew the run's rows; empty if no shard is left to tell."""
-    for folder in sorted(paths.shards.iterdir()) if paths.shards.is_dir() else ():
-        for file in sorted(folder.glob("*.arrow")) if folder.is_dir() else ():
-            if SHARD_NAME.fullmatch(file.name):
-                try:
-                    return read_metadata(file).get("base_model", "")
-                except DataError:
-                    continue  # a damaged shard; the report of its run names it
+    """Fingerprint of the base model that drew the run's rows, by one of its first shards; empty if none of them tells."""
+    folders = (paths.shards / name for name in FILES.folders(paths.shards))
+    files = (folder / name for folder in folders for name in sorted(FILES.names(folder)) if SHARD_NAME.fullmatch(name))
+    for file in islice(files, _SHARDS_TRIED):
+        try:
+            return read_metadata(file).get("base_model", "")
+        except DataError:
+            continue  # a damaged shard; the report of its run names it
     return ""
 
 
