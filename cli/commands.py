@@ -26,8 +26,10 @@ COMMANDS = {
         "runs": ("cli.runs:app", "List runs; inspect, explain, repeat or clean one."),
         "watch": ("cli.watch:watch", "Watch the figures of a run on one screen while it trains."),
         "report": ("cli.report:report", "Write the results of a run as one page."),
+        "compare": ("cli.compare:compare", "Compare runs side by side, on one page and in one table."),
         "replay": ("cli.replay_game:replay", "Step through a game of a run in a browser."),
-        "sql": ("cli.sql:sql", "Query the rows of a run with SQL, also while it trains."),
+        "sql": ("cli.sql:sql", "Query the rows of a run, or of several, with SQL, also while they train."),
+        "bundle": ("cli.bundle:bundle", "Put a step into one file that anybody can repeat; verify one."),
     },
     "Services": {
         "serve": ("cli.serve:serve", _SERVE),

@@ -254,7 +254,12 @@ def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list
     """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
     before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
     differ = (name for name in before | after if before.get(name) != after.get(name))
-    return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
+    return {name: [before.get(name), after.get(name)] for name in differ if enters_rows_or_weights(name)}
+
+
+def enters_rows_or_weights(name: str) -> bool:
+    """Whether rows or weights depend on the setting of this dotted name."""
+    return _rule(name) is not MAY_CHANGE
 
 
 def _rule(name: str) -> ChangeRule:

@@ -20,6 +20,7 @@ from evaluation.intervals import estimate
 from evaluation.match_files import MatchRecord, PlayerRating, read_matches, read_ratings
 from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.track import TrackPoint, read_track
+from reports.read_figures import read_figures, read_metrics, read_settings
 from storage.asking import connect
 from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
@@ -121,11 +122,11 @@ def read_run(paths: RunPaths) -> RunFacts:
         InputError: there is no run in that folder.
     """
     refresh_run(paths)
-    settings = _settings(paths)
+    settings = read_settings(paths)
     troubles: list[str] = []
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
         troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
-    records = _metrics(paths.metrics, troubles)
+    records = read_metrics(paths.metrics, troubles)
     producers, unread = read_producers(paths)
     troubles += unread
     return RunFacts(
@@ -198,50 +199,6 @@ def _alerts(file: Path) -> list[str]:
         except (ValueError, KeyError, TypeError):
             continue
     return said
-
-
-def read_figures(paths: RunPaths) -> tuple[Mapping[str, Any], dict[int, dict[str, float]]]:
-    """Read only the settings of a run and the metrics of its finished steps.
-
-    Raises:
-        InputError: there is no run in that folder.
-    """
-    settings, records = _settings(paths), _metrics(paths.metrics, [])
-    return settings, {step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures}
-
-
-def _settings(paths: RunPaths) -> dict[str, Any]:
-    """The resolved tree, as stored.
-
-    Raises:
-        InputError: there is no run, or what it stored was altered.
-    """
-    if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
-    try:
-        settings = json.loads(paths.settings.read_bytes())
-        if not isinstance(settings, dict) or not isinstance(settings["steps"], int):
-            raise ValueError("its steps are no number")
-    except (ValueError, KeyError) as error:
-        raise InputError(f"'{paths.settings}' is no whole record of settings ({error}): restore it from a copy") from error
-    return settings
-
-
-def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
-    """Metrics by step; later lines replace earlier ones. Unreadable lines are counted and skipped."""
-    records: dict[int, dict[str, float]] = {}
-    cut: list[int] = []
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            records[int(record["step"])] = {name: value for name, value in record.items() if "/" in name}
-        except (ValueError, KeyError, TypeError):
-            cut.append(number)
-    if cut:
-        which = "its last line is" if cut == [len(lines)] else f"line {', '.join(map(str, cut))} of {len(lines)} is"
-        troubles.append(f"{file.name}: {which} no whole record and was left out.")
-    return records
 
 
 _Found = TypeVar("_Found")

@@ -23,7 +23,8 @@ from cli.commands import command_line
 from flows.producer_fleet import PRODUCER_DEPLOYMENT
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
-from storage.asking import ask, connect, ready_query
+from storage.asking import AskedRun, ask, connect, ready_query
+from storage.asking_runs import connect_runs, ready_query_of_runs
 from storage.runs import RunPaths
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS
@@ -91,7 +92,9 @@ def entente_commands() -> list[Any]:
 
 COMMANDS = entente_commands()
 QUERIES = [
-    pytest.param(next(word for word in case.values[0][1:] if " " in word or word.startswith("@")), id=case.id)
+    pytest.param(
+        next(word for word in case.values[0][1:] if " " in word or word.startswith("@")), "--runs" in case.values[0], id=case.id
+    )
     for case in COMMANDS
     if case.values[0][0] == "sql"
 ]
@@ -139,11 +142,13 @@ def test_a_command_that_is_named_exists(page: str):
         assert chain and not [word for word in rest[:1] if not word.startswith("-")], f"entente {' '.join(words)}"
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
+@pytest.mark.parametrize(("query", "of_several"), QUERIES)
+def test_sql_that_is_shown_fits_the_views(query: str, of_several: bool, tmp_path: Path):
     RunPaths(tmp_path).create()
-    with connect(tmp_path) as connection:
-        assert ask(connection, ready_query(query[1:]) if query.startswith("@") else query).num_rows == 0
+    runs, ready = [AskedRun(folder=tmp_path)], query[1:] if query.startswith("@") else ""
+    with connect_runs(runs) if of_several else connect(tmp_path) as connection:
+        asked = query if not ready else ready_query_of_runs(connection, runs, ready) if of_several else ready_query(ready)
+        assert ask(connection, asked).num_rows == 0
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])

@@ -83,6 +83,13 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     return final
 
 
+def drop_metrics(folder: Path) -> None:
+    """Take the metrics, such as times, out of a copied checkpoint, so that equal states have equal bytes."""
+    record = {**read_object(folder / _MANIFEST), "metrics": {}}
+    record.pop("checksum", None)
+    (folder / _MANIFEST).write_text(sealed(record))
+
+
 def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
     policy.save_adapter(aside)
     (aside / "README.md").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pipeline.refresh_settings import newest_run, refreshed_settings
 from pipeline.run_settings import CACHE_FOLDER, RunSettings
 from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import usable_cores
-from reports.read_run import read_figures
+from reports.read_figures import read_figures
 from state_cache.store import version_name
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.lineages import lineage_at

@@ -134,8 +134,8 @@ class Machine:
 
     def lose(self) -> None:
         """End every process on it at once."""
-        found = subprocess.run(["ip", "netns", "pids", self._namespace], capture_output=True, text=True, check=False).stdout.split()
-        for pid in found:
+        found = subprocess.run(["ip", "netns", "pids", self._namespace], capture_output=True, text=True, check=False)
+        for pid in found.stdout.split():
             _kill(int(pid))
         if self.process is not None:
             self.process.wait(30)
