@@ -59,7 +59,8 @@ def process_figures(name: str, model: Path, training: TrainingSettings, batch: B
                 began, gradients, tokens[arm] = time.perf_counter(), [], 0
                 for rows in update_rows(batch, settings):
                     tokens[arm] += updater.accumulate(batch, rows, advantages_of(batch)).unique_tokens
-                    gradients.append(np.concatenate([weight.grad.flatten().numpy() for weight in policy.parameters()]))
+                    grads = [weight.grad for weight in policy.parameters() if weight.grad is not None]
+                    gradients.append(np.concatenate([grad.flatten().numpy() for grad in grads]))
                 took[arm] = time.perf_counter() - began
                 found[arm] = np.concatenate(gradients)
             if number:  # the first round checks layouts and makes kernels

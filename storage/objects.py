@@ -25,7 +25,7 @@ from telemetry.errors import InputError, StoreAwayError
 from telemetry.progress import reporter
 
 if TYPE_CHECKING:
-    from obstore.store import S3Store
+    from obstore.store import S3Config, S3Store
 
 PATIENCE_S = 1200.0
 """Seconds for which a store that does not answer is waited for: longer than the ten minutes of a restart or a failover."""
@@ -163,7 +163,7 @@ class Objects:
         import obstore
 
         def attempt() -> list[Any]:
-            return obstore.list(self._store, prefix, offset=after or None).collect()
+            return list(obstore.list(self._store, prefix, offset=after or None).collect())
 
         return map(_meta, self._patiently(f"list {prefix}", attempt))
 
@@ -272,11 +272,12 @@ def _from_environment(bucket: str) -> "S3Store":
     from obstore.store import S3Store
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    config: S3Config = {"region": os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"}
+    if endpoint:
+        config["endpoint"] = endpoint
     return S3Store(
         bucket,
-        region=region,
-        endpoint=endpoint,
+        config=config,
         client_options={
             "allow_http": bool(endpoint and endpoint.startswith("http://")),
             "timeout": timedelta(seconds=_REQUEST_S),

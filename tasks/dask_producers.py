@@ -137,6 +137,7 @@ async def _workers(client: "Client") -> Mapping[str, Any]:
     """The cluster's workers by address; none while the scheduler does not answer."""
     try:
         async with asyncio.timeout(ANSWERS_WITHIN_S):
-            return (await client.scheduler.identity(n_workers=-1))["workers"]  # type: ignore[union-attr]
+            identity: Any = client.scheduler.identity  # type: ignore[union-attr]  # an RPC of any name
+            return (await identity(n_workers=-1))["workers"]
     except (OSError, TimeoutError):
         return {}

@@ -214,9 +214,9 @@ def _work(line: Line, wanted: Wanted, offer: Offer, place: Place, model: Path) -
         torch.cuda.set_device(wanted.local_rank)
         device = torch.device("cuda", wanted.local_rank)
     host, _ = read_address(wanted.address)
-    store = dist.TCPStore(host, place.port, is_master=False, timeout=timedelta(seconds=60))
+    store = dist.TCPStore(host, place.port, is_master=False, timeout=timedelta(seconds=60))  # pyright: ignore[reportPrivateImportUsage]
     peers = form_group(
-        dist.PrefixStore(place.token, store),
+        dist.PrefixStore(place.token, store),  # pyright: ignore[reportPrivateImportUsage]
         rank=place.rank,
         size=place.size,
         device=device,

@@ -142,7 +142,7 @@ class _Gathering:
             placed = self._in_order()
         server = socket.create_server((self._host, 0), family=self._listener.family)
         port, token = server.getsockname()[1], secrets.token_hex(16)
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             self._host,
             port,
             is_master=True,
@@ -154,7 +154,7 @@ class _Gathering:
             with contextlib.suppress(OSError):  # whoever watches the line says so
                 follower.line.send(as_message(Place(rank=rank, size=wanted + 1, port=port, token=token)))
         return form_group(
-            dist.PrefixStore(token, store),
+            dist.PrefixStore(token, store),  # pyright: ignore[reportPrivateImportUsage]
             rank=0,
             size=wanted + 1,
             device=self._device,

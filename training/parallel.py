@@ -94,7 +94,13 @@ class Peers:
 
 
 def form_group(
-    store: dist.Store, *, rank: int, size: int, device: torch.device, interface: str = "", base_parts: int = 1
+    store: dist.Store,  # pyright: ignore[reportPrivateImportUsage]
+    *,
+    rank: int,
+    size: int,
+    device: torch.device,
+    interface: str = "",
+    base_parts: int = 1,
 ) -> Peers:
     """Form the process group with the others, by gloo on CPUs and NCCL on GPUs; waits for all of them.
 

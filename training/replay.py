@@ -54,8 +54,8 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-4, gradient_norm=0.01, weights=0.1),
     "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1, weights=0.25),
 }
-"""By training.dtype, if the step was made or is replayed on a GPU, by another processor or other versions, or if several processes
-made it. These values are not measured."""
+"""By training.dtype, if the step was made or is replayed on a GPU, by another processor or other versions, or if several
+processes made it. These values are not measured."""
 EXACT = Tolerance(loss=0.0, gradient_norm=0.0, weights=0.0)
 
 
