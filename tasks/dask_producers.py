@@ -130,14 +130,14 @@ async def produce_on_dask(
             until = time.monotonic() + _ENDS_WITHIN_S
             while any(future.status == "pending" for _, future in running.values()) and time.monotonic() < until:
                 await asyncio.sleep(0.1)
-        await client.close()
+        closing: Any = client.close()
+        await closing
 
 
 async def _workers(client: "Client") -> Mapping[str, Any]:
     """The cluster's workers by address; none while the scheduler does not answer."""
     try:
         async with asyncio.timeout(ANSWERS_WITHIN_S):
-            identity: Any = client.scheduler.identity  # type: ignore[union-attr]  # an RPC of any name
-            return (await identity(n_workers=-1))["workers"]
+            return (await client.scheduler.identity(n_workers=-1))["workers"]  # type: ignore[union-attr]
     except (OSError, TimeoutError):
         return {}
