@@ -6,6 +6,7 @@ that the producer is alive, and why it ended if it could write that. Of two prod
 
 import asyncio
 import os
+import re
 import socket
 import threading
 import time
@@ -22,6 +23,12 @@ from telemetry.progress import reporter
 
 _BEYOND_A_SHARD = 4096
 """Upper bound of start groups in a shard: the distance to the next free number after a shard that cannot be read."""
+
+
+def own_name(flow_run: str = "") -> str:
+    """A name for a producer of this process: host, and the flow run or the process's number."""
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-")[:40] or "host"
+    return f"{host}-{flow_run[:8] or os.getpid()}"
 
 
 def next_free_number(paths: RunPaths, producer: str) -> int:
