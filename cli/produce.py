@@ -48,8 +48,9 @@ def produce(
 
         entente train --run mine --pipeline.no-deterministic --pipeline.task-runner producers    a flow that only trains
     """
-    from pipeline.produce import check_produce, own_name, urls_here
+    from pipeline.produce import check_produce, urls_here
     from pipeline.produce import produce as produce_rollouts
+    from pipeline.producer_desk import own_name
     from pipeline.rollout_side import model_of_side
 
     paths = RunPaths(runs_root / which_run(run, runs_root))

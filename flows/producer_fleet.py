@@ -101,11 +101,7 @@ class ProducerFleet:
 
     async def __aenter__(self) -> Self:
         await self._read_statuses()
-        for status in self._statuses:  # producers that outlived a kill of this run
-            if _NAME.fullmatch(status.producer) and status.at_work():
-                self._started[status.producer] = _Started(
-                    flow_run=_uuid(status.flow_run), asked_at=time.monotonic(), has_status=True
-                )
+        self._adopt()
         self._managing = asyncio.create_task(self._manage())
         return self
 
@@ -152,8 +148,18 @@ class ProducerFleet:
         for sentence in self._damaged:
             self._report_once(sentence)
 
+    def _adopt(self) -> None:
+        """Take in producers of this fleet's names that outlived a kill of this run, or that were thought to be lost."""
+        for status in self._statuses:
+            wanted = self._control is None or self._control.control.wants(status.producer)
+            if _NAME.fullmatch(status.producer) and status.producer not in self._started and wanted and status.at_work():
+                self._started[status.producer] = _Started(
+                    flow_run=_uuid(status.flow_run), asked_at=time.monotonic(), has_status=True
+                )
+
     def _update_started(self) -> None:
         """Update the producers of this fleet from their status files."""
+        self._adopt()
         for status in self._statuses:
             started = self._started.get(status.producer)
             if started is None:

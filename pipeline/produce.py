@@ -7,8 +7,6 @@ under its own name and numbers. It knows neither Prefect nor Dask: whoever start
 import asyncio
 import heapq
 import os
-import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from game.players import check_player
 from pipeline.gathering import Gathered, PlayedGroups
 from pipeline.play import publish_groups, roll_out_groups
-from pipeline.producer_desk import ProducerDesk
+from pipeline.producer_desk import ProducerDesk, own_name
 from pipeline.resources import PROBE, PRODUCER
 from pipeline.rollout_side import FOLLOW_S, RolloutSide, SideSettings, check_wanted, producer_positions, side_settings
 from pipeline.threads import apply_threads, usable_cores
@@ -132,12 +130,6 @@ def check_produce(paths: RunPaths, producer: str) -> tuple[SideSettings, Control
     for player in settings.rollouts.scripted_opponents:
         check_player(player)
     return settings, control
-
-
-def own_name(flow_run: str = "") -> str:
-    """A name for a producer of this process: host, and the flow run or the process's number."""
-    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-")[:40] or "host"
-    return f"{host}-{flow_run[:8] or os.getpid()}"
 
 
 class Production:

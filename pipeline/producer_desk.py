@@ -6,7 +6,9 @@ that the producer is alive, and why it ended if it could write that. Of two prod
 
 import asyncio
 import os
+import re
 import socket
+import threading
 import time
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -21,6 +23,12 @@ from telemetry.progress import reporter
 
 _BEYOND_A_SHARD = 4096
 """Upper bound of start groups in a shard: the distance to the next free number after a shard that cannot be read."""
+
+
+def own_name(flow_run: str = "") -> str:
+    """A name for a producer of this process: host, and the flow run or the process's number."""
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-")[:40] or "host"
+    return f"{host}-{flow_run[:8] or os.getpid()}"
 
 
 def next_free_number(paths: RunPaths, producer: str) -> int:
@@ -66,8 +74,10 @@ class ProducerDesk:
             sentence="",
         )
         self._lock: AbstractContextManager[bool] | None = None
-        self._writing = asyncio.Lock()
-        self._beat: asyncio.Task[None] | None = None
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        # A thread: the event loop stands still for a long time while a large model is opened.
+        self._beat = threading.Thread(target=self._update_regularly, name="producer-desk", daemon=True)
         self._taken: InputError | None = None
 
     @property
@@ -81,14 +91,17 @@ class ProducerDesk:
         Raises:
             InputError: a producer of this name that began earlier is at work on another machine.
         """
-        async with self._writing:
-            self._status = replace(self._status, state=state, alive_at=time.time(), **fields)
-            await asyncio.to_thread(self._write)
+        await asyncio.to_thread(self._set, state=state, **fields)
 
     def check_name(self) -> None:
         """Raise the InputError of `update` if a regular write met it."""
         if self._taken is not None:
             raise self._taken
+
+    def _set(self, **fields: Any) -> None:
+        with self._writing:
+            self._status = replace(self._status, alive_at=time.time(), **fields)
+            self._write()
 
     def _write(self) -> None:
         if self._taken is None:
@@ -121,13 +134,12 @@ class ProducerDesk:
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
-        self._beat = asyncio.create_task(self._update_regularly())
+        self._beat.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
-            await asyncio.gather(self._beat, return_exceptions=True)
+        self._ended.set()
+        await asyncio.to_thread(self._beat.join)
         try:
             why = self._status.sentence if error is None else str(error) or "it was cancelled"
             if self._taken is None:
@@ -136,11 +148,10 @@ class ProducerDesk:
             if self._lock is not None:
                 self._lock.__exit__(None, None, None)
 
-    async def _update_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT_S)
+    def _update_regularly(self) -> None:
+        while not self._ended.wait(BEAT_S):
             try:
-                await self.update(self._status.state)
+                self._set()
             except (OSError, StoreAwayError) as error:  # a full disk, say: readers see no sign of life, and shards wait for room
                 reporter().say(f"the status of producer '{self._producer}' could not be written: {error}")
             except InputError:  # the loop asks `check_name`

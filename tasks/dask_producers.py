@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from pipeline.produce import FAILURES_IN_A_ROW, Produced, own_name, produce
+from pipeline.produce import FAILURES_IN_A_ROW, Produced, produce
+from pipeline.producer_desk import own_name
 from storage.runs import RunPaths
 from tasks.dask_rollouts import ANSWERS_WITHIN_S, check_scheduler
 from telemetry.errors import EngineLostError, InputError

@@ -136,6 +136,20 @@ def test_what_is_lost_or_failed_is_replaced_under_another_name(run: Run, prefect
     assert any("fleet-0002' on there ended: the model is not here" in sentence for sentence in said)
 
 
+def test_one_that_was_thought_to_be_lost_counts_again_and_can_be_dismissed(run: Run, prefect: Asked):
+    async def go() -> None:
+        async with run.fleet(0, 1) as fleet:
+            fleet.set_target(1)
+            await until(lambda: prefect.begun)
+            run.tells("fleet-0001", alive_at=time.time() - 3600)
+            await until(lambda: fleet.status().lost == 1)
+            fleet.set_target(0)
+            run.tells("fleet-0001")
+            await until(lambda: not read_control(run.paths).wants("fleet-0001"))
+
+    asyncio.run(go())
+
+
 def test_one_that_failed_before_it_could_say_so_is_learned_of_from_prefect(
     run: Run, prefect: Asked, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
