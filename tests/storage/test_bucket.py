@@ -20,7 +20,7 @@ from storage.index import Index
 from storage.ledger import read_ledger
 from storage.objects import Objects
 from storage.retention import RetentionSettings, drop_old_adapters, size_of
-from storage.run_roots import INHERITED, is_mounted, located, opened, shown, shown_text
+from storage.run_roots import INHERITED, is_mounted, located, shown, shown_text
 from storage.runs import RunPaths, held, refresh_run, runs_in, set_aside
 from storage.shards import coverage, open_plies, open_shard, publish_shard, shard_path
 from telemetry.errors import DataError, InputError
@@ -48,7 +48,7 @@ def proxy(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def root(proxy: Proxy, request: pytest.FixtureRequest) -> Path:
-    return opened(f"s3://{BUCKET}/{request.node.name[:60]}")
+    return located(f"s3://{BUCKET}/{request.node.name[:60]}")
 
 
 @pytest.fixture
