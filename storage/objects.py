@@ -236,7 +236,8 @@ class Objects:
                 if not is_away(error):
                     raise refusal(self.bucket, error) or error from None
                 waited = time.monotonic() - began
-                if waited >= (self.patience_s if self._answered and not self._gave_up else FIRST_PATIENCE_S):
+                limit = self.patience_s if self._answered and not self._gave_up else FIRST_PATIENCE_S
+                if waited >= limit:
                     if not self._answered:
                         raise InputError(
                             f"{endpoint()} cannot be used for bucket '{self.bucket}' ({in_few_words(error)}): start it, or "
@@ -251,7 +252,7 @@ class Objects:
                     said = True
                     reporter().say(
                         f"the object store of bucket '{self.bucket}' is away ({in_few_words(error)}); waiting for it, at most "
-                        f"{self.patience_s / 60:.0f} minutes"
+                        f"{limit:.0f} s"
                     )
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -76,7 +76,7 @@ def _mount(cache: Path, url: str, *, answered: bool = False) -> None:
     from storage.objects import Objects
 
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    FILES.mounted[f"{cache}/"] = BucketFiles(Objects(bucket, answered=answered), prefix, cache)
+    FILES.mount(cache, BucketFiles(Objects(bucket, answered=answered), prefix, cache))
 
 
 def _mounts() -> dict[str, str]:
