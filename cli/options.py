@@ -20,10 +20,10 @@ Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was
 
 
 def open_root(kind: object, tokens: "Sequence[Token]") -> Path:
-    """The folder that the user named; a bucket is mounted, and asked whether it can be read."""
-    from storage.run_roots import opened
+    """The folder that the user named; a bucket is mounted."""
+    from storage.run_roots import located
 
-    return opened(tokens[0].value)
+    return located(tokens[0].value)
 
 
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs, or s3://bucket/prefix.", converter=open_root)]

@@ -30,7 +30,7 @@ from storage.files import FILES
 from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
 from storage.rewards import check_blend
-from storage.run_roots import RunsFolder, opened
+from storage.run_roots import RunsFolder, located
 from storage.runs import RunPaths, check_name, check_run_name, refresh_run, resolve_run, run_names
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
@@ -236,7 +236,7 @@ def resumed_settings(
         raise InputError("--resume continues an existing run: name it with --run")
     if not isinstance(root, str | Path):
         raise InputError(f"runs_root: input is not a path, got {root!r}")
-    root = opened(root)
+    root = located(root)
     changes["run"] = run = resolve_run(root, run)
     refresh_run(RunPaths(root / check_name(run, "run")))
     stored = settings_of(RunPaths(root / check_name(run, "run")))

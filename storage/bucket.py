@@ -339,10 +339,9 @@ class BucketFiles:
     def check(self, folder: Path) -> None:
         """See `FileStore.check`."""
         key = f"{self.key(folder)}/.probe-{secrets.token_hex(6)}".lstrip("/")
-        with self.objects.first_contact():
-            first, second = self.objects.create(key, b"1"), self.objects.create(key, b"2")
-            stale = self.objects.update(key, b"3", '"0"')
-            self.objects.remove([key])
+        first, second = self.objects.create(key, b"1"), self.objects.create(key, b"2")
+        stale = self.objects.update(key, b"3", '"0"')
+        self.objects.remove([key])
         if first is None or second is not None or stale is not None:
             raise InputError(
                 f"the object store of bucket '{self.objects.bucket}' ignores conditional puts (If-None-Match, If-Match), so two "

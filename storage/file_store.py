@@ -163,14 +163,23 @@ class MountedFiles:
         self._others = others
         self._inherits = True
 
-    def store_of(self, path: Path | str) -> FileStore:
-        """The store of a path."""
+    def mount(self, folder: Path, store: FileStore) -> None:
+        """Make `store` the store of every path below an absolute folder."""
+        self._inherit()
+        self.mounted[f"{folder}/"] = store
+
+    def _inherit(self) -> None:
+        """At first use, mount what the process that started this one had mounted."""
         if self._inherits:
             self._inherits = False
-            if "ENTENTE_MOUNTS" in os.environ:  # of the process that started this one
+            if "ENTENTE_MOUNTS" in os.environ:
                 from storage.run_roots import mount_inherited
 
                 mount_inherited()
+
+    def store_of(self, path: Path | str) -> FileStore:
+        """The store of a path."""
+        self._inherit()
         if self.mounted:
             inside = f"{path}/"
             for folder, store in self.mounted.items():

@@ -14,9 +14,9 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 1200.0
 """Seconds for which a store that does not answer is waited for: longer than the ten minutes of a restart or a failover."""
 FIRST_PATIENCE_S = 15.0
-"""The same for the first request of a command, where a wrong address is likelier than an outage."""
+"""The same for a store that has never answered, where a wrong address is likelier than an outage."""
 _SAY_AFTER_S = 5.0
 _LONGEST_PAUSE_S = 10.0
 _REQUEST_S = 60.0
@@ -59,31 +59,20 @@ class Meta:
 class Objects:
     """The objects of one bucket. Any thread may call; keys are relative to the bucket."""
 
-    def __init__(self, bucket: str, store: "S3Store | None" = None) -> None:
+    def __init__(self, bucket: str, *, answered: bool = False) -> None:
         """Credentials and endpoint come from the AWS_* environment variables; nothing is asked yet.
 
         Args:
-            store: None: the store of these variables.
+            answered: the store has answered before, to the process that started this one.
         """
         self.bucket = bucket
         self.patience_s = PATIENCE_S
         self._gave_up = False  # once it was waited for in vain, whatever closes the run does not wait as long again
-        self._store = store or _from_environment(bucket)
+        self._answered = answered
 
-    @contextmanager
-    def first_contact(self) -> Iterator[None]:
-        """Wait only `FIRST_PATIENCE_S` during the block.
-
-        Raises:
-            InputError: nobody answers at the address.
-        """
-        self.patience_s, before = FIRST_PATIENCE_S, self.patience_s
-        try:
-            yield
-        except StoreAwayError as error:
-            raise InputError(f"{endpoint()} cannot be used: {error}; correct AWS_ENDPOINT_URL if the address is wrong") from error
-        finally:
-            self.patience_s = before
+    @cached_property
+    def _store(self) -> "S3Store":
+        return _from_environment(self.bucket)
 
     def create(self, key: str, content: Content) -> str | None:
         """Write an object if its key is free.
@@ -235,7 +224,7 @@ class Objects:
         """Call, and call again while the store is away.
 
         Raises:
-            InputError: the store refuses the request.
+            InputError: the store refuses the request, or has never answered.
             StoreAwayError: it did not answer for `patience_s`.
             FileNotFoundError, and obstore's errors of conditional requests: as `call`.
         """
@@ -247,7 +236,13 @@ class Objects:
                 if not is_away(error):
                     raise refusal(self.bucket, error) or error from None
                 waited = time.monotonic() - began
-                if waited >= (FIRST_PATIENCE_S if self._gave_up else self.patience_s):
+                limit = self.patience_s if self._answered and not self._gave_up else FIRST_PATIENCE_S
+                if waited >= limit:
+                    if not self._answered:
+                        raise InputError(
+                            f"{endpoint()} cannot be used for bucket '{self.bucket}' ({in_few_words(error)}): start it, or "
+                            "correct AWS_ENDPOINT_URL"
+                        ) from error
                     self._gave_up = True
                     raise StoreAwayError(
                         f"the object store of bucket '{self.bucket}' did not {doing} for {waited:.0f} s ({in_few_words(error)}): "
@@ -257,12 +252,12 @@ class Objects:
                     said = True
                     reporter().say(
                         f"the object store of bucket '{self.bucket}' is away ({in_few_words(error)}); waiting for it, at most "
-                        f"{self.patience_s / 60:.0f} minutes"
+                        f"{limit:.0f} s"
                     )
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 continue
-            self._gave_up = False
+            self._answered, self._gave_up = True, False
             if said:
                 reporter().say(f"the object store of bucket '{self.bucket}' is back after {time.monotonic() - began:.0f} s")
             return result

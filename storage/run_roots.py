@@ -42,28 +42,10 @@ def located(root: str | Path) -> Path:
     url = f"s3://{bucket}/{prefix}".rstrip("/")
     cache = _cache_folder(url)
     if str(cache) not in _mounts():
+        make_directory(cache)
         _mount(cache, url)
         os.environ[INHERITED] = json.dumps(_mounts() | {str(cache): url})
     return cache
-
-
-def opened(root: str | Path) -> Path:
-    """Like `located`, but a mounted bucket is also asked for the names of its runs, and their small files are brought here.
-
-    Raises:
-        InputError: it cannot be read: no such bucket, wrong keys, or nobody answers.
-    """
-    folder = located(root)
-    if not is_mounted(folder):
-        return folder
-    from storage.bucket import BucketFiles
-
-    store = FILES.store_of(folder)
-    assert isinstance(store, BucketFiles), "a mounted folder belongs to its bucket"
-    make_directory(folder)
-    with store.objects.first_contact():
-        store.refresh(folder)
-    return folder
 
 
 def is_mounted(folder: Path) -> bool:
@@ -86,15 +68,15 @@ def shown_text(text: str) -> str:
 def mount_inherited() -> None:
     """Mount what the parent process had mounted."""
     for cache, url in _mounts().items():
-        _mount(Path(cache), url)
+        _mount(Path(cache), url, answered=True)
 
 
-def _mount(cache: Path, url: str) -> None:
+def _mount(cache: Path, url: str, *, answered: bool = False) -> None:
     from storage.bucket import BucketFiles
     from storage.objects import Objects
 
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    FILES.mounted[f"{cache}/"] = BucketFiles(Objects(bucket), prefix, cache)
+    FILES.mount(cache, BucketFiles(Objects(bucket, answered=answered), prefix, cache))
 
 
 def _mounts() -> dict[str, str]:

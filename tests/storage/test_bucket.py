@@ -20,7 +20,7 @@ from storage.index import Index
 from storage.ledger import read_ledger
 from storage.objects import Objects
 from storage.retention import RetentionSettings, drop_old_adapters, size_of
-from storage.run_roots import INHERITED, is_mounted, located, opened, shown, shown_text
+from storage.run_roots import INHERITED, is_mounted, located, shown, shown_text
 from storage.runs import RunPaths, held, refresh_run, runs_in, set_aside
 from storage.shards import coverage, open_plies, open_shard, publish_shard, shard_path
 from telemetry.errors import DataError, InputError
@@ -48,7 +48,7 @@ def proxy(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def root(proxy: Proxy, request: pytest.FixtureRequest) -> Path:
-    return opened(f"s3://{BUCKET}/{request.node.name[:60]}")
+    return located(f"s3://{BUCKET}/{request.node.name[:60]}")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def elsewhere(root: Path, tmp_path: Path) -> Elsewhere:
     def another() -> RunPaths:
         cache = tmp_path / f"machine-{next(count)}"
         prefix = shown(root).removeprefix(f"s3://{BUCKET}/")
-        FILES.mounted[f"{cache}/"] = BucketFiles(Objects(BUCKET), prefix, cache)
+        FILES.mount(cache, BucketFiles(Objects(BUCKET), prefix, cache))
         return RunPaths(cache / "mine")
 
     return another
@@ -82,6 +82,17 @@ def test_a_url_is_mounted_in_a_cache_and_shown_as_it_was_given(root: Path) -> No
     assert url.startswith("s3://bucket/test_a_url") and located(url) == root == located(Path(url)) == located(f"{url}/")
     assert is_mounted(root / "mine") and not is_mounted(root.parent) and json.loads(os.environ[INHERITED]) == {str(root): url}
     assert shown_text(f"{root}/mine is gone") == f"{url}/mine is gone" and located("runs") == Path("runs")
+
+
+def test_a_mount_of_this_process_has_not_answered_and_an_inherited_one_has(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FILES, "_inherits", True)
+    root = located(f"s3://{BUCKET}/fresh")
+    store = FILES.store_of(root)
+    assert isinstance(store, BucketFiles) and not store.objects._answered  # a wrong address is found out in seconds
+    monkeypatch.setattr(FILES, "mounted", {})
+    monkeypatch.setattr(FILES, "_inherits", True)  # as in a process that this one starts
+    store = FILES.store_of(root)
+    assert isinstance(store, BucketFiles) and store.objects._answered
 
 
 @pytest.mark.parametrize("wrong", ["s3://", "s3://B/x", "gs://bucket/x", "https://bucket/x"])

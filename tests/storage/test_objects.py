@@ -30,7 +30,7 @@ def proxy(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def objects(proxy: Proxy) -> Objects:
-    return Objects(BUCKET)
+    return Objects(BUCKET, answered=True)
 
 
 def content(objects: Objects, key: str) -> bytes:
@@ -110,14 +110,17 @@ def test_a_store_that_stays_away_ends_in_one_sentence(proxy: Proxy, objects: Obj
         objects.create("away/b", b"1")
 
 
-def test_a_wrong_address_is_the_user_s_mistake_and_not_waited_for(
-    tmp_path: Path, objects: Objects, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_address_is_the_user_s_mistake_and_not_waited_for(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PATIENCE_S", 0.3)
     proxy.is_down = True
-    with pytest.raises(InputError, match=r"cannot be used.*correct AWS_ENDPOINT_URL"), objects.first_contact():
+    objects = Objects(BUCKET)
+    with pytest.raises(InputError, match=r"cannot be used for bucket 'bucket' .* start it, or correct AWS_ENDPOINT_URL"):
         objects.directly_below("")
-    assert objects.patience_s == module.PATIENCE_S
+    proxy.is_down = False
+    assert objects.directly_below("nothing/") == ([], [])
+    proxy.is_down, objects.patience_s = True, 0.5
+    with pytest.raises(StoreAwayError):  # it had answered: it is away
+        objects.directly_below("")
 
 
 @pytest.mark.parametrize(
