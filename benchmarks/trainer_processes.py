@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.trainer_arms import advantages_of, relative_error, update_rows
+from benchmarks.trainer_arms import advantages_of, gradient_of, relative_error, update_rows
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
 from storage.gather import Batch
 from telemetry.progress import reporter
@@ -59,8 +59,7 @@ def process_figures(name: str, model: Path, training: TrainingSettings, batch: B
                 began, gradients, tokens[arm] = time.perf_counter(), [], 0
                 for rows in update_rows(batch, settings):
                     tokens[arm] += updater.accumulate(batch, rows, advantages_of(batch)).unique_tokens
-                    grads = [weight.grad for weight in policy.parameters() if weight.grad is not None]
-                    gradients.append(np.concatenate([grad.flatten().numpy() for grad in grads]))
+                    gradients.append(gradient_of(policy.parameters()))
                 took[arm] = time.perf_counter() - began
                 found[arm] = np.concatenate(gradients)
             if number:  # the first round checks layouts and makes kernels

@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -196,9 +195,8 @@ def _place(line: Line, offer: Offer) -> Place:
 def _work(line: Line, wanted: Wanted, offer: Offer, place: Place, model: Path) -> None:
     """Compute shares of updates until the leader ends."""
     import torch
-    import torch.distributed as dist
 
-    from training.parallel import follow, form_group
+    from training.parallel import follow, form_group, open_store
     from training.policy import Policy, choose_device
     from training.settings import TrainingSettings
     from training.update import Updater
@@ -214,9 +212,8 @@ def _work(line: Line, wanted: Wanted, offer: Offer, place: Place, model: Path) -
         torch.cuda.set_device(wanted.local_rank)
         device = torch.device("cuda", wanted.local_rank)
     host, _ = read_address(wanted.address)
-    store = dist.TCPStore(host, place.port, is_master=False, timeout=timedelta(seconds=60))  # pyright: ignore[reportPrivateImportUsage]
     peers = form_group(
-        dist.PrefixStore(place.token, store),  # pyright: ignore[reportPrivateImportUsage]
+        open_store(host, place.port, place.token),
         rank=place.rank,
         size=place.size,
         device=device,

@@ -21,12 +21,10 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from decoding.model_files import base_identity
 from telemetry.errors import InputError, TrainingError
@@ -44,7 +42,7 @@ from training.joining import (
     read_address,
     read_message,
 )
-from training.parallel import Peers, form_group
+from training.parallel import Peers, form_group, open_store
 from training.policy import choose_device
 from training.settings import TrainingSettings
 
@@ -142,19 +140,12 @@ class _Gathering:
             placed = self._in_order()
         server = socket.create_server((self._host, 0), family=self._listener.family)
         port, token = server.getsockname()[1], secrets.token_hex(16)
-        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            self._host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=60),
-            master_listen_fd=server.detach(),  # else it listens at every address of this machine
-        )
+        store = open_store(self._host, port, token, server)
         for rank, follower in enumerate(placed, start=1):
             with contextlib.suppress(OSError):  # whoever watches the line says so
                 follower.line.send(as_message(Place(rank=rank, size=wanted + 1, port=port, token=token)))
         return form_group(
-            dist.PrefixStore(token, store),  # pyright: ignore[reportPrivateImportUsage]
+            store,
             rank=0,
             size=wanted + 1,
             device=self._device,
@@ -192,39 +183,43 @@ class _Gathering:
 
     def _receive(self, connection: socket.socket) -> None:
         """Let a follower join if it fits, and watch it from then on."""
-        try:
-            line = Line(connection)
-            hello = read_message(Hello, line.receive(_HELLO_S))
-            follower = _Follower(hello, line, hmac.compare_digest(hello.started_by, self._secret))
-            if reason := self._refusal(follower):
-                line.send({"refused": reason})
-                logger.warning("%s was refused: %s", follower.name, reason)
-                line.close()
+        with connection, contextlib.closing(Line(connection)) as line:
+            try:
+                follower = self._meet(line)
+            except (OSError, ValueError, TypeError) as error:  # TypeError: a key that is not ASCII
+                logger.warning("a connection to the trainer's address ended before it had joined: %s", error)
                 return
-            line.send(as_message(self._offer))
-            ready = line.receive()
-        except (OSError, ValueError, TypeError) as error:  # not ASCII: TypeError
-            logger.warning("a connection to the trainer's address ended before it had joined: %s", error)
-            connection.close()
-            return
-        if "failed" in ready:
-            logger.warning("%s did not join: %s", follower.name, shown(str(ready["failed"])))
-            return
+            if follower is not None:
+                self._watch(follower)
+
+    def _meet(self, line: Line) -> _Follower | None:
+        """Learn who wants to join; None if it cannot, or has left."""
+        hello = read_message(Hello, line.receive(_HELLO_S))
+        follower = _Follower(hello, line, hmac.compare_digest(hello.started_by, self._secret))
+        if reason := self._refusal(follower):
+            line.send({"refused": reason})
+            logger.warning("%s was refused: %s", follower.name, reason)
+            return None
+        line.send(as_message(self._offer))
+        if words := line.receive().get("failed"):
+            logger.warning("%s did not join: %s", follower.name, shown(str(words)))
+            return None
         with self._changed:
-            late = self._complete or not self._has_room(follower)
-            if not late:
-                self._joined.append(follower)
-                self._changed.notify_all()
-        if late:
-            line.close()  # another was faster; it asks again, and is refused with a sentence
-            return
-        words = line.last_words()
+            if self._complete or not self._has_room(follower):
+                return None  # another was faster; this one asks again, and is refused with a sentence
+            self._joined.append(follower)
+            self._changed.notify_all()
+        return follower
+
+    def _watch(self, follower: _Follower) -> None:
+        """Wait for the end of a follower that joined."""
+        words = shown(follower.line.last_words())
         with self._changed:
             if not self._complete:
                 self._joined.remove(follower)
                 logger.warning("%s left before all had joined%s", follower.name, words and f": {words}")
                 return
-        if words or not follower.local:  # the end of a process of this machine is told with its exit code
+        if words or not follower.local:  # the end of a process on this machine is told with its exit code
             self._lost(follower.name, f"failed: {words}" if words else "ended or cannot be reached")
 
     def _refusal(self, follower: _Follower) -> str:

@@ -12,6 +12,7 @@ forwards together: each gathers a block's weights from all of them, uses the blo
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -93,19 +94,29 @@ class Peers:
         dist.destroy_process_group()
 
 
-def form_group(
-    store: dist.Store,  # pyright: ignore[reportPrivateImportUsage]
-    *,
-    rank: int,
-    size: int,
-    device: torch.device,
-    interface: str = "",
-    base_parts: int = 1,
-) -> Peers:
+def open_store(host: str, port: int, token: str, listener: socket.socket | None = None) -> Any:
+    """The store by which the processes of a group find each other, in the leader and served by it.
+
+    Args:
+        token: prefix of the keys, which nobody else knows.
+        listener: the leader's listening socket, else the store would listen at every address of the machine; None: a follower.
+    """
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    return dist.PrefixStore(token, store)  # type: ignore[attr-defined]
+
+
+def form_group(store: Any, *, rank: int, size: int, device: torch.device, interface: str = "", base_parts: int = 1) -> Peers:
     """Form the process group with the others, by gloo on CPUs and NCCL on GPUs; waits for all of them.
 
     Args:
-        store: by which the processes find each other.
+        store: see `open_store`.
         interface: network interface by which the others reach this process; empty: as the library finds.
         base_parts: neighbouring processes that split the base model.
     """

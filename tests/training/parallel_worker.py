@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.trainer_arms import gradient_of
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
 from training.leader import gather_followers
 from training.policy import Policy
@@ -40,7 +41,7 @@ def main(model: Path, file: Path, given: dict[str, Any]) -> None:
     found["logprobs"] = (evaluated.index[order], evaluated.chosen[order])
     for update in updater.updates(batch):
         found["losses"].append(update.outcome.loss)
-        found["gradients"].append(np.concatenate([weight.grad.flatten().numpy() for weight in policy.parameters()]))
+        found["gradients"].append(gradient_of(policy.parameters()))
         found["tokens"].append(len(update.gauges.log_ratio))
     policy.save_adapter(file.parent)  # with a split base too
     policy.load_adapter(file.parent)

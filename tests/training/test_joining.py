@@ -4,9 +4,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,8 +27,9 @@ class Leading:
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.lines: list[Line] = []
         self.lost: list[str] = []
-        self.outcome: list[object] = []
+        self.outcome: list[Any] = []
         monkeypatch.setattr(leader, "form_group", lambda store, **place: place)  # the group itself needs processes
         given = TrainingSettings.model_validate({"device": "cpu", "address": self.address, **settings})
 
@@ -44,7 +46,8 @@ class Leading:
         deadline = time.monotonic() + 20
         while True:
             try:
-                return Line(socket.create_connection(read_address(self.address)))
+                self.lines.append(Line(socket.create_connection(read_address(self.address))))
+                return self.lines[-1]
             except ConnectionRefusedError:
                 assert time.monotonic() < deadline, "the leader does not listen"
                 time.sleep(0.02)
@@ -62,8 +65,23 @@ class Leading:
 
 
 @pytest.fixture
-def one_elsewhere(model: Path, monkeypatch: pytest.MonkeyPatch) -> Leading:
-    return Leading(model, monkeypatch, processes_elsewhere=1)
+def lead(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Leading]]:
+    """`lead(2)` is a leader that waits for two processes elsewhere."""
+    made: list[Leading] = []
+
+    def make(elsewhere: int) -> Leading:
+        made.append(Leading(model, monkeypatch, processes_elsewhere=elsewhere))
+        return made[-1]
+
+    yield make
+    for leading in made:
+        for line in leading.lines:
+            line.close()
+
+
+@pytest.fixture
+def one_elsewhere(lead: Callable[[int], Leading]) -> Leading:
+    return lead(1)
 
 
 @pytest.mark.parametrize(
@@ -75,19 +93,19 @@ def one_elsewhere(model: Path, monkeypatch: pytest.MonkeyPatch) -> Leading:
     ],
 )
 def test_who_does_not_fit_is_refused_in_a_sentence_and_takes_no_place(
-    model: Path, monkeypatch: pytest.MonkeyPatch, hello: Hello, sentence: str
+    lead: Callable[[int], Leading], monkeypatch: pytest.MonkeyPatch, hello: Hello, sentence: str
 ):
     monkeypatch.setenv("ENTENTE_KEY", "secret")
-    leading = Leading(model, monkeypatch, processes_elsewhere=1)
+    leading = lead(1)
     _, answer = leading.answer(hello if hello.key else replace(hello, key="secret"))
     assert sentence in answer["refused"]
     place = Place(**leading.join(replace(HELLO, key="secret", run="mine")).receive(20))
     assert (place.rank, place.size) == (1, 2)
 
 
-def test_who_is_silent_or_no_follower_or_leaves_keeps_nobody_out(model: Path, monkeypatch: pytest.MonkeyPatch):
-    leading = Leading(model, monkeypatch, processes_elsewhere=2)
-    silent = leading.connect()
+def test_who_is_silent_or_no_follower_or_leaves_keeps_nobody_out(lead: Callable[[int], Leading]):
+    leading = lead(2)
+    leading.connect()  # and says nothing
     with socket.create_connection(read_address(leading.address)) as browser:
         browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
     leading.join(replace(HELLO, host="gone")).close()
@@ -102,7 +120,6 @@ def test_who_is_silent_or_no_follower_or_leaves_keeps_nobody_out(model: Path, mo
     assert {line.receive(20)["rank"] for line in lines} == {1, 2}
     leading.thread.join(20)
     assert leading.outcome[0]["size"] == 3 and not leading.lost
-    silent.close()
 
 
 def test_who_comes_when_all_are_there_is_refused(one_elsewhere: Leading):
@@ -112,9 +129,9 @@ def test_who_comes_when_all_are_there_is_refused(one_elsewhere: Leading):
     assert "run 'mine' already has the 1 processes elsewhere" in answer["refused"]
 
 
-def test_ranks_are_those_of_neighbours_on_one_machine(model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ranks_are_those_of_neighbours_on_one_machine(lead: Callable[[int], Leading]):
     """So that processes that split a base are on one machine."""
-    leading = Leading(model, monkeypatch, processes_elsewhere=4)
+    leading = lead(4)
     joined = [leading.join(replace(HELLO, host=host, local_rank=rank)) for host, rank in (("b", 1), ("a", 0), ("b", 0), ("a", 1))]
     places = [Place(**line.receive(20)) for line in joined]
     assert [place.rank for place in places] == [2, 3, 1, 4] and len({place.token for place in places}) == 1
@@ -135,13 +152,13 @@ def test_a_follower_that_is_lost_is_told_in_one_sentence(one_elsewhere: Leading,
     assert (f"failed: {words}" if words else "ended or cannot be reached") in sentence
 
 
-def test_a_leader_whose_followers_do_not_come_says_how_many_did(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(leader, "JOIN_S", 1.0)
-    leading = Leading(model, monkeypatch, processes_elsewhere=2)
-    leading.join(HELLO)
+def test_a_leader_whose_followers_do_not_come_says_so(lead: Callable[[int], Leading], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leader, "JOIN_S", 0.2)
+    leading = lead(2)
     leading.thread.join(20)
     (error,) = leading.outcome
-    assert isinstance(error, TrainingError) and "1 of 2 other processes joined" in str(error)
+    assert isinstance(error, TrainingError)
+    assert "0 of 2 other processes joined" in str(error) and "`torchrun -m training.follow`" in str(error)
 
 
 # -- addresses -------------------------------------------------------------------------------------------------------------
