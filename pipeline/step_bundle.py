@@ -147,6 +147,8 @@ def write_bundle(paths: RunPaths, step: int, to: Path) -> BundleFacts:
             settings.storage,
             keep=None if published else inside,
         )
+        if not published:
+            shutil.rmtree(inside.checkpoint(step), ignore_errors=True)  # only its adapter is needed
         if found.difference is not None and not published:
             raise InputError(
                 f"version {step} of run '{paths.root.name}' is no longer published, and its step does not come out again: "

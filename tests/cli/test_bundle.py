@@ -5,6 +5,7 @@ import lzma
 import shutil
 import tarfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_state_that_is_no_longer_kept_is_made_again_and_the_bundle_has_the_sam
     renamed = copied.root.rename(copied.root.with_name("first"))
     code, out, err = bundle("--run", "first", "--step", "2", "--to", "again.bundle", "--runs-root", str(renamed.parent))
     assert code == 0 and "it comes out again here, bit for bit" in out, err
-    assert Path("again.bundle").read_bytes() == written.read_bytes()
+    assert sha256(Path("again.bundle").read_bytes()).digest() == sha256(written.read_bytes()).digest()
 
 
 def test_the_first_step_begins_with_the_first_weights(bundle: Bundle, trained):
