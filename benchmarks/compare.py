@@ -25,6 +25,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "search": ("--positions", "4", "--rounds", "2"),
     "prompts": ("--games", "3"),
     "storage": ("--scale", "0.05", "--rounds", "3"),
+    "rows": ("--quick", "--rounds", "3"),
     "trainer": (
         *("--only", "recorded", "--only", "g2", "--only", "g6", "--only", "exactness", "--only", "planner"),
         *("--repeats", "1"),

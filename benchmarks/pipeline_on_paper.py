@@ -5,15 +5,19 @@ for the inference worker with the fewest requests; a worker shares its rate amon
 finished, and another one starts as soon as the staleness budget allows. The trainer takes the forks of a step when they are
 finished. Times are constants, so a run repeats exactly.
 
-Every figure is a field of `Hardware` or `Work` with its source: a data sheet, a count, or an assumption. The simulation shows
-where the bottleneck moves; it does not replace a measurement. Tests compare it with the utilisation law.
+Every figure is a field of `Hardware` or `Work` with its source: a data sheet, a count, or an assumption. Figures that other
+benchmarks measured in the same sitting replace some of them (`benchmarks/measured_figures.py`). The simulation shows where the
+bottleneck moves; it does not replace a measurement. Tests compare it with the utilisation law.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeVar
 
+from benchmarks.measured_figures import SOURCES
 from benchmarks.outcome import Outcome
 from benchmarks.worker_scaling import Rates, Worker
 from telemetry.errors import InputError
@@ -49,6 +53,8 @@ class Hardware:
     """GPUs that share the groups of a step, each with the whole model (training.processes)."""
     publish_s: float = 1.0
     """Seconds from the end of a step to its version in every worker (assumed, for an adapter of 81 MB)."""
+    orchestration_s: float = 0.010
+    """Seconds of Prefect in the flow for a step (counted over laptop runs by `bench orchestration`)."""
 
     @property
     def matrix_rate(self) -> float:
@@ -78,6 +84,9 @@ class Work:
     """Steps by which forks may be ahead of the trainer (storage.max_policy_lag)."""
 
 
+_Given = TypeVar("_Given", Hardware, Work)
+
+
 def worker_rates(hardware: Hardware, work: Work) -> Rates:
     """Decisions a second of a worker by decisions in flight.
 
@@ -95,9 +104,13 @@ def worker_rates(hardware: Hardware, work: Work) -> Rates:
 
 
 def trainer_s(hardware: Hardware, work: Work) -> float:
-    """Seconds of a step: four operations for each parameter and unique token, as with LoRA, and publishing."""
+    """Seconds of a step: four operations for each parameter and unique token, as with LoRA, publishing, and orchestration."""
     unique = work.forks_a_step * work.decisions_a_fork * work.trained_share * work.sequence_tokens * work.unique_share
-    return unique * 4 * hardware.parameters / hardware.matrix_rate / hardware.trainer_cards + hardware.publish_s
+    return (
+        unique * 4 * hardware.parameters / hardware.matrix_rate / hardware.trainer_cards
+        + hardware.publish_s
+        + hardware.orchestration_s
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,15 +199,29 @@ def simulate(
     return found
 
 
+def _with(given: _Given, measured: Mapping[str, float]) -> _Given:
+    return replace(given, **{name: value for name, value in measured.items() if hasattr(given, name)})
+
+
 def bench_paper(
-    *, hardware: Hardware | None = None, work: Work | None = None, workers: Sequence[int] = WORKERS, steps: int = 8
+    *,
+    hardware: Hardware | None = None,
+    work: Work | None = None,
+    workers: Sequence[int] = WORKERS,
+    steps: int = 8,
+    measured: Mapping[str, float] = MappingProxyType({}),
 ) -> Outcome:
-    """Simulate each number of workers and report the bottleneck."""
-    hardware, work = hardware or Hardware(), work or Work()
+    """Simulate each number of workers and report the bottleneck.
+
+    Args:
+        measured: values of fields of `hardware` and `work` that replace theirs, as `measured_figures.read_measured` returns them.
+    """
+    hardware, work = (_with(given, measured) for given in (hardware or Hardware(), work or Work()))
     rates, step_s = worker_rates(hardware, work), trainer_s(hardware, work)
-    metrics = {
-        "trainer_s_a_step": step_s,
-    }
+    metrics = {"measured_figures": float(len(measured)), "trainer_s_a_step": step_s}
+    for name, source in SOURCES.items():
+        metrics[name] = getattr(hardware if hasattr(hardware, name) else work, name)
+        reporter().say(f"{name} {metrics[name]:.4g}: {f'measured, {source.text}' if name in measured else 'assumed'}")
     for number in workers:
         result = simulate(
             number,

@@ -110,10 +110,16 @@ def run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunP
     """A run with a snapshot of its shards. The shard files are empty and never opened."""
     paths = RunPaths(root).create()
     groups = max(rows // ROWS_PER_START_GROUP, 2)
-    (paths.shards / "bench").mkdir()
+    write_snapshot(paths.index, facts_of_a_run(empty_shards(paths, range(groups), shard_groups), seed))
+    return paths
+
+
+def empty_shards(paths: RunPaths, groups: range, shard_groups: int) -> list[CoveredShard]:
+    """Empty files for shards of these start groups, `shard_groups` in each."""
+    (paths.shards / "bench").mkdir(exist_ok=True)
     shards = []
-    for first in range(0, groups, shard_groups):
-        some = range(first, min(first + shard_groups, groups))
+    for first in range(groups.start, groups.stop, shard_groups):
+        some = range(first, min(first + shard_groups, groups.stop))
         path = paths.shards / "bench" / f"{first:06d}.arrow"
         path.touch()
         size, written = file_marks(path) or (0, 0)
@@ -127,8 +133,7 @@ def run_of_facts(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunP
                 written_ns=written,
             )
         )
-    write_snapshot(paths.index, facts_of_a_run(shards, seed))
-    return paths
+    return shards
 
 
 def use_some_rows(paths: RunPaths, index: Index) -> None:

@@ -11,7 +11,7 @@ from cyclopts import App, Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.bench_dry_run import check_every, check_trainer, plannable
+from cli.bench_dry_run import check_every, check_paper, check_trainer, plannable
 from cli.options import AsJson
 from cli.settings_from_flags import ConfigFiles
 from inference.settings import InferenceSettings
@@ -147,6 +147,33 @@ def storage(
     from benchmarks.storage_figures import bench_storage
 
     show_outcome(bench_storage(rounds=rounds, scale=scale, seed=seed), json=json)
+
+
+@app.command
+@plannable("twenty minutes, most of them to make a hundred million rows")
+def rows(
+    *,
+    rounds: Annotated[int, Parameter(help="Choices at each size; the median counts.")] = 7,
+    quick: Annotated[bool, Parameter(help="At most a million rows: half a minute.", negative="")] = False,
+    seed: Annotated[int, Parameter(help="Seed of the rows.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Whether the index grows with the past: time and memory of a choice among 1e4, 1e6 and 1e8 rows, and what SQL costs.
+
+    Needs 10 GB of disk in the folder for temporary files (TMPDIR); takes about twenty minutes.
+
+    Examples
+
+        entente bench rows --json
+
+        entente bench rows --quick
+    """
+    from benchmarks.rows import QUICK_SIZES, SIZES, bench_rows
+    from cli.screen import progress_shown
+
+    with progress_shown():
+        outcome = bench_rows(sizes=QUICK_SIZES if quick else SIZES, rounds=rounds, seed=seed)
+    show_outcome(outcome, json=json)
 
 
 @app.command
@@ -289,27 +316,39 @@ def rollout(
 
 
 @app.command
-@plannable("a minute")
+@plannable("a minute", check_paper)
 def paper(
     *,
     steps: Annotated[int, Parameter(help="Training steps that are simulated.")] = 8,
     game_processes: Annotated[int, Parameter(help="Processes that play games.")] = 1,
     trainer_cards: Annotated[int, Parameter(help="Cards that share a training step.")] = 1,
+    measured: Annotated[
+        list[Path] | None,
+        Parameter(help="Output of `bench decode`, `trainer` or `orchestration` with --json: its figures replace assumed ones."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """A simulation of the pipeline with a GPU's figures: 1, 2, 4, 8 and 64 inference workers, and what limits each.
+
+    It says of each figure that can be measured whether it was. Measured ones must come from one machine.
 
     Examples
 
         entente bench paper --json
 
         entente bench paper --trainer-cards 8 --game-processes 8
+
+        entente bench trainer --only recorded --json > trainer.txt
+        entente bench paper --measured trainer.txt
     """
+    from benchmarks.measured_figures import read_measured
     from benchmarks.pipeline_on_paper import Hardware, bench_paper
     from cli.screen import progress_shown
 
+    found = read_measured(measured or ())
     with progress_shown():
-        outcome = bench_paper(hardware=Hardware(game_processes=game_processes, trainer_cards=trainer_cards), steps=steps)
+        hardware = Hardware(game_processes=game_processes, trainer_cards=trainer_cards)
+        outcome = bench_paper(hardware=hardware, steps=steps, measured=found)
     show_outcome(outcome, json=json)
 
 

@@ -50,6 +50,13 @@ def plannable(takes: str, check: Callable[[Mapping[str, Any]], None] | None = No
     return decorate
 
 
+def check_paper(given: Mapping[str, Any]) -> None:
+    """Refuse files of figures as `entente bench paper` would."""
+    from benchmarks.measured_figures import read_measured
+
+    read_measured(given["measured"] or ())
+
+
 def check_every(given: Mapping[str, Any]) -> None:
     """Refuse names and files as `entente bench all` would."""
     from benchmarks.compare import check_names, read_outcomes

@@ -8,7 +8,7 @@ is opened.
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from storage.files import FILES
@@ -47,6 +47,11 @@ class NumberedFiles:
         """The file `first` covers all numbers before `after`, which is the next name."""
         self._gaps.difference_update(range(first, after))
         self._next = max(self._next, after)
+
+    def pass_over(self, numbers: Iterable[int]) -> None:
+        """Never return these files, because what they say is known."""
+        self._seen.update(numbers)
+        self._next = max(self._next, max(self._seen, default=-1) + 1)
 
     def list_again(self) -> None:
         """List the folder at the next visit, because the last file did not say which name is next."""

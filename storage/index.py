@@ -1,7 +1,11 @@
-"""The index of a run: an in-memory DuckDB with the facts of every row, without tokens.
+"""The index of a run: an in-memory DuckDB with the facts of its rows, without tokens.
 
 Shards and ledgers are the truth. Any process may build its own index at any time, without locks, while others write. An index
-opens from the newest intact snapshot in `index/`, if there is one, plus newer shards.
+opens from the intact parts of the snapshot in `index/`, if there are any, plus newer shards.
+
+An index has the facts of every row, unless it is given a `Reach`. Then it keeps those that a step can still choose, and counts of
+the others (`storage/settled.py`): it chooses the same rows with the same counts, and does not grow with the past. A query that
+reaches further back opens it anew.
 
 A shard is verified when it is first mapped: without a snapshot, as it comes in; else when one of its rows is first gathered
 (storage/snapshots.py says what that leaves open). A damaged shard is set aside with a sentence (`refused`). A damaged ledger is
@@ -13,6 +17,7 @@ meanwhile, because an open DuckDB result owns its connection. DuckDB neither hol
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -25,16 +30,17 @@ from storage.archive import archived
 from storage.ends import ends_of, sequences_of
 from storage.fact_tables import FactTables
 from storage.gather import Batch, gather
-from storage.intake import Intake
+from storage.intake import EVERY_VERSION, Intake
 from storage.lineages import counts_as_used
 from storage.look_ahead import LookAhead
 from storage.mapped import MappedShard, MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
 from storage.rewards import check_blend
 from storage.runs import RunPaths
-from storage.selection import Selection, SelectionQuery, eligible, select
+from storage.selection import Reach, Selection, SelectionQuery, eligible, select
+from storage.settled import write_settled
 from storage.shards import open_plies, open_shard
-from storage.snapshots import CoveredShard, IndexSnapshot, drop_old_snapshots, write_snapshot
+from storage.snapshots import CoveredShard, IndexSnapshot
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError
 
@@ -64,6 +70,8 @@ class Index:
         discount: float = 1.0,
         threads: int = 1,
         ends: bool = False,
+        reach: Reach | None = None,
+        start_groups: bool = False,
     ) -> None:
         """Create an empty index; `refresh` fills it.
 
@@ -74,16 +82,23 @@ class Index:
                 free memory of the whole process several times a second. A trainer then spent a tenth of its CPU time on getting
                 its activations' pages back from the kernel.
             ends: gathered batches have the ends of their forks.
+            reach: what the steps to come can choose from; None: the tables keep every fact.
+            start_groups: the table `start_groups` has a row for each start group, and the other tables keep no fact.
 
         Raises:
             InputError: the blend names an unknown component.
         """
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         check_blend(weights)
-        self._paths, self._ends = paths, ends
-        self._tables = FactTables({name: float(weight) for name, weight in weights.items()}, float(discount), threads)
+        self._paths, self._ends, self._reach = paths, ends, reach
+        floats = {name: float(weight) for name, weight in weights.items()}
+        self._tables = FactTables(floats, float(discount), threads, start_groups=start_groups)
         self._mapped = MappedShards(paths.shards)
-        self._intake = Intake(paths, self._tables, self._mapped)
+        if start_groups:
+            self._intake = Intake(paths, self._tables, self._mapped, oldest=EVERY_VERSION, for_steps=False)
+        else:
+            oldest = None if reach is None else reach.oldest
+            self._intake = Intake(paths, self._tables, self._mapped, rule=self._tables.rule, oldest=oldest)
         self._buffers = PackingBuffers()
         self._ahead = LookAhead()
         self._busy = threading.RLock()
@@ -102,7 +117,32 @@ class Index:
 
     @_locked
     def _refresh(self, *, listed: bool = False) -> int:
-        return self._intake.refresh(listed=listed)
+        new_rows = self._intake.refresh(listed=listed)
+        if self._intake.overtaken:
+            self._open_anew(self._intake.settled.below, trust=False)
+        if self._intake.oldest == EVERY_VERSION:
+            self._intake.settle(EVERY_VERSION)
+        return new_rows
+
+    def _open_anew(self, oldest: int, *, trust: bool = True) -> None:
+        """Read the run again, with the facts of version `oldest` and of newer ones.
+
+        Args:
+            trust: take over a record of settled shards, if there is one.
+        """
+        self._tables.clear()
+        self._intake = Intake(self._paths, self._tables, self._mapped, rule=self._tables.rule if trust else "", oldest=oldest)
+        self._intake.refresh()
+
+    def _settled(self, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> Counter[str]:
+        """The counts of the advantage groups that the query cannot reach; their facts leave the tables."""
+        if self._reach is None:
+            return Counter()
+        if query.policy_version - query.max_policy_lag < self._intake.settled.below:
+            self._open_anew(query.policy_version - query.max_policy_lag)
+        lag = max(query.max_policy_lag, self._reach.max_policy_lag)
+        self._intake.settle(Reach(policy_version=query.policy_version, max_policy_lag=lag).oldest)
+        return self._intake.settled.standings(counts_as_used, query.max_uses)
 
     @property
     @_locked
@@ -113,21 +153,27 @@ class Index:
     @_locked
     def seen(self) -> str:
         """The start groups of all shards read, as JSON: producer -> [first, one after the last] of each range."""
-        return self._intake.seen()
+        return self._intake.known.seen()
 
     @_locked
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step, as `select_batch.sql` defines them. Call `refresh` first to include new shards."""
-        return replace(select(self.connection, query, counts_as_used(self._paths, query.lineage)), seen=self.seen())
+        used = counts_as_used(self._paths, query.lineage)
+        settled = self._settled(query, used)
+        return replace(select(self.connection, query, used, settled), seen=self.seen())
 
     @_locked
     def eligible(self, query: SelectionQuery) -> Eligible:
         """How much `select_batch` could choose from. Call `refresh` first to include new shards."""
-        return eligible(self.connection, query, counts_as_used(self._paths, query.lineage))
+        used = counts_as_used(self._paths, query.lineage)
+        settled = self._settled(query, used)
+        return eligible(self.connection, query, used, settled)
 
     @_locked
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most `limit` complete rows of exactly this version, as a selection without advantage groups (-1)."""
+        if policy_version < self._intake.settled.below:
+            self._open_anew(policy_version)
         return self._tables.chosen(
             """
             SELECT shard, row, decision_id, start_group, fork, ply, power, phase, policy_version,
@@ -141,7 +187,7 @@ class Index:
     @_locked
     def totals(self) -> Totals:
         """Counts over all rows read."""
-        return self._tables.totals()
+        return self._tables.totals(self._intake.settled)
 
     def gather(self, selection_rows: pa.Table) -> Batch:
         """Verified arrays of the rows of a selection or of a recorded step.
@@ -176,7 +222,7 @@ class Index:
             return replace(batch, ends=ends, sequences=sequences_of(rows))
         except ShardDamaged as error:
             with self._busy:
-                if error.shard not in self._intake.retired:  # the facts of a retired shard stay
+                if error.shard not in self._intake.known.retired:  # the facts of a retired shard stay
                     self._intake.set_aside(error.shard, str(error))
             raise
 
@@ -187,29 +233,43 @@ class Index:
         Damaged shards, which a snapshot may have hidden, are set aside, so the index has exactly the rows of these tables.
         """
         tables = []
-        for shard in sorted(self._intake.shards):
+        for shard in sorted(self._intake.known.live):
             try:
                 tables.append(open_shard(self._paths.shards / shard))
             except DataError as error:
                 self._intake.take_in_tombstones()  # it may have been retired just now
-                if shard not in self._intake.retired:
+                if shard not in self._intake.known.retired:
                     self._intake.set_aside(shard, str(error))
         return tables
 
     def find_shard(self, shard: str) -> CoveredShard | None:
         """The shard of this name, if it is in `shards/` and was not retired."""
-        return self._intake.shards.get(shard)
+        return self._intake.known.live.get(shard)
+
+    @_locked
+    def live(self) -> list[CoveredShard]:
+        """The known shards in `shards/` that were not retired."""
+        return list(self._intake.known.live.values())
+
+    @_locked
+    def newest_step(self) -> int:
+        """The newest step of any lineage whose ledger names a row; 0 if there is none."""
+        ((newest,),) = self.connection.sql("SELECT coalesce(max(step), 0) FROM batches").fetchall()
+        return max(int(newest), self._intake.settled.newest_step)
 
     @_locked
     def retired(self) -> list[CoveredShard]:
-        """Retired shards: the index has the facts of their rows; their tokens are in the archive, or gone."""
-        return list(self._intake.retired.values())
+        """Retired shards: the index has facts or counts of their rows; their tokens are in the archive, or gone."""
+        return list(self._intake.known.retired.values())
 
     @_locked
     def snapshot_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
-        """The facts of these shards."""
-        facts = self._tables.facts([shard.name for shard in shards])
-        return IndexSnapshot(shards=tuple(shards), decisions=facts.decisions, plies=facts.plies)
+        """The facts of these shards.
+
+        Raises:
+            DataError: the file of a shard whose facts are not in the tables is damaged.
+        """
+        return self._intake.facts_of(shards)
 
     @_locked
     def fetch(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
@@ -218,21 +278,30 @@ class Index:
 
     @_locked
     def snapshot_if_due(self, every_shards: int) -> Path | None:
-        """Write an index snapshot if enough shards are new since the last one; returns its path, or None.
+        """Write a part of the snapshot if `every_shards` are in no part; returns its path, or None. 0: never.
 
-        Enough is `every_shards`, and at least an eighth of all; 0: never. Of the older snapshots the newest is kept. Only the
-        trainer's process may call this. The first call, and each one that writes, compresses the tables.
+        Small parts are merged (`storage/parts.py`), and settled shards are recorded. Only the trainer's process may call this.
+        The first call, and each one that writes, compresses the tables.
         """
-        new = len(self._intake.shards) - self._intake.in_snapshot
-        if every_shards == 0 or new < max(every_shards, len(self._intake.shards) // 8):
+        if every_shards and self._intake.unrecorded and self._tables.rule:
+            write_settled(self._paths.index, self._intake.settled, self._tables.rule)
+            self._intake.unrecorded = False
+        loose = self._intake.known.loose
+        if every_shards and self._intake.parts.spoiled:
+            self._merge_parts()
+        if every_shards == 0 or len(loose) < every_shards:
             if not self._compressed:
                 self.compress()
             return None
-        self._intake.in_snapshot = len(self._intake.shards)
-        written = write_snapshot(self._paths.index, self.snapshot_of(list(self._intake.shards.values())))
-        drop_old_snapshots(self._paths)
+        written = self._intake.parts.write(self._paths.index, self.snapshot_of(list(loose.values())))
+        if written is not None:
+            loose.clear()
+            self._merge_parts()
         self.compress()
         return written
+
+    def _merge_parts(self) -> None:
+        self._intake.parts.merge(self._paths.index, lambda shard: self._intake.known.live.get(shard.name) == shard)
 
     @_locked
     def compress(self) -> None:
@@ -257,7 +326,7 @@ class Index:
         except ShardDamaged as error:
             with self._busy:
                 self._intake.take_in_tombstones()
-            if shard not in self._intake.retired:
+            if shard not in self._intake.known.retired:
                 raise
             try:
                 return MappedShard(shard, archived(self._paths, shard))

@@ -21,7 +21,7 @@ class PastSpreads:
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
         """`blend` and `discount` of the returns, as in the trainer's settings."""
-        self._index = Index(paths, blend=blend, discount=discount)
+        self._index = Index(paths, blend=blend, discount=discount, start_groups=True)
         self._lock = threading.Lock()
 
     def before(self, producer: str, start_group: int) -> dict[str, float]:

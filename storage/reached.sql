@@ -8,6 +8,7 @@ JOIN (
         producer, start_group, fork,
         any_value(snapshot_id) AS began, max(policy_version) AS policy_version, min(seed) AS seed
     FROM decisions
+    WHERE producer = $producer AND start_group < $before AND start_group >= $before - $recent
     GROUP BY producer, start_group, fork
     HAVING bool_and(status = 'complete')
 ) AS f USING (producer, start_group, fork)

@@ -1,4 +1,4 @@
-"""Retires old shards so that a run's disk does not fill: choose (`retirable.sql`), archive, publish a tombstone, remove.
+"""Retires old shards so that a run's disk does not fill: choose (`retirable`), archive, publish a tombstone, remove.
 
 No shard is retired while the run's shards fit `retention.shards_gb`. Then the oldest come first, and only those with rows
 beyond the staleness budget and its grace that no ledger in the replay window names. The facts of their rows stay in a
@@ -7,18 +7,19 @@ lost. A damaged shard is not retired.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from storage.archive import archive_shard
+from storage.files import FILES
 from storage.index import Index
+from storage.ledger import read_ledger, recorded_steps
+from storage.parts import joined
 from storage.retention import Removable, RetentionSettings, whole_checkpoints
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.snapshots import CoveredShard
+from storage.snapshots import NO_ROWS, CoveredShard, IndexSnapshot
 from storage.tombstones import bytes_of, files_of, files_to_remove, publish_tombstone, remove_retired_files, shard_bytes
 from telemetry.errors import DataError
 
-_SQL = Path(__file__).with_name("retirable.sql").read_text()
 _GB = 1_000_000_000
 
 
@@ -45,24 +46,34 @@ class RunAge:
 
 
 def retirable(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettings) -> list[CoveredShard]:
-    """Shards to retire now, oldest first; `index` must be up to date."""
+    """Shards to retire now, those of the oldest policy first; `index` must be up to date.
+
+    Only shards whose rows are not needed any more: all of them lie behind the staleness budget and its grace, and no ledger of
+    any lineage names one in a step that may be replayed or repeated.
+    """
     if settings.shards_gb == 0:
         return []
     over = shard_bytes(paths) - bytes_of(files_of(paths, index.retired())) - settings.shards_gb * _GB
-    ((newest,),) = index.fetch("SELECT coalesce(max(step), 0) FROM batches")
-    values = {
-        "policy_version": age.policy_version,
-        "behind": age.max_policy_lag + settings.stale_versions,
-        "replay_from": min(int(newest) - settings.replay_steps, age.oldest_checkpoint),
-    }
+    behind = age.policy_version - age.max_policy_lag - settings.stale_versions
+    old = [shard for shard in index.live() if NO_ROWS < shard.newest_version < behind]
+    if over <= 0 or not old:
+        return []
+    needed = _named_after(paths, min(index.newest_step() - settings.replay_steps, age.oldest_checkpoint))
     going = []
-    for (name,) in index.fetch(_SQL, values):
+    for shard in sorted(old, key=lambda shard: (shard.newest_version, min(shard.start_groups), shard.name)):
         if over <= 0:
             break
-        if (shard := index.find_shard(name)) is not None:
+        if shard.name not in needed:
             going.append(shard)
             over -= bytes_of(files_of(paths, [shard]))
     return going
+
+
+def _named_after(paths: RunPaths, step: int) -> set[str]:
+    """The shards that ledgers of any lineage name in later steps."""
+    later = [(name, each) for name in FILES.folders(paths.ledger) for each in recorded_steps(paths, name) if each > step]
+    ledgers = (read_ledger(paths, name, each) for name, each in later)
+    return {shard for ledger in ledgers if ledger is not None for shard in ledger["shard"].unique().to_pylist()}
 
 
 def preview_retirement(
@@ -90,16 +101,16 @@ def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettin
     Only the process that works on the run may call this.
     """
     index.refresh()
-    going = []
+    going = list[IndexSnapshot]()
     for shard in retirable(paths, index, age, settings):
         try:
             if settings.archive_shards:
                 archive_shard(paths, shard.name)
+            going.append(index.snapshot_of([shard]))
         except DataError:
             continue  # damaged: kept for inspection
-        going.append(shard)
     if going:
-        publish_tombstone(paths, index.snapshot_of(going))
+        publish_tombstone(paths, joined(going))
         index.refresh()
     return remove_retired_files(paths, _grace_s(settings))
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import duckdb
@@ -59,6 +60,21 @@ class SelectionQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Which policy versions the steps to come can choose from."""
+
+    policy_version: int
+    """Version that the trainer holds."""
+    max_policy_lag: int
+    """Largest lag of a row that a step may use, versions."""
+
+    @property
+    def oldest(self) -> int:
+        """Oldest version that is kept at hand: a look ahead is a version ahead of the step that still goes on."""
+        return self.policy_version - self.max_policy_lag - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The rows for one step. There may be fewer start groups than wanted, or none."""
 
@@ -79,11 +95,17 @@ class Selection:
         return self.counts["waiting"] > 0 or self.start_groups >= self.query.start_groups
 
 
-def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> Selection:
+def select(
+    connection: duckdb.DuckDBPyConnection,
+    query: SelectionQuery,
+    counts_as_used: Mapping[str, int],
+    settled: Mapping[str, int] = MappingProxyType({}),
+) -> Selection:
     """Rows for one step from the tables of an index.
 
     Args:
         counts_as_used: lineages whose ledgers count as used, each with its last step that counts.
+        settled: advantage groups by standing that are not in the tables, because no step can reach them (`storage/settled.py`).
     """
     _, choice = connection.extract_statements(_SQL)
     make_standings(connection, query, counts_as_used)
@@ -92,14 +114,16 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_
     rows = chosen.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
     found = dict(connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
     groups = len(set(rows["advantage_group"].to_pylist()))
-    counts = {name: found.get(name, 0) for name in STANDINGS}
+    counts = {name: found.get(name, 0) + settled.get(name, 0) for name in STANDINGS}
     counts |= {"chosen": groups, "waiting": counts["eligible"] - groups}
     start_groups = len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
     return Selection(rows=rows, start_groups=start_groups, counts=counts, query=query)
 
 
-def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> Eligible:
-    """How much the step could choose from."""
+def eligible(
+    connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int], settled: Mapping[str, int]
+) -> Eligible:
+    """How much the step could choose from; `settled` as in `select`."""
     make_standings(connection, query, counts_as_used)
     counted = """
         SELECT
@@ -109,6 +133,7 @@ def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, count
         FROM standings
     """
     ((start_groups, advantage_groups, expired),) = connection.sql(counted).fetchall()
+    expired += settled.get("expired_with_spread", 0)
     return Eligible(start_groups=start_groups, advantage_groups=advantage_groups, expired=expired)
 
 

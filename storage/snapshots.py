@@ -1,9 +1,10 @@
-"""Index snapshots: the facts of all shards at one moment in one Parquet file, so that a new index need not read every shard.
+"""Index snapshots: the facts of some shards in one Parquet file, so that a new index need not read every shard.
 
-`index/snap-000012.parquet` is published once and never changes. It has the facts of every decision of the covered shards, with
-reward components and without returns, so it serves every blend. Its metadata names those shards and the file beside it with the
-facts of their plies, and has checksums of both. A shard that is gone, or whose size or write time differs, counts as not
-covered. Stock DuckDB reads both files.
+`index/snap-000012.parquet` is one part of a run's facts (`storage/parts.py`); `retired/snap-000001.parquet` has the same layout.
+A file is published once and never changes. It has the facts of every decision of the covered shards, with reward components and
+without returns, so it serves every blend. Its metadata names those shards and the file beside it with the facts of their plies,
+and has checksums of both. A shard that is gone, or whose size or write time differs, counts as not covered. Stock DuckDB reads
+both files. The metadata can be read alone: `read_coverage` reads no row.
 
 Shards remain the truth: deleting `index/` costs time only. A snapshot does not prove that a shard is intact now. Damage that
 leaves size and write time unchanged is found when a row of the shard is first gathered, or its plies are first read.
@@ -13,8 +14,9 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,13 @@ import pyarrow.parquet as pq
 from storage.arrow_files import metadata_crc, metadata_of
 from storage.facts import DECISION_FACTS, PLY_FACTS
 from storage.files import FILES
-from storage.runs import RunPaths
 from storage.schema import SCHEMA_VERSION
 from telemetry.errors import DataError
 
-KEPT = 2  # the newest, and one in case it is damaged
 _LAYOUT = "1"  # version of the metadata's layout
 _NAME = re.compile(r"snap-(\d{6,})(\.[0-9a-f]{8}\.plies)?\.parquet")
+NO_ROWS, UNKNOWN = -1, -2
+"""Newest version of a shard without rows, and of one whose rows were not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class CoveredShard:
     """Size of the file, bytes."""
     written_ns: int
     """Write time of the file, nanoseconds, by its file system."""
+    newest_version: int = field(default=UNKNOWN, compare=False)
+    """Largest policy version of its rows; NO_ROWS without rows; UNKNOWN in files of earlier versions."""
 
     @property
     def name(self) -> str:
@@ -82,6 +86,33 @@ class IndexSnapshot:
         decisions, plies = (table.filter(among_them) for table in (self.decisions, self.plies))
         return IndexSnapshot(shards=tuple(shards), decisions=decisions, plies=plies)
 
+    def with_versions(self) -> "IndexSnapshot":
+        """The same, with the newest version of each shard, which files of earlier versions do not name."""
+        if all(shard.newest_version != UNKNOWN for shard in self.shards):
+            return self
+        newest = newest_versions(self.decisions)
+        shards = (replace(shard, newest_version=newest.get(shard.name, NO_ROWS)) for shard in self.shards)
+        return IndexSnapshot(shards=tuple(shards), decisions=self.decisions, plies=self.plies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What the metadata of a snapshot say."""
+
+    path: Path
+    shards: tuple[CoveredShard, ...]
+    """The covered shards."""
+    rows: int
+    """Its decisions."""
+    dated: bool = False
+    """An earlier version wrote it, without the versions of its shards."""
+
+
+def newest_versions(decisions: pa.Table) -> dict[str, int]:
+    """The largest policy version of each shard that has rows."""
+    found = decisions.group_by("shard").aggregate([("policy_version", "max")])
+    return dict(zip(found["shard"].to_pylist(), found["policy_version_max"].to_pylist(), strict=True))
+
 
 def file_marks(path: Path | str) -> tuple[int, int] | None:
     """Size in bytes and write time in nanoseconds, which identify a file; None if it is missing."""
@@ -102,7 +133,7 @@ def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
         "layout": _LAYOUT,
         "name": f"{folder.name}/{final.name}",
         "schema_version": str(SCHEMA_VERSION),
-        "shards": _shards_text(snapshot.shards),
+        **_shards_text(snapshot.with_versions().shards),
         "plies": plies.name,
         "plies_crc32": str(plies_crc),
         "content_crc32": str(_content_crc(snapshot.decisions)),
@@ -111,31 +142,30 @@ def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
     return final if _publish(snapshot.decisions, final, metadata) else None
 
 
-def newest_snapshot(paths: RunPaths) -> tuple[IndexSnapshot | None, list[tuple[Path, str]]]:
-    """The newest intact snapshot, if any, and the damaged ones above it, each with a sentence."""
-    passed_over = []
-    for number in sorted(_numbers(paths.index), reverse=True):
-        path = paths.index / f"snap-{number:06d}.parquet"
-        try:
-            return read_snapshot(path), passed_over
-        except FileNotFoundError:
-            continue  # removed meanwhile, or only its plies were written
-        except DataError as error:
-            passed_over.append((path, str(error)))
-    return None, passed_over
-
-
-def drop_old_snapshots(paths: RunPaths, keep: int = KEPT) -> None:
-    """Remove all but the newest `keep`. An index that is opening an older one continues with the next."""
-    newest = sorted(_numbers(paths.index))[-keep:]
-    for path, number in list(_files(paths.index)):
-        if number < min(newest):
-            FILES.remove(path)
+def remove_snapshot(path: Path) -> None:
+    """Remove a snapshot, then its plies. A reader that is opening it reads the shards instead."""
+    FILES.remove(path)
+    for name in FILES.names(path.parent):
+        if name.startswith(f"{path.stem}.") and _NAME.fullmatch(name):
+            FILES.remove(path.with_name(name))
 
 
 def snapshot_files(folder: Path) -> list[tuple[int, Path]]:
     """Numbers and files of the snapshots in `folder`, in ascending order."""
     return sorted((number, path) for path, number in _files(folder) if path.suffixes == [".parquet"])
+
+
+def read_coverage(path: Path) -> Coverage:
+    """What a snapshot covers, from its metadata alone. Its rows may still be damaged.
+
+    Raises:
+        DataError: the metadata are damaged, or written by another version or under another name.
+        FileNotFoundError: it does not exist.
+    """
+    with _opened(path) as file:
+        found = _metadata(path, {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()})
+        shards, dated = tuple(_shards_of(found)), "newest_versions" not in found
+        return Coverage(path=path, shards=shards, rows=file.metadata.num_rows, dated=dated)
 
 
 def read_snapshot(path: Path) -> IndexSnapshot:
@@ -145,7 +175,24 @@ def read_snapshot(path: Path) -> IndexSnapshot:
         DataError: it is damaged, or written by another version or under another name.
         FileNotFoundError: it does not exist.
     """
-    decisions, found = _read_parquet(path)
+    decisions, metadata = _read_parquet(path)
+    found = _metadata(path, metadata)
+    _check(path, decisions, DECISION_FACTS, found["content_crc32"])
+    beside = path.with_name(found["plies"])
+    try:
+        plies, _ = _read_parquet(beside)
+    except FileNotFoundError as error:
+        raise DataError(f"{beside} is missing, which {path.name} names; {_CURE}") from error
+    _check(beside, plies, PLY_FACTS, found["plies_crc32"])
+    return IndexSnapshot(
+        shards=tuple(_shards_of(found)),
+        decisions=decisions.replace_schema_metadata(None),
+        plies=plies.replace_schema_metadata(None),
+    ).with_versions()
+
+
+def _metadata(path: Path, found: dict[str, str]) -> dict[str, str]:
+    """The checked metadata of a snapshot."""
     if "layout" not in found or "metadata_crc32" not in found:
         raise DataError(f"{path} is no index snapshot of Entente; {_CURE}")
     if found["metadata_crc32"] != str(metadata_crc(found)):
@@ -158,34 +205,28 @@ def read_snapshot(path: Path) -> IndexSnapshot:
     # A tombstone has the same layout, but the shards that it names are removed, so the two must not be confused.
     if found.get("name", named := f"{path.parent.name}/{path.name}") != named:
         raise DataError(f"{path} was written as {found['name']}: it is a copy or was renamed; {_CURE}")
-    _check(path, decisions, DECISION_FACTS, found["content_crc32"])
-    beside = path.with_name(found["plies"])
-    try:
-        plies, _ = _read_parquet(beside)
-    except FileNotFoundError as error:
-        raise DataError(f"{beside} is missing, which {path.name} names; {_CURE}") from error
-    _check(beside, plies, PLY_FACTS, found["plies_crc32"])
-    return IndexSnapshot(
-        shards=tuple(_shards_of(found["shards"])),
-        decisions=decisions.replace_schema_metadata(None),
-        plies=plies.replace_schema_metadata(None),
-    )
+    return found
 
 
 _CURE = "the index is read without it; remove the file."
 
 
-def _read_parquet(path: Path) -> tuple[pa.Table, dict[str, str]]:
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path) as file:
-            table = file.read().combine_chunks()
-        table.validate()
-        metadata = metadata_of(table)
+        with pq.ParquetFile(FILES.open(path)) as file:
+            yield file
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not a whole Parquet file ({' '.join(str(error).split())}); {_CURE}") from error
-    return table, metadata
+
+
+def _read_parquet(path: Path) -> tuple[pa.Table, dict[str, str]]:
+    with _opened(path) as file:
+        table = file.read().combine_chunks()
+        table.validate()
+        return table, metadata_of(table)
 
 
 def _check(path: Path, table: pa.Table, schema: pa.Schema, crc: str) -> None:
@@ -223,19 +264,25 @@ def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], memoryview]:
     return ends, memoryview(text)[ends[0] : ends[-1]]
 
 
-def _shards_text(shards: Sequence[CoveredShard]) -> str:
-    """JSON: producer -> [number, next start group, size, write time, start groups] of each of its shards."""
+def _shards_text(shards: Sequence[CoveredShard]) -> dict[str, str]:
+    """Two entries of the metadata, JSON by producer, of each of its shards: `shards` has [number, next start group, size, write
+    time, start groups], and `newest_versions` the newest version.
+    """
     ordered = sorted(shards, key=lambda shard: (shard.producer, shard.number))
+    by_producer = {producer: list(some) for producer, some in groupby(ordered, key=lambda shard: shard.producer)}
     entries: dict[str, list[Any]] = {
         producer: [[s.number, s.next_start_group, s.size, s.written_ns, list(s.start_groups)] for s in some]
-        for producer, some in groupby(ordered, key=lambda shard: shard.producer)
+        for producer, some in by_producer.items()
     }
-    return json.dumps(entries, separators=(",", ":"))
+    versions = {producer: [shard.newest_version for shard in some] for producer, some in by_producer.items()}
+    return {name: json.dumps(each, separators=(",", ":")) for name, each in (("shards", entries), ("newest_versions", versions))}
 
 
-def _shards_of(text: str) -> Iterator[CoveredShard]:
-    for producer, shards in json.loads(text).items():
-        for number, after, size, written, groups in shards:
+def _shards_of(metadata: Mapping[str, str]) -> Iterator[CoveredShard]:
+    versions = json.loads(metadata.get("newest_versions", "{}"))
+    for producer, shards in json.loads(metadata["shards"]).items():
+        newest = versions.get(producer, [UNKNOWN] * len(shards))
+        for (number, after, size, written, groups), version in zip(shards, newest, strict=True):
             yield CoveredShard(
                 producer=producer,
                 number=number,
@@ -243,6 +290,7 @@ def _shards_of(text: str) -> Iterator[CoveredShard]:
                 start_groups=tuple(groups),
                 size=size,
                 written_ns=written,
+                newest_version=version,
             )
 
 

@@ -13,29 +13,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from storage.files import FILES
-from storage.follow import NumberedFiles
 from storage.runs import RunPaths
-from storage.snapshots import CoveredShard, IndexSnapshot, file_marks, read_snapshot, snapshot_files, write_snapshot
+from storage.snapshots import (
+    CoveredShard,
+    IndexSnapshot,
+    file_marks,
+    read_coverage,
+    read_snapshot,
+    snapshot_files,
+    write_snapshot,
+)
 from telemetry.errors import DataError
 
 TOMBSTONE_NAME = re.compile(r"snap-(\d{6,})\.parquet")
-
-
-class Tombstones:
-    """The tombstones of one run, each returned once."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._files = NumberedFiles(paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format)
-
-    def read_new(self) -> tuple[list[IndexSnapshot], list[tuple[Path, str]]]:
-        """New tombstones, oldest first, and damaged ones, each with a sentence."""
-        found, damaged = [], []
-        for _, path in self._files.new_files():
-            try:
-                found.append(read_snapshot(path))
-            except DataError as error:
-                damaged.append((path, str(error)))
-        return found, damaged
 
 
 def publish_tombstone(paths: RunPaths, retired: IndexSnapshot) -> Path:
@@ -51,8 +41,9 @@ def files_to_remove(paths: RunPaths, grace_s: float, now: float | None = None) -
     files: list[Path] = []
     for _, tombstone in snapshot_files(paths.retired):
         try:
-            if now - tombstone.stat().st_mtime >= grace_s:
-                files += files_of(paths, read_snapshot(tombstone).shards)
+            if now - tombstone.stat().st_mtime >= grace_s and (due := files_of(paths, read_coverage(tombstone).shards)):
+                read_snapshot(tombstone)  # else their facts would be lost with them
+                files += due
         except DataError:
             continue  # its shards are unknown, so they stay
     return files
@@ -60,17 +51,18 @@ def files_to_remove(paths: RunPaths, grace_s: float, now: float | None = None) -
 
 def files_of(paths: RunPaths, shards: Iterable[CoveredShard]) -> list[Path]:
     """Files of these shards that are unchanged, and their plies."""
-    plies: dict[str, dict[str, list[str]]] = {}
+    listed: dict[str, tuple[set[str], dict[str, list[str]]]] = {}
     found = []
     for shard in shards:
-        if shard.producer not in plies:
-            plies[shard.producer] = _plies(paths.shards / shard.producer)
         path = paths.shards / shard.name
-        if shard.still_there(str(paths.shards)):
+        if shard.producer not in listed:
+            listed[shard.producer] = _listed(path.parent)
+        names, plies = listed[shard.producer]
+        if path.name in names:  # most are gone in a long run, and a stat of each would cost more than the rest
+            if not shard.still_there(str(paths.shards)):
+                continue  # another file has its name, with plies of its own
             found.append(path)
-        elif file_marks(path) is not None:
-            continue  # another file has its name, with plies of its own
-        found += [path.with_name(name) for name in plies[shard.producer].get(path.stem, ())]
+        found += [path.with_name(name) for name in plies.get(path.stem, ())]
     return found
 
 
@@ -83,13 +75,13 @@ def remove_retired_files(paths: RunPaths, grace_s: float) -> int:
     return freed
 
 
-def _plies(folder: Path) -> dict[str, list[str]]:
-    """Names of plies files by shard number."""
-    found: dict[str, list[str]] = {}
-    for name in FILES.names(folder):
+def _listed(folder: Path) -> tuple[set[str], dict[str, list[str]]]:
+    """The names in a folder, and those of plies files by shard number."""
+    names, plies = set(FILES.names(folder)), dict[str, list[str]]()
+    for name in names:
         if name.endswith(".plies.arrow"):
-            found.setdefault(name.partition(".")[0], []).append(name)
-    return found
+            plies.setdefault(name.partition(".")[0], []).append(name)
+    return names, plies
 
 
 def bytes_of(files: Iterable[Path]) -> int:

@@ -27,7 +27,7 @@ from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
 from storage.runs import RunPaths, set_aside
-from storage.selection import selection_rule
+from storage.selection import Reach, selection_rule
 from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, TrainingError
@@ -97,7 +97,6 @@ class Trainer:
         self._policy = policy
         self._settings = training
         self._storage = storage
-        self._index = Index(paths, blend=storage.blend, discount=storage.discount, ends=training.value_weight > 0)
         self._updater = Updater(policy, training, peers, blend=storage.blend)
         self._settings_hash = settings_hash(training)
         self.step_done = 0
@@ -105,6 +104,13 @@ class Trainer:
         self.published = BASE
         self.set_aside: list[str] = []
         state = self._restore(lineage)
+        self._index = Index(
+            paths,
+            blend=storage.blend,
+            discount=storage.discount,
+            ends=training.value_weight > 0,
+            reach=Reach(policy_version=self.step_done, max_policy_lag=max(storage.max_policy_lag, storage.hard_policy_lag)),
+        )
         self.lineage = lineage or choose_lineage(paths, state, self._settings_hash, storage, fork)
         self._shelf = LessonShelf(paths, self.lineage, training.seed)
         if state is not None:

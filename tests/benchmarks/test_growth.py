@@ -17,7 +17,7 @@ from benchmarks.growth import rollouts as growing_rollouts
 from benchmarks.growth import rows
 from benchmarks.growth.bench import AXES, ROLLOUT_AXES, Inputs, check_wanted, setting_by_rollouts
 from benchmarks.growth.rollouts import SIZES, sizes_of, unique_share
-from benchmarks.growth.rows import make, measure, measure_rows
+from benchmarks.growth.rows import ask, make, measure, measure_rows
 from benchmarks.growth.steps import (
     FIGURES,
     files_of,
@@ -35,6 +35,7 @@ from pipeline.run_settings import layered_settings
 from records.rows import Decision
 from reports.growth import Growth
 from rollouts.settings import RolloutSettings
+from storage.index import Index
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from telemetry.errors import InputError
@@ -87,18 +88,22 @@ def test_growth_of_memory_is_of_flow_and_trainer_together_from_the_settled_step_
 
 
 def test_rows_are_measured_on_an_index_of_that_size(tmp_path: Path):
-    assert make(tmp_path / "run", 4200, 0) == {"rows": 4200}
-    found = measure(tmp_path / "run", 1, 0)
+    run, n = tmp_path / "run", 210_000
+    found = make(run, n, 0) | ask(run, 1, 0)
+    index = Index(RunPaths(run))
+    assert index.refresh() == n and index.refused == []
+    assert index.fetch("SELECT count(*), max(step) FROM batches") == [(n // 10, 42)], "a tenth of the rows was trained on"
+    found |= measure(run, 1, 0)
     assert set(found) == set(rows.FIGURES)
     assert all(value > 0 for name, value in found.items() if name != "index_mb")
 
 
-def test_a_size_that_memory_is_too_small_for_is_left_out_with_a_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rows, "PEAK_BYTES_PER_ROW", 10**15)
+def test_a_size_that_the_disk_is_too_small_for_is_left_out_with_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rows, "DISK_BYTES_PER_ROW", 10**15)
     said: list[str] = []
     monkeypatch.setattr(rows, "reporter", lambda: type("Said", (), {"say": said.append, "stage": lambda *_: None})())
     assert measure_rows([10_000], rounds=1, seed=0).points == {}
-    assert said and said[0].startswith("10,000 rows are left out: they need 10000000000 GB of memory")
+    assert said and said[0].startswith("10,000 rows are left out: they need 10000000000 GB of disk")
 
 
 def of_two_ids(row: Decision) -> Decision:

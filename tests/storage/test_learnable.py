@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from storage.index import Index
 from storage.learnable import RECENT, PastSpreads
 from storage.learnable_process import PastSpreadsProcess
 from storage.shards import publish_shard
@@ -71,6 +72,22 @@ def test_groups_that_cannot_be_trained_on_say_nothing(put, spreads) -> None:
     put(1, "a", [0.0, 4.0], orders_rejected=1)
     put(2, "b", [3.0])
     assert spreads.before("local", 10) == {}
+
+
+def test_no_fact_is_kept_beside_a_row_for_each_start_group(put, paths, spreads) -> None:
+    for number in range(6):
+        put(number, "ab"[number % 2], [0.0, 2.0 * number])
+    index = Index(paths)
+    index.refresh()
+    index.snapshot_if_due(2)
+    put(6, "a", [0.0, 9.0])
+    late = PastSpreads(paths, blend=BLEND, discount=1.0)
+    assert spreads.before("local", 6) == late.before("local", 6) == {"a": (0 + 2 + 4) / 3, "b": (1 + 3 + 5) / 3}
+    put(7, "b", [0.0, 9.0])
+    for each in (spreads, late):
+        assert each.before("local", 99)["b"] == (1 + 3 + 5 + 4.5) / 4
+        for table in ("decisions", "advantage_groups", "plies", "batches", "used_groups"):
+            assert each._index.fetch(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
 def test_a_process_of_its_own_says_the_same_and_is_replaced_when_it_dies(put, paths, spreads) -> None:

@@ -16,7 +16,6 @@ from storage.retention import RetentionSettings, retention_facts
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_plies
-from storage.tombstones import Tombstones
 from telemetry.errors import DataError
 
 
@@ -95,11 +94,11 @@ def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..
     index.refresh()
     assert index.snapshot_if_due(1) is not None
     shutil.copytree(paths.index, paths.retired)
-    found, damaged = Tombstones(paths).read_new()
-    assert not found and "was written as index/snap-000001.parquet" in damaged[0][1]
     fresh = Index(paths)
     fresh.refresh()
-    assert fresh.retired() == []
+    assert fresh.retired() == [] and fresh.find_shard("p0/000000.arrow") is not None
+    ((name, sentence),) = fresh.refused
+    assert name == "retired/snap-000001.parquet" and "was written as index/snap-000001.parquet" in sentence
 
 
 def test_an_outcome_and_a_lineage_under_another_name_are_refused(paths: RunPaths) -> None:
