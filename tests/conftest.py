@@ -3,7 +3,6 @@ vLLM, a Prefect server, the `entente` command, and one whole run that it made.
 """
 
 import asyncio
-import gc
 import json
 import math
 import os
@@ -128,21 +127,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(
                 f"{item.nodeid} uses the fixture of the group {group!r}: add its file to its group in tests/conftest.py"
             )
-
-
-def pytest_runtest_setup() -> None:
-    """What the modules of all tests imported stays: a collection of garbage, which takes a second, need not look through it.
-
-    Again where a test ran a flow, which gives it back.
-    """
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """As Python ends, libraries look for what is left of theirs."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -283,7 +283,7 @@ def test_a_run_trains_with_the_bot_the_loss_and_the_reward_of_the_page(workplace
     words = ["--config", "small.toml", "--config", str(file)]
     done = workplace.process("train", "--run", "extended", *words, PYTHONPATH=f"{ROOT}:{documented}")
     assert done.returncode == 0, done.stderr
-    said = workplace("runs", "replay-step", "--run", "extended", "--step", "2")
+    said = workplace.process("replay-step", "--run", "extended", "--step", "2", PYTHONPATH=f"{ROOT}:{documented}")
     assert said.returncode == 0 and "all agree bitwise" in said.stdout, said.stderr
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(documented)])
     without = workplace("runs", "replay-step", "--run", "extended", "--step", "2")

@@ -126,7 +126,7 @@ def test_answers_come_as_csv_json_and_parquet_too(workplace, trained, tmp_path: 
 @pytest.mark.system
 def test_a_version_measured_again_scores_the_same(workplace, trained):
     summary, _, _ = trained
-    done = workplace("evaluate", "--run", "first", "--json")
+    done = workplace.process("evaluate", "--run", "first", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["run"], result["policy_version"], result["orders_rejected"]) == ("first", 2, 0)

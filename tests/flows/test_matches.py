@@ -53,7 +53,7 @@ def test_a_published_model_plays_without_a_run_and_the_match_is_continued(entent
 @pytest.mark.system
 def test_a_model_meets_versions_of_a_run(workplace, trained, model):
     words = ("--players", f"newest,runs/_models/{model.name}", "--opponents", "random", "--years", "1", "--games", "7")
-    done = workplace("evaluate", "--run", "first", *words, "--json")
+    done = workplace.process("evaluate", "--run", "first", *words, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert [player["player"] for player in result["players"]] == ["v2", f"runs/_models/{model.name}"]
@@ -63,7 +63,7 @@ def test_a_model_meets_versions_of_a_run(workplace, trained, model):
 @pytest.mark.system
 def test_a_version_is_scored_with_a_search(workplace, trained):
     quick = ("--search.proposals", "2", "--search.playouts", "4", "--search.player", "random", "--positions", "2")
-    done = workplace("evaluate", "--run", "first", "--opponents", "random", "--pick", "search", *quick, "--json")
+    done = workplace.process("evaluate", "--run", "first", "--opponents", "random", "--pick", "search", *quick, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["how"].startswith("search of versions: 2 proposals, 4 playouts of 1 years by random")
