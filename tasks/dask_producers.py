@@ -131,8 +131,7 @@ async def produce_on_dask(
             until = time.monotonic() + _ENDS_WITHIN_S
             while any(future.status == "pending" for _, future in running.values()) and time.monotonic() < until:
                 await asyncio.sleep(0.1)
-        closing: Any = client.close()
-        await closing
+        await client.close()  # pyright: ignore[reportGeneralTypeIssues]  # an asynchronous client's is awaitable
 
 
 async def _workers(client: "Client") -> Mapping[str, Any]:

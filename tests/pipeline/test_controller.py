@@ -39,6 +39,7 @@ class Pipeline:
             plan = self.controller.target
             began, wanted = now, START_GROUPS + plan.ahead
             train_until: float | None = None
+            waited = 0.0
             expired, lag = 0, 0
             while True:
                 fresh = [each for each in ready if version - each <= self.bounds.max_policy_lag]

@@ -244,7 +244,10 @@ def other_program() -> list[str]:
     ],
     ids=["no run", "ended", "killed", "deterministic", "lockstep", "program", "model", "no control"],
 )
-def test_what_a_producer_cannot_play_for_is_one_sentence(played: Played, spoil: Callable[[Played], Any], kind: Any, said: str):
+def test_what_a_producer_cannot_play_for_is_one_sentence(
+    played: Played, spoil: Callable[[Played], Any], kind: Any, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "IDLE_S", 0.5)  # one that plays all the same ends
     spoil(played)
     with pytest.raises(kind, match=said) as caught:
         asyncio.run(produce(played.paths, producer="x"))
@@ -265,8 +268,11 @@ def test_the_name_of_the_flow_itself_is_refused(played: Played):
         asyncio.run(produce(played.paths, producer="local"))
 
 
-def test_of_two_of_one_name_that_began_at_once_on_two_machines_the_later_gives_way(played: Played):
+def test_of_two_of_one_name_that_began_at_once_on_two_machines_the_later_gives_way(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+):
     """The other one's status file appears only after this one has looked."""
+    monkeypatch.setattr(module, "IDLE_S", 20.0)  # one that stays ends all the same
 
     def other() -> None:
         mine = read_producer(played.paths, "x")
