@@ -237,6 +237,15 @@ def test_old_adapters_go_from_the_bucket_and_from_the_cache(run: RunPaths, tmp_p
     assert published_versions(run) == published_versions(elsewhere()) == [3, 4] and not run.adapter(1).exists()
 
 
+def test_a_copy_of_an_adapter_that_another_machine_removed_is_not_read(
+    run: RunPaths, tmp_path: Path, elsewhere: Elsewhere
+) -> None:
+    publish_adapter(run, 1, adapter(tmp_path / "made"))
+    FILES.remove_folder(elsewhere().adapter(1))
+    with pytest.raises(DataError, match="version 1 is not published"):
+        read_adapter(run, 1)
+
+
 def desk(run: RunPaths) -> ControlDesk:
     return ControlDesk(run, base_model="base", plays="plays", quota=1, max_policy_lag=2)
 
@@ -248,10 +257,16 @@ def test_the_control_file_is_seen_elsewhere_and_a_second_writer_is_refused(run: 
     assert read_control(there).reason == "first"
     mine.stop("second")
     assert read_control(there).reason == "second"
-    desk(there).stop("of another")
+    other = desk(there)
+    other.stop("of another")
     with pytest.raises(InputError, match=r"another process has written .* so this one stops"):
         mine.stop("third")
     assert read_control(run).reason == "of another"
+    again = desk(run)  # this process opens the run anew, which its lock allows
+    again.stop("again")
+    with pytest.raises(InputError, match="so this one stops"):
+        other.stop("late")
+    assert read_control(there).reason == "again"
 
 
 def test_small_files_are_brought_up_to_date_and_removed_ones_go(run: RunPaths, elsewhere: Elsewhere) -> None:
