@@ -20,7 +20,7 @@ from storage.index import Index
 from storage.ledger import read_ledger
 from storage.objects import Objects
 from storage.retention import RetentionSettings, drop_old_adapters, size_of
-from storage.run_roots import INHERITED, is_mounted, located, shown, shown_text
+from storage.run_roots import INHERITED, as_given, is_mounted, located, text_as_given
 from storage.runs import RunPaths, held, refresh_run, runs_in, set_aside
 from storage.shards import coverage, open_plies, open_shard, publish_shard, shard_path
 from telemetry.errors import DataError, InputError
@@ -63,7 +63,7 @@ def elsewhere(root: Path, tmp_path: Path) -> Elsewhere:
 
     def another() -> RunPaths:
         cache = tmp_path / f"machine-{next(count)}"
-        prefix = shown(root).removeprefix(f"s3://{BUCKET}/")
+        prefix = as_given(root).removeprefix(f"s3://{BUCKET}/")
         FILES.mount(cache, BucketFiles(Objects(BUCKET), prefix, cache))
         return RunPaths(cache / "mine")
 
@@ -78,10 +78,10 @@ def publish_groups(run: RunPaths, producer: str, groups: range) -> None:
 
 
 def test_a_url_is_mounted_in_a_cache_and_shown_as_it_was_given(root: Path) -> None:
-    url = shown(root)
+    url = as_given(root)
     assert url.startswith("s3://bucket/test_a_url") and located(url) == root == located(Path(url)) == located(f"{url}/")
     assert is_mounted(root / "mine") and not is_mounted(root.parent) and json.loads(os.environ[INHERITED]) == {str(root): url}
-    assert shown_text(f"{root}/mine is gone") == f"{url}/mine is gone" and located("runs") == Path("runs")
+    assert text_as_given(f"{root}/mine is gone") == f"{url}/mine is gone" and located("runs") == Path("runs")
 
 
 def test_a_mount_of_this_process_has_not_answered_and_an_inherited_one_has(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
