@@ -153,7 +153,9 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         has_folder = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
         file = settings.paths.alerts if has_folder else runs_root / WORK_FOLDER / "alerts.jsonl"
-        await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
+        FILES.refresh(file.parent)
+        with FILES.mirror(file.parent):
+            await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
     await mark_children_crashed(client, flow_run, "its flow run's process ended")

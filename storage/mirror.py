@@ -7,10 +7,10 @@ import fcntl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.copies import GROW, set_etag
+from storage.copies import GROW, is_unchanged, set_etag
 from storage.files import POSIX, make_directory
 from storage.objects import Objects
 from telemetry.errors import EntenteError
@@ -37,14 +37,19 @@ class Mirror:
         """Copy what has changed since the last copy."""
         with self._busy:
             for file in sorted(self._folder.iterdir()):
-                if file.suffix not in GROW or file.name.startswith(".") or not file.is_file():
-                    continue
-                marks = POSIX.marks(file)
-                if marks is None or self._copied.get(file) == marks:
-                    continue
-                content = file.read_bytes()
-                set_etag(file, self._objects.overwrite(f"{self._key}/{file.name}", content))
-                self._copied[file] = marks
+                if file.suffix in GROW and not file.name.startswith("."):
+                    with suppress(FileNotFoundError):  # it was just renamed, as a file that has grown too long
+                        self._copy(file)
+
+    def _copy(self, file: Path) -> None:
+        marks = POSIX.marks(file)
+        if marks is None or self._copied.get(file) == marks:
+            return
+        # A copy to which nobody here appends may have grown on another machine: it is left alone.
+        if file in self._copied or not is_unchanged(file):
+            content = file.read_bytes()
+            set_etag(file, self._objects.overwrite(f"{self._key}/{file.name}", content), len(content))
+        self._copied[file] = marks
 
     def close(self) -> None:
         """Copy for the last time."""

@@ -157,10 +157,10 @@ def test_a_copy_that_rotted_is_fetched_again_and_the_object_stays(run: RunPaths,
     whole = open_shard(path)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    etag = os.getxattr(path, copies._ETAG)
+    etag = copies.etag_of(path)
     path.unlink()
     path.write_bytes(content)
-    os.setxattr(path, copies._ETAG, etag)
+    copies.set_etag(path, etag)
     assert open_shard(path).equals(whole) and FILES.exists(path)
 
 
@@ -306,6 +306,21 @@ def test_lines_that_were_not_mirrored_before_a_kill_are_kept_on_their_machine(ru
         figures.write("two\n")
     refresh_run(run)
     assert run.metrics.read_text() == "one\ntwo\n"
+
+
+def test_a_mirror_leaves_alone_what_only_another_machine_appends_to(run: RunPaths, elsewhere: Elsewhere) -> None:
+    with FILES.mirror(run.matches) as mirror:
+        (run.matches / "theirs.jsonl").write_text("one\n")
+        mirror.flush()
+        there = elsewhere()
+        refresh_run(there)
+        with (run.matches / "theirs.jsonl").open("a") as file:
+            file.write("two\n")
+        mirror.flush()
+        with FILES.mirror(there.matches):
+            (there.matches / "ours.jsonl").write_text("three\n")
+    refresh_run(run)
+    assert (run.matches / "theirs.jsonl").read_text() == "one\ntwo\n" and (run.matches / "ours.jsonl").read_text() == "three\n"
 
 
 def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
