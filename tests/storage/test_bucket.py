@@ -323,6 +323,22 @@ def test_a_mirror_leaves_alone_what_only_another_machine_appends_to(run: RunPath
     assert (run.matches / "theirs.jsonl").read_text() == "one\ntwo\n" and (run.matches / "ours.jsonl").read_text() == "three\n"
 
 
+def test_a_mirror_does_not_overwrite_the_figures_of_a_process_that_took_over(run: RunPaths, elsewhere: Elsewhere) -> None:
+    with FILES.mirror(run.root) as mirror, run.metrics.open("a") as figures:
+        figures.write("one\n")
+        figures.flush()
+        mirror.flush()
+        there = elsewhere()
+        with FILES.mirror(there.root):
+            there.metrics.write_text("one\nof another\n")
+        figures.write("two\n")
+        figures.flush()
+        with pytest.raises(InputError, match="another process has written"):
+            mirror.flush()
+    refresh_run(there)
+    assert there.metrics.read_text() == "one\nof another\n"
+
+
 def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.1)
     monkeypatch.setattr(lease, "LOST_S", 1.0)
