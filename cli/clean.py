@@ -17,7 +17,7 @@ from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
 from storage.files import FILES
 from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove, size_of
-from storage.run_roots import shown
+from storage.run_roots import as_given
 from storage.runs import LATEST, RunPaths, check_name, held, run_names
 from telemetry.errors import DataError, EntenteError, InputError
 
@@ -157,7 +157,7 @@ def _show(found: Iterable[Removable]) -> None:
     for (folder, why), group in groupby(found, key=lambda each: (each.path.parent, each.why)):
         some = list(group)
         names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
-        table.add_row(cell(shown(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
+        table.add_row(cell(as_given(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
     if table.row_count:
         output_console().print(table)
 

@@ -43,9 +43,9 @@ def which_run(run: str, runs_root: Path) -> str:
     chosen = resolve_run(runs_root, run)
     refresh_run(RunPaths(runs_root / chosen))
     if run == LATEST:
-        from storage.run_roots import shown
+        from storage.run_roots import as_given
 
-        sys.stderr.write(f"run {chosen}, the latest in {shown(runs_root)}\n")
+        sys.stderr.write(f"run {chosen}, the latest in {as_given(runs_root)}\n")
     return chosen
 
 

@@ -54,6 +54,7 @@ from storage.control import ControlDesk
 from storage.files import FILES
 from storage.learnable_process import PastSpreadsProcess
 from storage.lineages import check_new_lineage, current_lineage
+from storage.run_roots import as_given
 from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
 from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
@@ -130,7 +131,7 @@ def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
     same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: raise --steps to continue it")
-    return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since
+    return {**summary, "run": as_given(paths.root)} if same else None  # the run may have been moved since
 
 
 async def prepare_model(settings: RunSettings) -> Path:

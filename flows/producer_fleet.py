@@ -22,7 +22,7 @@ from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
-from storage.run_roots import shown
+from storage.run_roots import as_given
 from telemetry.errors import StoreAwayError
 from telemetry.progress import reporter
 
@@ -227,7 +227,7 @@ class ProducerFleet:
 
     async def _start(self) -> None:
         name = self._next_name()
-        asked = {"run": self._run, "runs_root": shown(self._runs_root), "producer": name}
+        asked = {"run": self._run, "runs_root": as_given(self._runs_root), "producer": name}
         try:
             run = await asyncio.wait_for(
                 # Not a subflow: the producer continues while a killed training flow is restarted.

@@ -40,6 +40,7 @@ from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import merge_more, split_more
 from pipeline.work_record import WORK_FOLDER, Work, read_work
+from storage.files import FILES
 from storage.lineages import last_step, lineage_path
 from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name, durable_write, held
@@ -152,7 +153,9 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         has_folder = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
         file = settings.paths.alerts if has_folder else runs_root / WORK_FOLDER / "alerts.jsonl"
-        await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
+        FILES.refresh(file.parent)
+        with FILES.mirror(file.parent):
+            await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
     await mark_children_crashed(client, flow_run, "its flow run's process ended")
@@ -184,8 +187,8 @@ def _improves(ended: FlowRun) -> bool:
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
     """The parameters with which `train-policy` continues the run, or begins it anew if it has no folder."""
-    has_folder, lineage = settings.run and settings.paths.settings.is_file(), str(ended.parameters.get("fork_lineage") or "")
-    if lineage and lineage_path(settings.paths, lineage).is_file():
+    has_folder, lineage = settings.run and FILES.exists(settings.paths.settings), str(ended.parameters.get("fork_lineage") or "")
+    if lineage and FILES.exists(lineage_path(settings.paths, lineage)):
         lineage = ""  # it exists already, and the run continues in it
     if has_folder:  # another version may have started it, with other defaults
         try:
@@ -227,7 +230,7 @@ def _hooks(settings: RunSettings) -> AlertSettings:
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     paths, named = settings.paths, bool(settings.run)
     message = (ended.state and ended.state.message) or ""
-    has_folder = named and paths.settings.is_file()
+    has_folder = named and FILES.exists(paths.settings)
     return Facts(
         run=settings.run,
         finished=has_folder and _is_finished(settings, ended),
@@ -271,7 +274,7 @@ async def _wait_for_exit(work: Work | None) -> None:
 
 def _stored(paths: RunPaths) -> dict[str, Any]:
     try:
-        return json.loads(paths.recovery.read_bytes())
+        return json.loads(FILES.fetch(paths.recovery).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
 

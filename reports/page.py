@@ -19,6 +19,7 @@ from reports.read_run import RunFacts
 from reports.replay_page import still
 from reports.replayed import read_game
 from reports.settings_tree import compare, flat, value_text
+from storage.run_roots import as_given
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import EntenteError, InputError
 from telemetry.machine import environment
@@ -160,7 +161,7 @@ def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, st
     """Further commands for this run: a reason and the command line."""
     run = f"--run {shlex.quote(facts.name)}"
     if runs_root != Path("runs"):
-        run += f" --runs-root {shlex.quote(str(runs_root))}"
+        run += f" --runs-root {shlex.quote(as_given(runs_root))}"
     by_power = "select policy_version, power, count(*), avg(centres_gained) from decisions group by all order by all"
     best = 'select power, phase, policy_version, "return" from decisions order by "return" desc limit 10'
     by_step = "select step, count(*), avg(policy_lag) from batches group by all order by all"

@@ -202,6 +202,9 @@ class BucketFiles:
         """See `FileStore.fetch_folder`."""
         prefix = f"{self.key(folder)}/"
         found = [(folder / self._seen(meta)[len(prefix) :], meta) for meta in self.objects.below(prefix)]
+        published = [name for name in LAST if etag_of(folder / name)]
+        if not found and published and self.objects.head(prefix + published[0]) is None:
+            shutil.rmtree(folder)  # a copy of what another machine has removed
         wanted = [(path, meta) for path, meta in found if not is_copy(path, meta)]
         last = [each for each in wanted if each[0].name in LAST]
         _side_by_side(lambda each: self._bring(*each), [each for each in wanted if each not in last])

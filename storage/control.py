@@ -181,6 +181,7 @@ class ControlDesk:
         self._paths, self._lag = paths, max_policy_lag
         self._lock = threading.Lock()
         self._planned: dict[str, Any] = {}
+        self._wrote = False
         self._control = Control(
             counter=_counter_of(paths),
             version=BASE.version,
@@ -237,7 +238,9 @@ class ControlDesk:
     def _write(self, **changes: Any) -> None:
         with self._lock:
             self._control = replace(self._control, **changes, counter=self._control.counter + 1)
-            FILES.replace(self._paths.control, json.dumps(asdict(self._control), indent=1).encode(), sole_writer=True)
+            content = json.dumps(asdict(self._control), indent=1).encode()
+            FILES.replace(self._paths.control, content, sole_writer=self._wrote)
+            self._wrote = True
 
 
 def _counter_of(paths: RunPaths) -> int:

@@ -57,17 +57,33 @@ def keep(temp: Path, path: Path, etag: str, meta: Meta | None = None) -> None:
     os.replace(temp, path)
 
 
-def set_etag(path: Path, etag: str) -> None:
+def set_etag(path: Path, etag: str, size: int | None = None) -> None:
+    """Note which version of its object a file is.
+
+    Args:
+        size: bytes of that version; None: of the file.
+    """
     with suppress(OSError, AttributeError):  # the file system, or the system, has no extended attributes
-        os.setxattr(path, _ETAG, etag.encode())
+        os.setxattr(path, _ETAG, f"{etag} {path.stat().st_size if size is None else size}".encode())
 
 
 def etag_of(path: Path) -> str:
     """The etag of a copy; empty if it is unknown."""
+    return _noted(path)[0]
+
+
+def is_unchanged(path: Path) -> bool:
+    """Whether nothing was appended to a copy since."""
+    etag, size = _noted(path)
+    return bool(etag) and path.stat().st_size == size
+
+
+def _noted(path: Path) -> tuple[str, int]:
     try:
-        return os.getxattr(path, _ETAG).decode()
-    except (OSError, AttributeError):
-        return ""
+        etag, _, size = os.getxattr(path, _ETAG).decode().rpartition(" ")
+        return etag, int(size)
+    except (OSError, AttributeError, ValueError):
+        return "", -1
 
 
 def is_copy(path: Path, meta: Meta) -> bool:

@@ -7,13 +7,13 @@ import fcntl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.copies import GROW, set_etag
+from storage.copies import GROW, is_unchanged, set_etag
 from storage.files import POSIX, make_directory
 from storage.objects import Objects
-from telemetry.errors import EntenteError
+from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
 
 MIRROR_S = 2.0
@@ -28,23 +28,42 @@ class Mirror:
         """`key` is that of the folder. The caller holds its lock."""
         self._objects, self._key, self._folder = objects, key, folder
         self._copied: dict[Path, tuple[int, int]] = {}
+        self._etags: dict[Path, str] = {}
         self._busy = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
         self._thread.start()
 
     def flush(self) -> None:
-        """Copy what has changed since the last copy."""
+        """Copy what has changed since the last copy.
+
+        Raises:
+            InputError: another process has written one of the files meanwhile.
+        """
         with self._busy:
             for file in sorted(self._folder.iterdir()):
-                if file.suffix not in GROW or file.name.startswith(".") or not file.is_file():
-                    continue
-                marks = POSIX.marks(file)
-                if marks is None or self._copied.get(file) == marks:
-                    continue
-                content = file.read_bytes()
-                set_etag(file, self._objects.overwrite(f"{self._key}/{file.name}", content))
-                self._copied[file] = marks
+                if file.suffix in GROW and not file.name.startswith("."):
+                    with suppress(FileNotFoundError):  # it was just renamed, as a file that has grown too long
+                        self._copy(file)
+
+    def _copy(self, file: Path) -> None:
+        marks = POSIX.marks(file)
+        if marks is None or self._copied.get(file) == marks:
+            return
+        # A copy to which nobody here appends may have grown on another machine: it is left alone.
+        if file in self._copied or not is_unchanged(file):
+            key, content = f"{self._key}/{file.name}", file.read_bytes()
+            if (mine := self._etags.get(file)) is None:
+                etag = self._objects.overwrite(key, content)
+            else:
+                etag = self._objects.update(key, content, mine)
+            if etag is None:
+                raise InputError(
+                    f"another process has written '{file}' since this one did: it works there now, so this one stops"
+                )
+            self._etags[file] = etag
+            set_etag(file, etag, len(content))
+        self._copied[file] = marks
 
     def close(self) -> None:
         """Copy for the last time."""

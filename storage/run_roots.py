@@ -53,12 +53,12 @@ def is_mounted(folder: Path) -> bool:
     return any(f"{folder}/".startswith(f"{cache}/") for cache in _mounts())
 
 
-def shown(path: str | Path) -> str:
+def as_given(path: str | Path) -> str:
     """A path as the user knows it: one in a mounted folder as a URL."""
-    return shown_text(str(path))
+    return text_as_given(str(path))
 
 
-def shown_text(text: str) -> str:
+def text_as_given(text: str) -> str:
     """A text in which every mounted folder is replaced by its URL."""
     for cache, url in _mounts().items():
         text = text.replace(cache, url)
@@ -99,5 +99,5 @@ def _validated(root: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-RunsFolder = Annotated[Path, BeforeValidator(_validated), PlainSerializer(shown, return_type=str, when_used="json")]
+RunsFolder = Annotated[Path, BeforeValidator(_validated), PlainSerializer(as_given, return_type=str, when_used="json")]
 """Type of a setting or flow parameter that names a folder of runs; JSON has the URL, so it is valid on every machine."""

@@ -27,7 +27,7 @@ from pipeline.play import RolloutReport, play_stretch
 from pipeline.rollout_side import RolloutSide
 from pipeline.rollout_source import Stretch
 from storage.control import read_control
-from storage.run_roots import located, shown
+from storage.run_roots import as_given, located
 from storage.runs import RunPaths
 from telemetry.errors import EngineLostError, InputError
 from telemetry.progress import reporter
@@ -161,7 +161,7 @@ class DaskSource:
     """The `RolloutSource` of a cluster."""
 
     def __init__(self, root: Path, runner: "DaskTaskRunner", plan: DaskPlan, spans: Spans) -> None:
-        self._root, self._runner, self._plan, self._spans = shown(root.resolve()), runner, plan, spans
+        self._root, self._runner, self._plan, self._spans = as_given(root.resolve()), runner, plan, spans
         self._task = roll_out_elsewhere.with_options(
             timeout_seconds=plan.timeout_s, retries=plan.retries, retry_delay_seconds=1, retry_jitter_factor=1
         )
@@ -343,7 +343,7 @@ def _stop(runner: "DaskTaskRunner", root: Path, plan: DaskPlan) -> None:
     try:
         if plan.address:  # the workers of an existing cluster outlive the run
             with suppress(Exception):
-                runner.client.run(close_sides, shown(root.resolve()), wait=True, on_error="ignore")
+                runner.client.run(close_sides, as_given(root.resolve()), wait=True, on_error="ignore")
     finally:
         runner.__exit__(None, None, None)
 

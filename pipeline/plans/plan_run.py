@@ -44,6 +44,7 @@ from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import open_cache, version_name
 from storage.adapters import published_versions
+from storage.run_roots import as_given
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.loss_name import try_loss
@@ -90,7 +91,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     work = _work(settings, rehearsal)
     return {
         "command": "train",
-        "run": {"name": name, "folder": str(folder), "seed": settings.seed} | ({"steps_done": done} if resume else {}),
+        "run": {"name": name, "folder": as_given(folder), "seed": settings.seed} | ({"steps_done": done} if resume else {}),
         "work": work,
         "prompts": plan_prompts(tokens, is_known=model is not None or settings.inference.model == TINY),
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
@@ -157,7 +158,7 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
     return {
         "command": "cache build",
         "cache": {
-            "folder": str(runs_root / CACHE_FOLDER / version_name(settings)),
+            "folder": as_given(runs_root / CACHE_FOLDER / version_name(settings)),
             "train_positions": settings.train_snapshots,
             "held_out_positions": settings.held_out_snapshots,
             "years": f"{settings.first_year} to {settings.last_year}",
@@ -180,7 +181,7 @@ def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettin
     return {
         "command": "model make",
         "model": {
-            "folder": str(found) if found else str(runs_root / MODEL_FOLDER / "tiny-<recipe>"),
+            "folder": as_given(found) if found else as_given(runs_root / MODEL_FOLDER / "tiny-<recipe>"),
             "parameters": shape.parameters,
             "longest_sequence": shape.positions,
         },

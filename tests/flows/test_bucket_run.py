@@ -101,6 +101,7 @@ def test_a_run_outlives_its_store_and_its_machine(
     try:
         with Proxy(upstream=store.address).serving() as proxy:
             lost, next_one = (machine(tmp_path / name, proxy.address, prefect_server) for name in ("lost", "next"))
+            proxy.delay_s = 0.01
             proxy.fault("PUT", "/ledger/", drop=True)
             proxy.fault("PUT", "/shards/", times=2, status=503)
             proxy.fault("PUT", "manifest.json", times=2, drop=True)

@@ -20,7 +20,7 @@ from storage.index import Index
 from storage.ledger import read_ledger
 from storage.objects import Objects
 from storage.retention import RetentionSettings, drop_old_adapters, size_of
-from storage.run_roots import INHERITED, is_mounted, located, shown, shown_text
+from storage.run_roots import INHERITED, as_given, is_mounted, located, text_as_given
 from storage.runs import RunPaths, held, refresh_run, runs_in, set_aside
 from storage.shards import coverage, open_plies, open_shard, publish_shard, shard_path
 from telemetry.errors import DataError, InputError
@@ -63,7 +63,7 @@ def elsewhere(root: Path, tmp_path: Path) -> Elsewhere:
 
     def another() -> RunPaths:
         cache = tmp_path / f"machine-{next(count)}"
-        prefix = shown(root).removeprefix(f"s3://{BUCKET}/")
+        prefix = as_given(root).removeprefix(f"s3://{BUCKET}/")
         FILES.mount(cache, BucketFiles(Objects(BUCKET), prefix, cache))
         return RunPaths(cache / "mine")
 
@@ -78,10 +78,10 @@ def publish_groups(run: RunPaths, producer: str, groups: range) -> None:
 
 
 def test_a_url_is_mounted_in_a_cache_and_shown_as_it_was_given(root: Path) -> None:
-    url = shown(root)
+    url = as_given(root)
     assert url.startswith("s3://bucket/test_a_url") and located(url) == root == located(Path(url)) == located(f"{url}/")
     assert is_mounted(root / "mine") and not is_mounted(root.parent) and json.loads(os.environ[INHERITED]) == {str(root): url}
-    assert shown_text(f"{root}/mine is gone") == f"{url}/mine is gone" and located("runs") == Path("runs")
+    assert text_as_given(f"{root}/mine is gone") == f"{url}/mine is gone" and located("runs") == Path("runs")
 
 
 def test_a_mount_of_this_process_has_not_answered_and_an_inherited_one_has(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +157,10 @@ def test_a_copy_that_rotted_is_fetched_again_and_the_object_stays(run: RunPaths,
     whole = open_shard(path)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    etag = os.getxattr(path, copies._ETAG)
+    etag = copies.etag_of(path)
     path.unlink()
     path.write_bytes(content)
-    os.setxattr(path, copies._ETAG, etag)
+    copies.set_etag(path, etag)
     assert open_shard(path).equals(whole) and FILES.exists(path)
 
 
@@ -237,6 +237,15 @@ def test_old_adapters_go_from_the_bucket_and_from_the_cache(run: RunPaths, tmp_p
     assert published_versions(run) == published_versions(elsewhere()) == [3, 4] and not run.adapter(1).exists()
 
 
+def test_a_copy_of_an_adapter_that_another_machine_removed_is_not_read(
+    run: RunPaths, tmp_path: Path, elsewhere: Elsewhere
+) -> None:
+    publish_adapter(run, 1, adapter(tmp_path / "made"))
+    FILES.remove_folder(elsewhere().adapter(1))
+    with pytest.raises(DataError, match="version 1 is not published"):
+        read_adapter(run, 1)
+
+
 def desk(run: RunPaths) -> ControlDesk:
     return ControlDesk(run, base_model="base", plays="plays", quota=1, max_policy_lag=2)
 
@@ -248,10 +257,16 @@ def test_the_control_file_is_seen_elsewhere_and_a_second_writer_is_refused(run: 
     assert read_control(there).reason == "first"
     mine.stop("second")
     assert read_control(there).reason == "second"
-    desk(there).stop("of another")
+    other = desk(there)
+    other.stop("of another")
     with pytest.raises(InputError, match=r"another process has written .* so this one stops"):
         mine.stop("third")
     assert read_control(run).reason == "of another"
+    again = desk(run)  # this process opens the run anew, which its lock allows
+    again.stop("again")
+    with pytest.raises(InputError, match="so this one stops"):
+        other.stop("late")
+    assert read_control(there).reason == "again"
 
 
 def test_small_files_are_brought_up_to_date_and_removed_ones_go(run: RunPaths, elsewhere: Elsewhere) -> None:
@@ -291,6 +306,37 @@ def test_lines_that_were_not_mirrored_before_a_kill_are_kept_on_their_machine(ru
         figures.write("two\n")
     refresh_run(run)
     assert run.metrics.read_text() == "one\ntwo\n"
+
+
+def test_a_mirror_leaves_alone_what_only_another_machine_appends_to(run: RunPaths, elsewhere: Elsewhere) -> None:
+    with FILES.mirror(run.matches) as mirror:
+        (run.matches / "theirs.jsonl").write_text("one\n")
+        mirror.flush()
+        there = elsewhere()
+        refresh_run(there)
+        with (run.matches / "theirs.jsonl").open("a") as file:
+            file.write("two\n")
+        mirror.flush()
+        with FILES.mirror(there.matches):
+            (there.matches / "ours.jsonl").write_text("three\n")
+    refresh_run(run)
+    assert (run.matches / "theirs.jsonl").read_text() == "one\ntwo\n" and (run.matches / "ours.jsonl").read_text() == "three\n"
+
+
+def test_a_mirror_does_not_overwrite_the_figures_of_a_process_that_took_over(run: RunPaths, elsewhere: Elsewhere) -> None:
+    with FILES.mirror(run.root) as mirror, run.metrics.open("a") as figures:
+        figures.write("one\n")
+        figures.flush()
+        mirror.flush()
+        there = elsewhere()
+        with FILES.mirror(there.root):
+            there.metrics.write_text("one\nof another\n")
+        figures.write("two\n")
+        figures.flush()
+        with pytest.raises(InputError, match="another process has written"):
+            mirror.flush()
+    refresh_run(there)
+    assert there.metrics.read_text() == "one\nof another\n"
 
 
 def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
