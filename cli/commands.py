@@ -9,6 +9,8 @@ _UP = "Start Prefect's server, deployments and a worker here; stop them."
 _EVALUATE = "Measure strength; check a result card."
 _SERVE = "Serve an engine or orders over HTTP; play for a run elsewhere."
 _PLAY = "Play against versions in a browser; play on a server of others."
+_HAND_ON = "Write a version for transformers and vLLM; a step to repeat."
+_PAGES = "Write a run as one page, or several side by side."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
@@ -20,16 +22,16 @@ COMMANDS = {
         "enter": ("cli.enter:enter", _PLAY),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
-        "export": ("cli.export:export", "Write a version for transformers, vLLM and the hub."),
+        "export": ("cli.export:export", _HAND_ON),
+        "bundle": ("cli.bundle:bundle", _HAND_ON),
     },
     "Look into runs": {
         "runs": ("cli.runs:app", "List runs; inspect, explain, repeat or clean one."),
         "watch": ("cli.watch:watch", "Watch the figures of a run on one screen while it trains."),
-        "report": ("cli.report:report", "Write the results of a run as one page."),
-        "compare": ("cli.compare:compare", "Compare runs side by side, on one page and in one table."),
+        "report": ("cli.report:report", _PAGES),
+        "compare": ("cli.compare:compare", _PAGES),
         "replay": ("cli.replay_game:replay", "Step through a game of a run in a browser."),
-        "sql": ("cli.sql:sql", "Query the rows of a run, or of several, with SQL, also while they train."),
-        "bundle": ("cli.bundle:bundle", "Put a step into one file that anybody can repeat; verify one."),
+        "sql": ("cli.sql:sql", "Query the rows of runs with SQL, also while they train."),
     },
     "Services": {
         "serve": ("cli.serve:serve", _SERVE),
