@@ -32,7 +32,7 @@ PLANTED = (".prefect/key", "runs/mine/settings.json", "key.env", "cli/__pycache_
 def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """`buildah WORDS` with a storage of its own; what it prints."""
     storage = tmp_path_factory.mktemp("storage")
-    environment = os.environ | {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(storage)}
+    environment = os.environ | {"BUILDAH_ISOLATION": "chroot", "TMPDIR": str(storage)}
 
     def run(*words: str, timeout: float = 300) -> str:
         line = ["buildah", "--root", str(storage / "root"), "--runroot", str(storage / "run"), *words]
@@ -96,36 +96,20 @@ def test_the_image_holds_the_program_and_no_key(buildah: Callable[..., str], con
     assert list((entente / "runs").iterdir()) == [] and list((entente / ".prefect").iterdir()) == []
     found = subprocess.run(["grep", "-rl", SECRET, "--exclude-dir=.venv", entente], capture_output=True, text=True, check=False)
     assert found.stdout == ""
-    assert (entente.parent / "etc" / "pip.conf").stat().st_size == 0 if (entente.parent / "etc" / "pip.conf").exists() else True
-    owned = [path for path in entente.rglob("*") if path.stat().st_uid == 1000] if entente.stat().st_uid != 1000 else [entente]
-    assert sorted(path.name for path in owned) == [".prefect", "runs"]
+    pip = entente.parent / "etc" / "pip.conf"
+    assert not pip.exists() or pip.stat().st_size == 0
+    assert entente.stat().st_uid == 0
+    assert sorted(path.name for path in entente.rglob("*") if path.lstat().st_uid == 1000) == [".prefect", "runs"]
 
 
 def test_a_run_is_trained_in_the_image_by_a_user_without_rights(buildah: Callable[..., str], container: str, tmp_path: Path):
     def run(*words: str) -> str:
-        return buildah("run", container, "--", *words, timeout=600)
+        return buildah("run", "--volume", f"{tmp_path}:/given:ro", container, "--", *words, timeout=1200)
 
-    settings = tmp_path / "small.toml"
-    settings.write_text(SMALL_RUN)
-    assert run("id", "-u") == "1000\n"
-    assert "usage" in run("entente", "--help").lower()
-    trained = buildah(
-        "run",
-        "--volume",
-        f"{settings}:/tmp/small.toml:ro",
-        container,
-        "--",
-        "entente",
-        "train",
-        "--config",
-        "/tmp/small.toml",
-        "--run",
-        "mine",
-        timeout=900,
-    )
-    assert "2 steps" in trained
+    tmp_path.chmod(0o755)
+    (tmp_path / "small.toml").write_text(SMALL_RUN)
+    entrypoint = buildah("inspect", "--type", "image", "--format", "{{json .OCIv1.Config.Entrypoint}}", "entente:cpu")
+    assert entrypoint.strip() == '["entente"]' and run("id", "-u") == "1000\n"
+    assert "2 steps" in run("entente", "train", "--config", "/given/small.toml", "--run", "mine")
     assert "mine" in run("entente", "runs", "list")
-    assert run("sh", "-c", "touch cli/mine 2>/dev/null || echo refused") == "refused\n"
-    assert "entrypoint" and '"entente"' in buildah(
-        "inspect", "--type", "image", "--format", "{{json .OCIv1.Config.Entrypoint}}", "localhost/entente:cpu"
-    )
+    assert run("sh", "-c", "touch cli/mine 2>/dev/null || echo refused") == "refused\n", "the program is not its user's to change"
