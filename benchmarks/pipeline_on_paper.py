@@ -216,7 +216,7 @@ def bench_paper(
     Args:
         measured: values of fields of `hardware` and `work` that replace theirs, as `measured_figures.read_measured` returns them.
     """
-    hardware, work = (_with(given, measured) for given in (hardware or Hardware(), work or Work()))
+    hardware, work = _with(hardware or Hardware(), measured), _with(work or Work(), measured)
     rates, step_s = worker_rates(hardware, work), trainer_s(hardware, work)
     metrics = {"measured_figures": float(len(measured)), "trainer_s_a_step": step_s}
     for name, source in SOURCES.items():

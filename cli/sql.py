@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import pyarrow as pa
@@ -67,7 +69,6 @@ def sql(
 
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
-    from pipeline.run_settings import settings_at, settings_of
     from storage.asking import QUERIES, ask, connect, ready_query
     from storage.interruptible import run_interruptible
 
@@ -78,29 +79,25 @@ def sql(
         )
     form = _form(format, output)
     question = ready_query(query[1:]) if query.startswith("@") else query
-    from storage.runs import RunPaths
-
-    paths = RunPaths(runs_root / which_run(run, runs_root))
-    # With the run's own blend, "return" is the value that the trainer used.
-    settings = settings_of(paths) if as_of is None else settings_at(paths, as_of)
-    text = _RunText(settings, paths.root)
-    opened = partial(
-        connect,
-        paths.root,
-        blend=settings.storage.blend,
-        discount=settings.storage.discount,
-        as_of=as_of,
-        memory_gib=memory_gib,
-        token_text=text.of_token,
-        read_thought=text.of_thought,
-    )
-    first = _ROWS_SHOWN + 1 if form == "table" else None
-    answer = run_interruptible(
-        opened,
-        lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
-        seconds=max_seconds,
-        cannot_end=_exit_without_waiting,
-    )
+    with _opened_run(run, runs_root, as_of) as (root, settings):
+        text = _RunText(settings, root)
+        opened = partial(
+            connect,
+            root,
+            blend=settings.storage.blend,
+            discount=settings.storage.discount,
+            as_of=as_of,
+            memory_gib=memory_gib,
+            token_text=text.of_token,
+            read_thought=text.of_thought,
+        )
+        first = _ROWS_SHOWN + 1 if form == "table" else None
+        answer = run_interruptible(
+            opened,
+            lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
+            seconds=max_seconds,
+            cannot_end=_exit_without_waiting,
+        )
     if form == "table":
         _show(answer.column_names, _values(answer))
         if answer.num_rows > _ROWS_SHOWN:
@@ -109,6 +106,30 @@ def sql(
         _write(answer, form, output)
     if text.missing:
         sys.stderr.write(f'{text.missing}, so the column "text" is empty\n')
+
+
+@contextmanager
+def _opened_run(run: str, runs_root: Path, as_of: int | None) -> "Iterator[tuple[Path, RunSettings]]":
+    """The folder of the run, and its settings. Where games were played before the first run, an empty run stands beside them.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    from pipeline.run_settings import RunSettings, settings_at, settings_of
+    from storage.runs import GAMES_FOLDER, RunPaths, runs_in
+
+    games = runs_root / GAMES_FOLDER
+    if run == LATEST and as_of is None and games.is_dir() and not runs_in(runs_root):
+        with TemporaryDirectory(prefix="entente-sql-") as empty:
+            paths = RunPaths(Path(empty) / "none")
+            paths.shards.mkdir(parents=True)
+            (Path(empty) / GAMES_FOLDER).symlink_to(games.resolve())
+            sys.stderr.write(f"there is no run in {runs_root} yet, only played games\n")
+            yield paths.root, RunSettings()
+        return
+    paths = RunPaths(runs_root / which_run(run, runs_root))
+    # With the run's own blend, "return" is the value that the trainer used.
+    yield paths.root, settings_of(paths) if as_of is None else settings_at(paths, as_of)
 
 
 def _form(format: Format | None, output: Path | None) -> Format:

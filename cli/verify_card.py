@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 
 from cli.options import AsJson, RunsRoot
+from telemetry.plain_text import shown
 
 if TYPE_CHECKING:
     from evaluation.result_card import ResultCard
@@ -82,28 +83,31 @@ def _given(players: list[str]) -> dict[str, str]:
     return {name: here for name, _, here in pairs}
 
 
+def _say(sentence: str) -> None:
+    """Print a sentence; a card may hold any text."""
+    print(shown(sentence))
+
+
 def _describe(card: "ResultCard", notes: list[str]) -> None:
     settings = card.settings
     seats = f"one seat against six of '{settings.opponents}'" if settings.opponents else "one table"
     how = settings.how((*settings.players, settings.opponents))
-    print(f"{len(card.games)} games of {', '.join(settings.players)}, {seats}, {settings.years} years{how and '; ' + how}")
-    print("the card follows from itself: checksum, seats, and the table from the games")
+    _say(f"{len(card.games)} games of {', '.join(settings.players)}, {seats}, {settings.years} years{how and '; ' + how}")
+    _say("the card follows from itself: checksum, seats, and the table from the games")
     if not card.environments:
-        print("it does not say where its games were played: an earlier release played them")
+        _say("it does not say where its games were played: an earlier release played them")
     elif len(card.environments) > 1:
-        print(f"its games were played in {len(card.environments)} environments; the newest is compared")
+        _say(f"its games were played in {len(card.environments)} environments; the newest is compared")
     for note in notes:
-        print(f"otherwise here: {note}")
+        _say(f"otherwise here: {note}")
 
 
 def _show(card: "ResultCard", result: "Verification", share: float) -> None:
     for key, phase in list(result.different.items())[:_SHOWN]:
         where = "in its result" if phase == "the end" else f"from {phase} on"
-        print(f"game {key} differs {where}")
+        _say(f"game {key} differs {where}")
     if len(result.different) > _SHOWN:
-        print(f"and {len(result.different) - _SHOWN} more")
+        _say(f"and {len(result.different) - _SHOWN} more")
     chosen = f", chosen by --seed {result.seed}" if share < 1 else ""
     equal = result.games - len(result.different)
-    print(
-        f"{result.games} of {len(card.games)} games were played again{chosen}: {equal} equal, {len(result.different)} different"
-    )
+    _say(f"{result.games} of {len(card.games)} games were played again{chosen}: {equal} equal, {len(result.different)} different")

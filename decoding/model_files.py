@@ -28,7 +28,7 @@ def resolve_model(name: str | Path) -> Path:
     """Local folder of the model `name`: the folder itself, or the copy of that hub id, downloaded once.
 
     Raises:
-        InputError: there is no such folder or hub id, or the folder lacks its tokenizer or config.
+        InputError: there is no such folder or hub id, the folder lacks its tokenizer or config, or holds a pipe or device.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -36,6 +36,8 @@ def resolve_model(name: str | Path) -> Path:
     for required in ("config.json", "tokenizer.json"):
         if not (folder / required).is_file():
             raise InputError(f"model '{name}' has no {required}: save it with `save_pretrained` (model and tokenizer)")
+    if pipe := next((file.name for file in folder.iterdir() if file.exists() and not (file.is_file() or file.is_dir())), ""):
+        raise InputError(f"model '{name}' holds '{pipe}', which is no regular file and may never end: remove it")
     return folder.resolve()
 
 

@@ -114,8 +114,9 @@ class EndpointClient:
             if with_schema:
                 named = {"name": "orders", "strict": True, "schema": schema}
                 body["response_format"] = {"type": "json_schema", "json_schema": named}
+            sent = json.dumps(body).encode()
             try:
-                return _read(await self._post(json.dumps(body).encode()), messages)
+                return _read(await self._post(sent), messages, most_tokens=len(sent) + self._settings.answer_tokens)
             except _Refused as refusal:
                 if not self._gives_up(str(refusal), limit, with_schema):
                     raise EngineError(f"{self.endpoint.name} refuses the request: {refusal}") from refusal
@@ -190,8 +191,8 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def _read(body: bytes, messages: Sequence[Mapping[str, str]]) -> Reply:
-    """The reply in the body of a 200."""
+def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) -> Reply:
+    """The reply in the body of a 200. A count above `most_tokens`, which no such request uses, would spend a budget by a lie."""
     try:
         found = json.loads(body)
         content = found["choices"][0]["message"]["content"]
@@ -203,7 +204,7 @@ def _read(body: bytes, messages: Sequence[Mapping[str, str]]) -> Reply:
         raise _Fault(f"its answer is no chat completion: {_short(body[:200].decode(errors='replace'))}") from error
     usage = found.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-    if not (type(tokens) is int and 0 < tokens < 1 << 31):
+    if not (type(tokens) is int and 0 < tokens <= most_tokens):
         tokens = _tokens_of(messages) + len((content or "").encode(errors="replace")) // _BYTES_PER_TOKEN
     text = (content or "").encode(errors="replace").decode()  # half a character cannot be stored
     return Reply(text=text[-MAX_TEXT:], tokens=tokens)

@@ -59,8 +59,10 @@ class _Seat:
     """Monotonic time at which the phase is played at the latest; 0: there is no deadline."""
     asked: str = ""
     """Phase for which orders are, or were, chosen."""
-    sent: tuple[str, frozenset[str], bool] | None = None
-    """Phase, orders, and whether they were chosen; False: orders for a deadline."""
+    chosen: tuple[str, frozenset[str]] = "", frozenset()
+    """Phase, and the orders that were chosen for it. It may be played before the server says that it has them."""
+    taken: str = ""
+    """Newest phase for which the server has said that it has them."""
     task: "asyncio.Task[None] | None" = None
     taken_back: int = 0
 
@@ -211,7 +213,8 @@ class EnteredGames:
             account=number,
             state=joined.state,
             answered=set(joined.answered),
-            sent=old.sent if old else None,
+            chosen=old.chosen if old else ("", frozenset()),
+            taken=old.taken if old else "",
             taken_back=old.taken_back if old else 0,
         )
         game.seats[joined.power] = seat
@@ -270,15 +273,17 @@ class EnteredGames:
         """Count the phase, and say if it was not played with the orders that were chosen."""
         first = next(iter(game.seats))
         self.phases += seat.power == first
+        if seat.chosen[0] == notice.played and _same(seat.chosen[1], notice.orders):
+            return
+        game.probabilities.get(notice.played, {}).pop(seat.power, None)
         if seat.asked != notice.played or notice.state["name"] == OVER:
             return
-        where = f"{notice.played} of game '{notice.game}'"
-        is_sent = seat.sent is not None and seat.sent[0] == notice.played
-        if not is_sent or (seat.sent and not seat.sent[2]):
+        where, played = f"{notice.played} of game '{notice.game}'", ", ".join(notice.orders) or "no orders"
+        if seat.taken == notice.played:
+            self._say(f"{seat.power} did not play in {where} what it ordered: {played}")
+        else:
             self.missed += 1
-            self._say(f"{seat.power} missed the deadline of {where}: it played {', '.join(notice.orders) or 'no orders'}")
-        elif seat.sent and not _same(seat.sent[1], notice.orders):
-            self._say(f"{seat.power} did not play in {where} what it ordered: {', '.join(notice.orders) or 'no orders'}")
+            self._say(f"{seat.power} missed the deadline of {where}: it played {played}")
 
     async def _take_back(self, client: ServerClient, name: str, seat: _Seat) -> None:
         """Join again where the server took the power away, as it does at a deadline without orders."""
@@ -343,14 +348,15 @@ class EnteredGames:
                 return
             seat.asked = phase
             choice = await self._in_time(client, name, seat, board, legal)
+            seat.chosen = phase, frozenset(choice.orders)
+            if choice.probability is not None:
+                game.probabilities.setdefault(phase, {})[seat.power] = choice.probability
             await client.give_orders(self._token(seat), name, seat.power, phase, choice.orders)
+            seat.taken = phase
         except RefusedError as error:
+            game.probabilities.get(phase, {}).pop(seat.power, None)
             if seat.state["name"] == phase and not _is_late(error):
                 self._say(f"the server refuses what {seat.power} orders in {phase} of game '{name}': {error}")
-            return
-        seat.sent = phase, frozenset(choice.orders), True
-        if choice.probability is not None:
-            game.probabilities.setdefault(phase, {})[seat.power] = choice.probability
 
     async def _in_time(self, client: ServerClient, name: str, seat: _Seat, board: Board, legal: LegalOrders) -> Choice:
         """What the player chooses. If the deadline is near, the server has default orders meanwhile, which nobody waits for."""
@@ -373,7 +379,6 @@ class EnteredGames:
                     disbands = legal.options[: legal.picks] if legal.kind is OrderKind.DISBAND else ()
                     orders = legal.completed([options[0] for options in disbands]) or ()
                     await client.give_orders(self._token(seat), name, seat.power, board.phase, orders, final=False)
-                    seat.sent = board.phase, frozenset(orders), False
             return await choosing
         finally:
             choosing.cancel()

@@ -139,7 +139,7 @@ class PlayedGame:
 
         Raises:
             StaleError: the game has gone on, or the power has ordered.
-            InputError: the power is not a person's, has nothing to order, or an order is not legal.
+            InputError: the power is not a person's, has nothing to order, an order is not legal, or the game cannot be stored.
             EngineError, DataError: a player's decision failed. The orders stay given; `go_on` tries again.
         """
         self._check(revision)
@@ -151,9 +151,17 @@ class PlayedGame:
         if power in self.given:
             raise StaleError(f"{power} has ordered already: another window did it")
         self.given[power] = _whole(legal, orders, self.board.phase)
+        turns = len(self.turns)
         self._change()
-        await self.keep()
-        if not self.waits_for:
+        try:
+            await self.keep()
+        except InputError:
+            if not self._busy and len(self.turns) == turns:  # then these orders can be given again
+                self.given.pop(power, None)
+                self._change()
+            raise
+        # While it was stored, another person may have ordered last, and the phase may be played for them.
+        if not self._busy and len(self.turns) == turns and not self.waits_for:
             await self._play_on()
 
     async def go_on(self, revision: int) -> None:

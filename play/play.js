@@ -195,14 +195,18 @@
   });
   // -- the list of one's own orders: the same, by keyboard --------------------------------------------------------------------
   function showOwn() {
-    const box = at("own");
+    const box = at("own"), controls = () => [...box.querySelectorAll("select, button")], held = controls().indexOf(document.activeElement);
+    const fill = (...inside) => { // what had the focus keeps it, for those who play by keyboard
+      box.replaceChildren(...inside);
+      if (held >= 0) controls()[held]?.focus();
+    };
     if (state.revision < 0) return;
-    if (!isNow() || (mine === null && (state.over || state.deciding))) return box.replaceChildren();
+    if (!isNow() || (mine === null && (state.over || state.deciding))) return fill();
     if (mine === null) {
       const button = html("button", { class: "main" }, "play the next phase");
       button.disabled = asking;
       button.onclick = () => change("next", {});
-      return box.replaceChildren(html("div", { class: "actions" }, button));
+      return fill(html("div", { class: "actions" }, button));
     }
     const { sites, options, kind: phase, picks: most } = legal(), own = draft(), body = html("tbody", {});
     const rule = { build: `Build up to ${most}.`, disband: `Disband ${most}.`, retreat: "Retreat or disband.", movement: "" }[phase];
@@ -235,15 +239,19 @@
     const by = html("select", { "aria-label": "Who gives the hint" }, ...page.players.map(name => html("option", {}, name)));
     by.value = hinter;
     by.onchange = () => { hinter = by.value; };
-    const ask_ = html("button", {}, "hint by");
-    ask_.disabled = send.disabled;
+    const ask_ = html("button", {}, hinting ? "asking …" : "hint by");
+    ask_.disabled = send.disabled || hinting;
     ask_.onclick = () => hint(mine);
     card.append(html("div", { class: "actions" }, send, ask_, by));
-    box.replaceChildren(card);
+    fill(card);
   }
-  let hinter = page.players[0];
+  let hinter = page.players[0], hinting = false;
   async function hint(power) {
+    hinting = true; // a search takes seconds
+    showOwn();
     const answer = await ask("hint", { power: page.powers[power].toUpperCase(), player: hinter, revision: state.revision }).catch(() => null);
+    hinting = false;
+    showOwn();
     if (!answer || answer.error) return say(answer ? answer.error : "The server does not answer.");
     if (power !== mine) return;
     drafts[mine] = legal().options.map(options => answer.orders.find(order => options.includes(order)) || "");

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -154,7 +155,12 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str)
 
 
 def _file(text: str, name: str) -> Response:
-    return Response(text, media_type="application/json", headers={"content-disposition": f'attachment; filename="{name}"'})
+    # A game that somebody sent may have any name, also one with a line break.
+    return Response(
+        text,
+        media_type="application/json",
+        headers={"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"},
+    )
 
 
 def _sentence(status: int, text: str, **more: Any) -> JSONResponse:

@@ -327,7 +327,7 @@ class Intake:
             start_groups=shard.start_groups,
             size=marks[0],
             written_ns=marks[1],
-            newest_version=pc.max(decisions["policy_version"]).as_py() if decisions.num_rows else NO_ROWS,
+            newest_version=decisions["policy_version"].to_numpy().max().item() if decisions.num_rows else NO_ROWS,
         )
         facts = ShardFacts(
             decisions=decision_facts(decisions, producer, covered.name), plies=ply_facts(plies, producer, covered.name)

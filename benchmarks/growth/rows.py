@@ -15,7 +15,6 @@ tokens. Times are CPU seconds of one thread.
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -204,7 +203,9 @@ def _query(paths: RunPaths) -> SelectionQuery:
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    # Not getrusage, whose peak begins with that of the process that started this one.
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 if __name__ == "__main__":

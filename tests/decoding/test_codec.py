@@ -1,6 +1,7 @@
 """Orders are encoded by line, in the context of their answer; each text is tokenised once."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,13 @@ def test_a_model_folder_without_what_decoding_needs_is_named(model: Path, tmp_pa
     shutil.copytree(model, tmp_path / "model")
     (tmp_path / "model" / missing).unlink()
     with pytest.raises(InputError, match=missing):
+        resolve_model(tmp_path / "model")
+
+
+def test_a_model_folder_with_a_pipe_is_refused_and_not_waited_for(model: Path, tmp_path: Path):
+    shutil.copytree(model, tmp_path / "model")
+    os.mkfifo(tmp_path / "model" / "extra.safetensors")
+    with pytest.raises(InputError, match=r"holds 'extra\.safetensors', which is no regular file"):
         resolve_model(tmp_path / "model")
 
 

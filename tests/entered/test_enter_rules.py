@@ -1,14 +1,17 @@
 """Rules of `play.enter` that need no server: what is refused, and that errors end."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from diplomacy import Game
 
-from game.server_client import ServerGame
+from game.server_client import JoinedGame, Notice, PhasePlayed, ServerGame, StatusChanged
 from play import enter
 from play.enter import EnteredGames
-from play.entry import Account, Entry, check_game, choose_games
+from play.entry import Account, Entry, FinishedGame, check_game, choose_games
 from telemetry.errors import EntenteError, InputError
 
 GAME = ServerGame(
@@ -84,6 +87,73 @@ def test_a_server_that_stays_away_ends_the_command_after_so_many_tries(monkeypat
     with pytest.raises(EntenteError, match=f"after {enter.MOST_TRIES} tries this ends: give the same command again"):
         asyncio.run(games.play(first_orders()))
     assert len(said) == enter.MOST_TRIES and all("trying again" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    ("plays", "said", "missed", "probabilities"),
+    [
+        pytest.param(lambda orders: orders, [], 0, {"S1901M": {"FRANCE": 0.5}}, id="what-was-ordered"),
+        pytest.param(
+            lambda orders: ["F BRE H", "A MAR H", "A PAR H"],
+            ["FRANCE missed the deadline of S1901M of game 'friday': it played F BRE H, A MAR H, A PAR H"],
+            1,
+            {},
+            id="other-orders",
+        ),
+    ],
+)
+def test_a_phase_that_is_played_before_the_server_says_that_it_has_the_orders(
+    monkeypatch: pytest.MonkeyPatch, first_orders, plays, said, missed, probabilities
+):
+    finished, told = list[FinishedGame](), list[str]()
+    spring, autumn = Game(), Game()
+    autumn.process()
+
+    class Server:
+        """Plays a phase at once, and answers the request for it afterwards; then the game is over."""
+
+        def __init__(self) -> None:
+            self.notices: asyncio.Queue[Notice] = asyncio.Queue()
+
+        async def sign_in(self, account: str, password: str) -> str:
+            return "token"
+
+        async def games(self, token: str, ids: object) -> list[ServerGame]:
+            return [replace(GAME, status="active", mine=("FRANCE",))]
+
+        async def join(self, *asked: object) -> JoinedGame:
+            return JoinedGame(
+                power="FRANCE",
+                status="active",
+                state=spring.get_state(),
+                controllers={},
+                deadline_s=0,
+                has_press=False,
+                answered=frozenset(),
+            )
+
+        async def give_orders(self, token: str, game: str, power: str, phase: str, orders: list[str]) -> None:
+            if phase == "S1901M":
+                state = autumn.get_state()
+                self.notices.put_nowait(
+                    PhasePlayed(game=game, power=power, played=phase, orders=tuple(plays(orders)), state=state)
+                )
+                await asyncio.sleep(0.01)
+            else:
+                self.notices.put_nowait(StatusChanged(game=game, power=power, status="completed"))
+
+        async def saved(self, *asked: object) -> dict[str, object]:
+            return {}
+
+    @asynccontextmanager
+    async def connect(address: str) -> AsyncIterator[Server]:
+        yield Server()
+
+    monkeypatch.setattr(enter, "connect", connect)
+    games = EnteredGames(_games().entry, finished.append, told.append)
+    asyncio.run(games.play(first_orders()))
+    assert (told, games.missed) == (said, missed)
+    assert {phase: own for phase, own in finished[0].probabilities.items() if own and phase == "S1901M"} == probabilities
 
 
 def test_orders_are_the_same_whatever_the_server_makes_of_their_spelling():

@@ -186,10 +186,10 @@ def test_a_share_is_drawn_by_the_seed(changed):
 
 def test_what_is_otherwise_here_is_said(verify, changed):
     def other_machine(record: dict[str, Any]) -> None:
-        record["environments"][0].update(torch="1.0")
+        record["environments"][0].update(torch="1.0\x1b[2J")
 
     code, said = verify(str(changed(other_machine)), "--share", "0.1")
-    assert code == 0 and "otherwise here: torch 1.0, here " in said
+    assert code == 0 and "otherwise here: torch 1.0\\x1b[2J, here " in said, "a card moves no terminal's cursor"
 
 
 def test_a_card_holds_the_held_out_positions_that_its_games_begin_from(positions: list[Snapshot], tmp_path: Path):

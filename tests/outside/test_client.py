@@ -68,7 +68,7 @@ def test_a_request_has_the_form_of_the_api_and_its_tokens_are_counted():
     assert request["body"]["response_format"]["json_schema"] == {"name": "orders", "strict": True, "schema": SCHEMA}
 
 
-@pytest.mark.parametrize("tokens", [None, -5, "many", 1 << 40, True, 1e9], ids=repr)
+@pytest.mark.parametrize("tokens", [None, -5, "many", 100_000, True, 1e9], ids=repr)
 def test_tokens_that_nobody_can_believe_are_estimated(tokens):
     with EndpointServer(lambda handler, body: handler.answer(completion("x" * 30, total_tokens=tokens))) as server:
         assert asked(server.player)[0].tokens == 1 + 10

@@ -88,6 +88,42 @@ def test_after_a_failed_decision_the_orders_stay_given_and_the_phase_can_be_trie
     assert game.turns[0].orders["FRANCE"][2] == "A PAR - BUR"
 
 
+def test_two_people_who_order_at_the_same_time_play_the_phase_once(new_game, bots):
+    game = new_game("FRANCE", "ENGLAND")
+
+    async def play() -> None:
+        stored = asyncio.Event()
+
+        async def keep_slowly() -> None:
+            await stored.wait()
+
+        game.keep = keep_slowly
+        first = asyncio.create_task(game.order("FRANCE", ["A PAR - BUR"], game.revision))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(game.order("ENGLAND", [], game.revision))
+        await asyncio.sleep(0)
+        stored.set()
+        await asyncio.gather(first, second)
+
+    asyncio.run(play())
+    assert [turn.board.phase for turn in game.turns] == ["S1901M"] and len(bots.asked) == 5
+
+
+def test_orders_that_cannot_be_stored_can_be_given_again(new_game):
+    game = new_game("FRANCE")
+
+    async def fail() -> None:
+        raise InputError("no room")
+
+    stored, game.keep = game.keep, fail
+    with pytest.raises(InputError, match="no room"):
+        order(game, "FRANCE", "A PAR - BUR")
+    assert game.waits_for == ("FRANCE",) and not game.turns
+    game.keep = stored
+    order(game, "FRANCE", "A PAR - BUR")
+    assert game.turns[0].orders["FRANCE"][2] == "A PAR - BUR"
+
+
 def test_a_game_that_nobody_plays_goes_on_phase_by_phase(new_game):
     game = new_game()
     for played in (1, 2, 3):

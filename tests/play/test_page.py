@@ -71,6 +71,11 @@ def test_a_year_is_played_by_clicks_and_continued_after_a_kill(entente, browser)
             click(name)
         given = [page.locator("#own select").nth(place).input_value() for place in range(3)]
         assert given == ["F BRE - MAO", "A MAR S A PAR - BUR", "A PAR - BUR"]
+        page.locator("#own select").first.focus()
+        for _ in range(2):  # an order by keyboard leaves the focus where it is
+            page.keyboard.press("ArrowDown")
+        focused = page.locator("#own select:focus")
+        assert focused.get_attribute("aria-label") == "Order of F BRE" and focused.input_value() not in ("", given[0])
         other = browser.new_page()  # its clock stands still: both turns come while it shows the first one pass by
         other.clock.install(time="2026-01-01")
         other.goto(page.url)

@@ -139,3 +139,16 @@ def test_the_page_loads_nothing_from_elsewhere_and_a_name_cannot_leave_its_scrip
         assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "frame-ancestors 'none'" in policy
 
     ask(game, talk)
+
+
+def test_a_game_of_any_name_can_be_saved_and_the_name_ends_no_header(new_game, bots):
+    game = new_game("FRANCE")
+    game.name = '../a"\r\nset-cookie: x=ü'
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        for path in ("/saved", "/recorded"):
+            answer = await client.get(path)
+            said = answer.headers["content-disposition"]
+            assert answer.status_code == 200 and said.startswith("attachment; filename*=UTF-8''..%2Fa%22%0D%0Aset-cookie"), said
+
+    ask(game, talk)

@@ -188,4 +188,5 @@ def test_the_file_of_readings_is_bounded(host: EngineHost, tmp_path: Path, monke
 
     host.submit(some_beats()).result(timeout=10)
     sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
-    assert set(sizes) == {"workers.jsonl", "workers.before.jsonl"} and max(sizes.values()) < 1000
+    # The last beat may have moved the file aside, and no other came to begin the next one.
+    assert {"workers.before.jsonl"} <= set(sizes) <= {"workers.jsonl", "workers.before.jsonl"} and max(sizes.values()) < 1000
