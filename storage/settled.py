@@ -56,9 +56,12 @@ class Settled:
     """Maximum over their rows in ledgers."""
     newest_step: int = 0
     """Newest step of a ledger that names one of them."""
+    _counted: tuple[object, Counter[str]] | None = None
+    """The last result of `standings`, and what it was asked: a long run has a hundred thousand fates."""
 
     def add(self, shards: Iterable[CoveredShard], below: int) -> None:
-        """Count these shards as settled."""
+        """Count these shards as settled, whose fates were added."""
+        self._counted = None
         self.below = max(self.below, below)
         for shard in shards:
             self.shards.setdefault(shard.producer, Ranges()).add(shard.number, shard.next_start_group)
@@ -78,6 +81,9 @@ class Settled:
         Returns:
             counts of `used`, `unusable`, `expired`, and `expired_with_spread`, which is a part of `expired`.
         """
+        asked = tuple(counts_as_used.items()), max_uses
+        if self._counted is not None and self._counted[0] == asked:
+            return self._counted[1]
         found: Counter[str] = Counter()
         for (usable, has_spread, uses), groups in self.fates.items():
             if sum(step <= counts_as_used.get(lineage, -1) for lineage, step in uses) >= max_uses:
@@ -87,6 +93,7 @@ class Settled:
             else:
                 found["expired"] += groups
                 found["expired_with_spread"] += groups if has_spread else 0
+        self._counted = asked, found
         return found
 
 
