@@ -264,11 +264,7 @@ class Index:
 
     @_locked
     def snapshot_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
-        """The facts of these shards.
-
-        Raises:
-            DataError: the file of a shard whose facts are not in the tables is damaged.
-        """
+        """The facts of these shards. One is left out if its facts are not in the tables and its file is damaged."""
         return self._intake.facts_of(shards)
 
     @_locked

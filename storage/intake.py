@@ -152,16 +152,21 @@ class Intake:
         self.settled.still_open = self._tables.open_ledgers()
 
     def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
-        """The facts of some live shards, without returns: from the tables, or for settled ones from their verified files.
+        """The facts of live shards, without returns: from the tables, or for settled ones from their verified files.
 
-        Raises:
-            DataError: the file of a settled shard is damaged.
+        Settled shards whose file is damaged are left out.
         """
-        held = self._tables.facts([shard.name for shard in shards if shard.name in self.known.held])
-        files = [(shard.producer, self._paths.shards / shard.name) for shard in shards if shard.name not in self.known.held]
-        found = [held, *(self._read_shard(*file)[1] for file in files)]
+        whole = [shard for shard in shards if shard.name in self.known.held]
+        found = [self._tables.facts([shard.name for shard in whole])]
+        for shard in shards:
+            if shard.name not in self.known.held:
+                try:
+                    found.append(self._read_shard(shard.producer, self._paths.shards / shard.name)[1])
+                except DataError:
+                    continue
+                whole.append(shard)
         return IndexSnapshot(
-            shards=tuple(shards),
+            shards=tuple(whole),
             decisions=pa.concat_tables([facts.decisions for facts in found]),
             plies=pa.concat_tables([facts.plies for facts in found]),
         )

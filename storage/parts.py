@@ -99,7 +99,7 @@ class Parts:
                 continue
             self.covered = [part for part in self.covered if part not in going]
             self.unused += [part.path for part in going]
-            if (left := joined(facts)).shards and self.write(folder, left) is None:
+            if (left := _joined(facts)).shards and self.write(folder, left) is None:
                 return
         for path in self.unused:
             remove_snapshot(path)
@@ -114,8 +114,7 @@ class Parts:
         return [self.covered[place] for place in choose_parts([part.rows for part in self.covered])]
 
 
-def joined(parts: Sequence[IndexSnapshot]) -> IndexSnapshot:
-    """One snapshot with the shards of all parts."""
+def _joined(parts: Sequence[IndexSnapshot]) -> IndexSnapshot:
     return IndexSnapshot(
         shards=tuple(shard for part in parts for shard in part.shards),
         decisions=pa.concat_tables([part.decisions for part in parts]),

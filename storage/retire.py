@@ -12,11 +12,10 @@ from storage.archive import archive_shard
 from storage.files import FILES
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps
-from storage.parts import joined
 from storage.retention import Removable, RetentionSettings, whole_checkpoints
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.snapshots import NO_ROWS, CoveredShard, IndexSnapshot
+from storage.snapshots import NO_ROWS, CoveredShard
 from storage.tombstones import bytes_of, files_of, files_to_remove, publish_tombstone, remove_retired_files, shard_bytes
 from telemetry.errors import DataError
 
@@ -101,16 +100,16 @@ def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettin
     Only the process that works on the run may call this.
     """
     index.refresh()
-    going = list[IndexSnapshot]()
+    going = []
     for shard in retirable(paths, index, age, settings):
         try:
             if settings.archive_shards:
                 archive_shard(paths, shard.name)
-            going.append(index.snapshot_of([shard]))
         except DataError:
             continue  # damaged: kept for inspection
-    if going:
-        publish_tombstone(paths, joined(going))
+        going.append(shard)
+    if going and (facts := index.snapshot_of(going)).shards:
+        publish_tombstone(paths, facts)
         index.refresh()
     return remove_retired_files(paths, _grace_s(settings))
 
