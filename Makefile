@@ -20,7 +20,7 @@ test: setup ## Run the tests of every commit: about ten minutes on two cores
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)
 
 test-system: setup ## Run the tests of many processes: kills, servers, browsers, deployments
-	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "system and not slow" $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "system and not slow" $(ARGS)
 
 test-slow: setup ## Run the tests that take hours
 	$(BIN)/pytest -q -m slow $(ARGS)

@@ -5,8 +5,6 @@ the tokenizer of the tiny model.
 """
 
 import gc
-import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from statistics import mean, median, quantiles
 from benchmarks.decode_cases import PROMPTS, SHAPES, SHORT_PROMPT, played_positions, rollout_cases
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
+from decoding.model_files import make_whole
 from game.legal import LegalOrders
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
@@ -35,14 +34,8 @@ def make_large_vocabulary_model(root: Path) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 
-    final = root / "random-tekken-131k"
-    if (final / "config.json").is_file():
-        return final
-    aside = root / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        convert_tekken_tokenizer(str(Path(mistral_common.__file__).parent / "data" / _FILE)).save_pretrained(str(aside))
+    def make(folder: Path) -> None:
+        convert_tekken_tokenizer(str(Path(mistral_common.__file__).parent / "data" / _FILE)).save_pretrained(str(folder))
         torch.manual_seed(0)
         config = Qwen3Config(
             vocab_size=131_072,
@@ -59,13 +52,9 @@ def make_large_vocabulary_model(root: Path) -> Path:
             pad_token_id=None,
             dtype="float32",
         )
-        Qwen3ForCausalLM(config).save_pretrained(str(aside))
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(aside, final)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return final
+        Qwen3ForCausalLM(config).save_pretrained(str(folder))
+
+    return make_whole(root / "random-tekken-131k", "config.json", make)
 
 
 async def large_vocabulary_figures(settings: InferenceSettings, root: Path, *, rounds: int, seed: int) -> dict[str, float]:

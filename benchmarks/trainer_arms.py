@@ -1,6 +1,6 @@
 """Both arms of the trainer benchmarks on one model and one device: our training step and the old one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,7 @@ class Steps:
     def loss_and_gradient(self, step: Step, batch: Batch) -> tuple[float, np.ndarray]:
         """Loss of a step, and its gradient as one vector in float64."""
         loss = step(batch)
-        gradients = [parameter.grad for parameter in self.policy.parameters() if parameter.grad is not None]
-        return loss, np.concatenate([gradient.double().flatten().cpu().numpy() for gradient in gradients])
+        return loss, gradient_of(self.policy.parameters())
 
 
 class Arms(Steps):
@@ -88,6 +87,12 @@ class Arms(Steps):
     def batch(self, case: Case, seed: int = 0) -> Batch:
         """A batch of `case` in the vocabulary of the model."""
         return made_up_batch(case, vocabulary=self.shape.vocabulary, seed=seed)
+
+
+def gradient_of(parameters: Iterable[torch.nn.Parameter]) -> np.ndarray:
+    """The gradients as one vector in float64."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return np.concatenate([gradient.double().flatten().cpu().numpy() for gradient in gradients])
 
 
 def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:

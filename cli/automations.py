@@ -1,11 +1,14 @@
 """Automations and limits of Prefect's server. `entente up` creates them, and updates those that differ.
 
+    python -m cli.automations        creates and updates those of the server at PREFECT_API_URL, where nobody runs `entente up`
+
 An automation only reports: a run without heartbeats, a run to recover, an alert to pass on. flows/recover_training.py reads the
 run's files and decides what to do. An automation that a user switched off stays off.
 """
 
 import json
 import os
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -197,3 +200,20 @@ def _contains(found: Any, wanted: Any) -> bool:
             return sorted(found) == sorted(wanted)
         return isinstance(found, list) and len(found) == len(wanted) and all(map(_contains, found, wanted))
     return found == wanted
+
+
+def main() -> int:
+    """The command in the module's docstring; the server's key is in PREFECT_API_AUTH_STRING. Returns the exit code."""
+    try:
+        if not (api := os.environ.get("PREFECT_API_URL")):
+            raise InputError("set PREFECT_API_URL to the server's address, such as http://server.internal:4200/api")
+        for line in apply(asker(api)) or ["all are there"]:
+            print(f"automations     {line}")
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

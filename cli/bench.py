@@ -25,7 +25,7 @@ app = App(
     name="bench",
     help="Measure this machine: benchmarks with targets, profiles, and the fastest engine settings.",
 )
-app.command("cli.profile:app", name="profile", group=_TOOLS)
+app.command("cli.profile:profile", name="profile", group=_TOOLS)
 app.command("cli.tune:app", name="tune", group=_TOOLS)
 app.command("cli.bench_e2e:e2e", name="e2e")
 app.command("cli.bench_e2e:ablation", name="ablation")
@@ -312,6 +312,40 @@ def rollout(
     with progress_shown():
         setting = old_way_setting(settings, cache_of(settings))
         outcome = bench_rollout(rounds=rounds, setting=setting)
+    show_outcome(outcome, json=json)
+
+
+@app.command
+@plannable("minutes")
+def producers(
+    *,
+    rounds: Rounds = 5,
+    start_groups: Annotated[int, Parameter(help="Start groups that each arm plays in a round.")] = 64,
+    cores: Annotated[int, Parameter(help="Threads of the one process, and producers and workers beside it.")] = 2,
+    config: ConfigFiles = None,
+    runs_root: RunsRoot = Path("runs"),
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Rollouts of a producer and a worker for each core, compared with those of one process on all of them. Takes minutes.
+
+    The machine should have these cores for itself.
+
+    Example
+
+        entente bench producers --json
+    """
+    from benchmarks.spread import bench_producers
+    from cli.bench_setting import cache_of, run_settings
+    from cli.screen import progress_shown
+    from pipeline.run_settings import MODEL_FOLDER
+    from training.tiny_model import make_tiny_model
+
+    settings = run_settings(config, runs_root=runs_root, seed=seed)
+    with progress_shown():
+        cache_of(settings)
+        model = make_tiny_model(runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
+        outcome = bench_producers(settings=settings, model=model, rounds=rounds, start_groups=start_groups, cores=cores)
     show_outcome(outcome, json=json)
 
 

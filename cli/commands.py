@@ -7,7 +7,10 @@ if TYPE_CHECKING:
 
 _UP = "Start Prefect's server, deployments and a worker here; stop them."
 _EVALUATE = "Measure strength; check a result card."
+_SERVE = "Serve an engine or orders over HTTP; play for a run elsewhere."
 _PLAY = "Play against versions in a browser; play on a server of others."
+_HAND_ON = "Write a version for transformers and vLLM; a step to repeat."
+_PAGES = "Write a run as one page, or several side by side."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
@@ -19,17 +22,20 @@ COMMANDS = {
         "enter": ("cli.enter:enter", _PLAY),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
-        "export": ("cli.export:export", "Write a version for transformers, vLLM and the hub."),
+        "export": ("cli.export:export", _HAND_ON),
+        "bundle": ("cli.bundle:bundle", _HAND_ON),
     },
     "Look into runs": {
         "runs": ("cli.runs:app", "List runs; inspect, explain, repeat or clean one."),
         "watch": ("cli.watch:watch", "Watch the figures of a run on one screen while it trains."),
-        "report": ("cli.report:report", "Write the results of a run as one page."),
+        "report": ("cli.report:report", _PAGES),
+        "compare": ("cli.compare:compare", _PAGES),
         "replay": ("cli.replay_game:replay", "Step through a game of a run in a browser."),
-        "sql": ("cli.sql:sql", "Query the rows of a run with SQL, also while it trains."),
+        "sql": ("cli.sql:sql", "Query the rows of runs with SQL, also while they train."),
     },
     "Services": {
-        "serve": ("cli.serve:serve", "Serve an inference worker, or orders to any client, over HTTP."),
+        "serve": ("cli.serve:serve", _SERVE),
+        "produce": ("cli.produce:produce", _SERVE),
         "up": ("cli.up:up", _UP),
         "down": ("cli.up:down", _UP),
     },

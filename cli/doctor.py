@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
+from cli.options import open_root
 from cli.terminal import output_console
 
 _COLOURS = {"problem": "bold red", "warning": "yellow", "ok": "green"}
@@ -18,7 +19,9 @@ def doctor(
     *,
     preset: Annotated[str, Parameter(help="Settings that a run would have.")] = "laptop",
     config: Annotated[list[Path] | None, Parameter(help="TOML files laid over the preset.", negative="")] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder that runs would go to.")] = Path("runs"),
+    runs_root: Annotated[
+        Path, Parameter(help="Folder that runs would go to, or s3://bucket/prefix.", converter=open_root)
+    ] = Path("runs"),
     deep: Annotated[
         bool, Parameter(help="Also start a Prefect server and see that it answers (half a minute).", negative="")
     ] = False,

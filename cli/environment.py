@@ -33,6 +33,8 @@ _PREFECT = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     # Wait for a server that is away for a minute or two: the waits double, from two seconds on.
     "PREFECT_CLIENT_MAX_RETRIES": "7",
+    # A server whose database is away answers so. Prefect itself tries again after 429, 502 and 503 alone.
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",

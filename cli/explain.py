@@ -46,7 +46,7 @@ def explain(
 
 
 def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]], Mapping[str, Any]]:
-    from reports.read_run import read_figures
+    from reports.read_figures import read_figures
     from storage.runs import RunPaths
 
     settings, steps = read_figures(RunPaths(runs_root / run))

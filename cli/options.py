@@ -1,15 +1,32 @@
 """Options that several commands share, and the choice of the run that a reading command takes."""
 
 import sys
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from storage.runs import LATEST, resolve_run
+from storage.runs import LATEST, RunPaths, refresh_run, resolve_run, runs_in
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cyclopts import Token
 
 Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was written last.")]
-RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
+
+
+def open_root(kind: object, tokens: "Sequence[Token]") -> Path:
+    """The folder that the user named; a bucket is mounted."""
+    from storage.run_roots import located
+
+    return located(tokens[0].value)
+
+
+RunsRoot = Annotated[Path, Parameter(help="Folder of all runs, or s3://bucket/prefix.", converter=open_root)]
 AsJson = Annotated[bool, Parameter(help="Print the result as one JSON object, on the last line.", negative="")]
 DryRun = Annotated[
     bool, Parameter(name="--dry-run", help="Check everything and show the plan; start and write nothing.", negative="")
@@ -24,6 +41,34 @@ def which_run(run: str, runs_root: Path) -> str:
         InputError: see `resolve_run`.
     """
     chosen = resolve_run(runs_root, run)
+    refresh_run(RunPaths(runs_root / chosen))
     if run == LATEST:
-        sys.stderr.write(f"run {chosen}, the latest in {runs_root}\n")
+        from storage.run_roots import as_given
+
+        sys.stderr.write(f"run {chosen}, the latest in {as_given(runs_root)}\n")
     return chosen
+
+
+def which_runs(wanted: Iterable[str], runs_root: Path) -> list[str]:
+    """The names of several runs, each once, in the order in which they are wanted; those of a pattern by name.
+
+    Args:
+        wanted: names, patterns such as 'sweep-*', or several of them with commas.
+
+    Raises:
+        InputError: a name has no run, or a pattern matches none.
+    """
+    there = sorted(paths.root.name for paths in runs_in(runs_root))
+    found: dict[str, None] = {}
+    for word in (word for words in wanted for word in words.split(",") if word):
+        if word == LATEST:
+            found[which_run(word, runs_root)] = None
+            continue
+        matching = [word] if word in there else [name for name in there if fnmatchcase(name, word)]
+        if not matching:
+            known = f"; runs there: {', '.join(there[-5:])}" if there else ""
+            from storage.run_roots import shown
+
+            raise InputError(f"no run in '{shown(runs_root)}' is called '{word}'{known}")
+        found |= dict.fromkeys(matching)
+    return list(found)

@@ -161,11 +161,13 @@ def with_run(who: str, run: str, runs_root: Path) -> str:
 
 def _file(game: str, runs_root: Path) -> Path:
     """The file of the game called `game`, or of a new one."""
+    from storage.files import FILES
     from storage.runs import check_name
 
     if game.endswith(".json"):
         return Path(game)
     folder = runs_root / GAMES_FOLDER
+    FILES.refresh(folder)
     if game:
         return folder / f"{check_name(game, 'The game')}.json"
     number = 1

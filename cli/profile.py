@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter, validators
+from cyclopts import Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
@@ -23,8 +23,6 @@ from telemetry.read_file import LARGEST_RESULT, read_text
 if TYPE_CHECKING:
     from flows.profiled_work import Profiled
     from pipeline.run_settings import RunSettings
-
-app = App(name="profile", help="Profile rollouts, the trainer or a whole run: time by stage, and a flame graph of each thread.")
 
 Kind = Literal["rollout", "trainer", "e2e"]
 Steps = Annotated[
@@ -41,8 +39,8 @@ Tolerance = Annotated[
 _BAR = 24
 
 
-@app.command
-def rollout(
+def profile(
+    kind: Annotated[Kind, Parameter(name="WHAT", help="Rollouts alone, the trainer on rows played for it, or the whole flow.")],
     *,
     preset: Preset = "laptop",
     config: ConfigFiles = None,
@@ -54,89 +52,36 @@ def rollout(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """Profile rollouts alone: engine, board, tokens and rows, by samples of the thread that plays.
+    """Profile rollouts, the trainer or a whole run: time by stage, and a flame graph of each thread.
+
+    Stages of rollouts are engine, board, tokens and rows, by samples of the thread that plays; those of the trainer and of a
+    whole run are the ones that `entente runs explain` and the report show.
 
     Examples
 
         entente bench profile rollout
 
         entente bench profile rollout --rollouts.forks-per-group 16 --output before.json
-    """
-    _profile("rollout", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
-
-
-@app.command
-def trainer(
-    *,
-    preset: Preset = "laptop",
-    config: ConfigFiles = None,
-    steps: Steps = 6,
-    output: Output = None,
-    baseline: Baseline = None,
-    tolerance: Tolerance = 0.05,
-    json: AsJson = False,
-    dry_run: DryRun = False,
-    settings: SettingsFlags = None,
-) -> None:
-    """Profile the trainer alone, on rows played for it: select, plan, forward, backward, optimiser, save.
-
-    Examples
-
-        entente bench profile trainer
 
         entente bench profile trainer --training.layout padded --baseline profile-trainer.json --output padded.json
-    """
-    _profile("trainer", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
-
-
-@app.command
-def e2e(
-    *,
-    preset: Preset = "laptop",
-    config: ConfigFiles = None,
-    steps: Steps = 6,
-    output: Output = None,
-    baseline: Baseline = None,
-    tolerance: Tolerance = 0.05,
-    json: AsJson = False,
-    dry_run: DryRun = False,
-    settings: SettingsFlags = None,
-) -> None:
-    """Profile the training flow with all its processes, by the stages that `entente runs explain` and the report show.
-
-    Examples
-
-        entente bench profile e2e
 
         entente bench profile e2e --baseline profile-e2e.json --tolerance 0.1 --output now.json
     """
-    _profile("e2e", settings_from(preset, config, settings), steps, output, baseline, tolerance, json, dry_run)
-
-
-def _profile(
-    kind: Kind,
-    settings: "RunSettings",
-    steps: int,
-    output: Path | None,
-    baseline: Path | None,
-    tolerance: float,
-    json: bool,
-    dry_run: bool,
-) -> None:
+    chosen = settings_from(preset, config, settings)
     before = _read(baseline, kind) if baseline is not None else None
     file = output or Path(f"profile-{kind}.json")
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' for the profile: make it, or choose another --output")
     if dry_run:
-        return _show_plan(kind, settings, steps, file, json=json)
+        return _show_plan(kind, chosen, steps, file, json=json)
     from flows.profiled_work import short_run_settings
     from reports.profile import as_object, rooms, write_flame_graphs
     from telemetry.machine import environment
     from telemetry.sampling import read_samples, seconds_by_stack
 
-    settings = short_run_settings(settings, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
+    chosen = short_run_settings(chosen, f"profile-{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", steps)
     with tempfile.TemporaryDirectory(prefix="entente-samples-") as folder:
-        done = _measured(kind, settings, Path(folder))
+        done = _measured(kind, chosen, Path(folder))
         sessions = read_samples(Path(folder), done.windows)
     threads = {name: seconds_by_stack(session) for name, session in sessions.items()}
     stages = done.stages or (rooms(threads["engine"]) if "engine" in threads else {})
@@ -148,7 +93,7 @@ def _profile(
         {
             "steps": len(done.windows),
             "flame_graphs": {name: page.name for name, page in pages.items()},
-            "settings": settings.model_dump(mode="json", exclude={"run", "runs_root", "telemetry", "evaluation", "alerts"}),
+            "settings": chosen.model_dump(mode="json", exclude={"run", "runs_root", "telemetry", "evaluation", "alerts"}),
             "machine": environment(),
         },
     )

@@ -41,6 +41,7 @@ def runs(
         entente runs --json
     """
     from reports.run_list import list_runs
+    from storage.run_roots import as_given
 
     found = list_runs(runs_root)
     if json:
@@ -48,7 +49,7 @@ def runs(
             print(jsonlib.dumps(_facts(line)))
         return
     if not found:
-        print(f"there is no run in {runs_root} yet: begin one with `entente train`")
+        print(f"there is no run in {as_given(runs_root)} yet: begin one with `entente train`")
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("run", "state", "steps", "base", "trained", "decisions", "size", "last written"):

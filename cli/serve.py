@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from cli.dry_run import show_plan
-from cli.options import DryRun, PlanAsJson, Run, RunsRoot
+from cli.options import DryRun, PlanAsJson, Run, RunsRoot, open_root
 from inference.settings import InferenceSettings
 from storage.runs import LATEST
 from telemetry.errors import InputError
@@ -28,7 +28,9 @@ def serve(
         int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
     ] = 8100,
     runs_root: RunsRoot = Path("runs"),
-    adapters_root: Annotated[Path, Parameter(help="Adapters are loaded only from this folder.")] = Path("runs"),
+    adapters_root: Annotated[
+        Path, Parameter(help="Adapters are loaded only from this folder, or s3://bucket/prefix.", converter=open_root)
+    ] = Path("runs"),
     name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
     dry_run: DryRun = False,
     json: PlanAsJson = False,

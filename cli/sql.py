@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +17,15 @@ from cyclopts import Parameter, validators
 from rich.table import Table
 
 from cli import end_by_signal
-from cli.options import Run, RunsRoot, which_run
+from cli.options import Run, RunsRoot, which_run, which_runs
 from cli.terminal import cell, output_console
 from storage.runs import LATEST
 from telemetry.errors import InputError
 from telemetry.plain_text import shown
 
 if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
     from decoding.codec import Codec
     from pipeline.run_settings import RunSettings
 
@@ -40,6 +42,7 @@ def sql(
     query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready question, @ for their list.")],
     *,
     run: Run = LATEST,
+    runs: Annotated[str, Parameter(help="Several runs instead: names with commas, or a pattern such as 'sweep-*'.")] = "",
     runs_root: RunsRoot = Path("runs"),
     as_of: Annotated[int | None, Parameter(help="A step: show the run as it was when its rows were chosen.")] = None,
     format: Annotated[
@@ -59,6 +62,9 @@ def sql(
     groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value), workers,
     worker_log, devices (its GPUs), lessons (what a teacher answered), played (games in the browser), refused.
 
+    With --runs each view has the rows of all of them, and the column run in front; a join of two views must join on it too. A
+    ready question is asked of each run on its own.
+
     Examples
 
         entente sql --run mine "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
@@ -68,8 +74,11 @@ def sql(
         entente sql --run mine --as-of 12 "select standing, count(*) from standings group by all"
 
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
+
+        entente sql --runs 'mine,sweep-*' "select run, step, value from metrics where name = 'train/return_mean'"
     """
-    from storage.asking import QUERIES, ask, connect, ready_query
+    from storage.asking import QUERIES, AskedRun, ask, connect_run, ready_query
+    from storage.asking_runs import connect_runs, ready_query_of_runs
     from storage.interruptible import run_interruptible
 
     if query == "@":
@@ -78,23 +87,34 @@ def sql(
             ((f"@{name}", text.splitlines()[0].removeprefix("-- ")) for name, text in QUERIES.items()),
         )
     form = _form(format, output)
-    question = ready_query(query[1:]) if query.startswith("@") else query
-    with _opened_run(run, runs_root, as_of) as (root, settings):
-        text = _RunText(settings, root)
-        opened = partial(
-            connect,
-            root,
-            blend=settings.storage.blend,
-            discount=settings.storage.discount,
-            as_of=as_of,
-            memory_gib=memory_gib,
-            token_text=text.of_token,
-            read_thought=text.of_thought,
-        )
+    ready = query[1:] if query.startswith("@") else ""
+    question = ready_query(ready) if ready else query
+    if runs and run != LATEST:
+        raise InputError(f"--run {run} and --runs {runs} contradict each other: leave one out")
+    texts, asked = list[_RunText](), list[AskedRun]()
+    with ExitStack() as stack:
+        names = which_runs([runs], runs_root) if runs else [run]
+        for root, settings in (stack.enter_context(_opened_run(name, runs_root, as_of)) for name in names):
+            text = _RunText(settings, root)
+            texts.append(text)
+            asked.append(
+                AskedRun(
+                    folder=root,
+                    blend=settings.storage.blend,
+                    discount=settings.storage.discount,
+                    token_text=text.of_token,
+                    read_thought=text.of_thought,
+                )
+            )
+
+        def answered(connection: "DuckDBPyConnection") -> pa.Table:
+            sql = ready_query_of_runs(connection, asked, ready) if runs and ready else question
+            return ask(connection, sql, form, first=first, memory_gib=memory_gib)
+
         first = _ROWS_SHOWN + 1 if form == "table" else None
         answer = run_interruptible(
-            opened,
-            lambda connection: ask(connection, question, form, first=first, memory_gib=memory_gib),
+            partial(connect_runs if runs else connect_run, asked if runs else asked[0], as_of=as_of, memory_gib=memory_gib),
+            answered,
             seconds=max_seconds,
             cannot_end=_exit_without_waiting,
         )
@@ -104,8 +124,8 @@ def sql(
             sys.stderr.write(f"only the first {_ROWS_SHOWN:,} rows are shown; --output answer.csv takes all\n")
     else:
         _write(answer, form, output)
-    if text.missing:
-        sys.stderr.write(f'{text.missing}, so the column "text" is empty\n')
+    for missing in dict.fromkeys(text.missing for text in texts if text.missing):
+        sys.stderr.write(f'{missing}, so the column "text" is empty\n')
 
 
 @contextmanager

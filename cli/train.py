@@ -14,6 +14,7 @@ from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from pipeline.stages import is_staged
+from storage.run_roots import as_given
 from telemetry.errors import InputError
 
 
@@ -81,7 +82,7 @@ def train(
             summary = run_flow(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
     except BaseException as error:
         if chosen.paths.settings.is_file() and not isinstance(error, InputError):
-            root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
+            root = "" if chosen.runs_root == Path("runs") else f" --runs-root {as_given(chosen.runs_root)}"
             sys.stderr.write(f"finished steps are kept; continue with: entente train --run {chosen.run}{root} --resume\n")
         raise
     for line in _lines(summary):
@@ -91,8 +92,8 @@ def train(
 
 
 def _root(summary: dict) -> str:
-    root = Path(summary["run"]).parent
-    return "" if root == Path("runs") else f" --runs-root {root}"
+    root = summary["run"].rpartition("/")[0]
+    return "" if root == "runs" else f" --runs-root {root}"
 
 
 def _scripted(summary: dict) -> list[str]:

@@ -6,6 +6,9 @@ torch.
 
 import hashlib
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +179,23 @@ def file_hash(file: Path) -> str:
     """SHA-256 of the content of a file, 64 hex digits."""
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
+    """Have `make` fill the folder `final`, unless its file `last`, which only a whole folder has, is there; returns `final`."""
+    if (final / last).is_file():
+        return final
+    aside = final.with_name(f".{final.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        make(aside)
+        if final.exists():
+            shutil.rmtree(final)  # making it was interrupted
+        os.rename(aside, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return final
 
 
 def _read_json(file: Path) -> dict[str, Any]:

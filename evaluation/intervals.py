@@ -43,6 +43,11 @@ class Estimate:
             return None
         return self.low, self.high
 
+    @property
+    def excludes_zero(self) -> bool:
+        """True if there is an interval and 0 is not in it: only then is a difference shown."""
+        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+
     def rounded(self, digits: int = 4) -> list[float] | None:
         """Both ends rounded, for JSON; None if there is no interval."""
         return None if self.interval is None else [round(end, digits) for end in self.interval]

@@ -66,8 +66,7 @@ class PairDifference:
     @property
     def shown(self) -> bool:
         """True if there is an interval and it excludes 0."""
-        interval = self.difference.interval
-        return interval is not None and (interval[0] > 0 or interval[1] < 0)
+        return self.difference.excludes_zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

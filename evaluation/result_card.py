@@ -6,7 +6,6 @@ its games again shows whether they are true (`flows/verify_card.py`). A game's l
 pair: no other number is needed. Equal matches have equal cards.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from rollouts.seeds import dice
 from storage.json_files import is_sealed, sealed
 from storage.runs import durable_write
 from telemetry.errors import DataError, InputError
-from telemetry.machine import cpu_model, environment, package_version
+from telemetry.machine import code_hash, cpu_model, environment, package_version
 from telemetry.read_file import read_text
 
 _LARGEST = 64 << 20
@@ -98,7 +97,7 @@ def playing_environment() -> dict[str, str]:
     """Facts about this machine and code that the play of a model may depend on."""
     return environment() | {
         "cpu": cpu_model(),
-        "code": _code_hash(),
+        "code": code_hash(_PLAYING_ROOMS),
         **{package: package_version(package) for package in _MORE_PACKAGES},
     }
 
@@ -251,11 +250,3 @@ def environment_differences(card: ResultCard, here: Mapping[str, str]) -> list[s
     """What was otherwise where the card's newest games were played: "torch 2.9, here 2.10"."""
     there = card.environments[-1] if card.environments else {}
     return [f"{name} {value}, here {here.get(name, 'unknown')}" for name, value in there.items() if here.get(name) != value]
-
-
-def _code_hash() -> str:
-    """Hash of the code that decides how a game goes, 12 hex digits."""
-    root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for file in sorted(file for room in _PLAYING_ROOMS for file in (root / room).rglob("*.py")):
-        digest.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:12]

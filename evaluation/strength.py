@@ -44,6 +44,20 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What one fork of a score gained. Two players with the same question met the same start and luck in it."""
+
+    snapshot_id: str
+    """The position that it started from."""
+    game_id: str
+    """Source game of the position: the cluster."""
+    power: str
+    """The power that was measured."""
+    centres: float
+    """Centres at the end less centres at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """The strength of one player."""
 
@@ -61,6 +75,8 @@ class Score:
     """Orders that the board rejected; more than 0 means an error in the program."""
     openings: tuple[Opening, ...] = ()
     """The policy's first decisions from the first few positions; empty for a scripted player."""
+    gains: tuple[Gain, ...] = ()
+    """The gain of each fork, so that scores can be compared position by position; empty in a file of an earlier release."""
 
     @property
     def estimate(self) -> Estimate:
@@ -134,6 +150,10 @@ async def measure_strength(
         source_games=found.clusters,
         orders_rejected=sum(result[1] for result in results),
         openings=tuple(opening for _, _, opening in results if opening is not None)[:_OPENINGS_KEPT],
+        gains=tuple(
+            Gain(snapshot_id=snapshot.snapshot_id, game_id=snapshot.game_id, power=power, centres=float(gained))
+            for (snapshot, power), gained in zip(pairs, gains.tolist(), strict=True)
+        ),
     )
 
 
@@ -158,4 +178,4 @@ def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
     return sorted(generator.sample(powers, min(settings.powers_per_position, len(powers))))
 
 
-__all__ = ["POLICY", "Opening", "Score", "measure_strength"]
+__all__ = ["POLICY", "Gain", "Opening", "Score", "measure_strength"]

@@ -16,6 +16,7 @@ from prefect.artifacts import acreate_table_artifact
 
 from flows.given_parameters import check_given
 from flows.run_names import benchmark_name
+from storage.run_roots import RunsFolder
 from storage.runs import durable_write
 from telemetry.errors import EntenteError
 from telemetry.progress import reporter
@@ -29,7 +30,7 @@ _ENDS_WITHIN_S = 1800.0
 
 @flow(name="benchmark", flow_run_name=benchmark_name, timeout_seconds=3600)
 async def benchmark(
-    name: Literal["game", "cache", "prompts"] = "game", runs_root: Path = Path("runs"), new_baseline: bool = False
+    name: Literal["game", "cache", "prompts"] = "game", runs_root: RunsFolder = Path("runs"), new_baseline: bool = False
 ) -> dict[str, Any]:
     """Run `entente bench NAME`. Returns its outcome, with each figure's change against the baseline under "changes".
 
@@ -38,9 +39,9 @@ async def benchmark(
         runs_root: Folder of all runs; the baseline lies beside them.
         new_baseline: Store these figures as the new baseline.
     """
-    check_given(Path(runs_root))
+    check_given(runs_root)
     outcome = await _measured(name)
-    file = Path(runs_root) / BASELINE_FOLDER / f"{name}.json"
+    file = runs_root / BASELINE_FOLDER / f"{name}.json"
     baseline = None if new_baseline or not file.is_file() else json.loads(file.read_bytes())
     if baseline is None or any(baseline["machine"].get(part) != outcome["machine"].get(part) for part in _MACHINE):
         file.parent.mkdir(parents=True, exist_ok=True)

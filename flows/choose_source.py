@@ -1,6 +1,7 @@
 """Opens the source of a run's rollouts and the queue that schedules them.
 
-The source is this process, a Dask cluster, or the stored rollouts of an earlier run. The flow does not depend on which it is.
+The source is this process, a Dask cluster, the stored rollouts of an earlier run, or nobody here: then producers elsewhere play
+all of them. The flow does not depend on which it is.
 """
 
 import asyncio
@@ -44,6 +45,14 @@ class LocalSource:
         return await self._task(quoted(self._resources), stretch.step, stretch.first_group, stretch.count, stretch.after)
 
 
+class NoSource:
+    """The source of a run whose producers play all rollouts: the queue begins nothing here."""
+
+    async def play(self, stretch: Stretch) -> RolloutReport:
+        """See `RolloutSource.play`."""
+        raise AssertionError(f"start groups from {stretch.first_group} were begun in a flow that plays nothing")
+
+
 @asynccontextmanager
 async def open_queue(settings: RunSettings, resources: Resources, fleet: ProducerFleet) -> AsyncIterator[RolloutQueue]:
     """The queue of the run's rollouts. It does not start the groups that `fleet` has in flight."""
@@ -58,7 +67,7 @@ async def open_queue(settings: RunSettings, resources: Resources, fleet: Produce
                 pipeline,
                 settings.steps,
                 step_done=step_done,
-                elsewhere=lambda: fleet.status().in_flight,
+                fleet=fleet,
             )
         async with queue:
             yield queue
@@ -72,6 +81,8 @@ async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIt
     elif settings.pipeline.task_runner == "dask":
         async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
             yield source
+    elif settings.pipeline.task_runner == "producers":
+        yield NoSource()
     else:
         async with game_processes(resources, settings.pipeline.game_processes):
             yield LocalSource(resources, settings.pipeline)

@@ -20,6 +20,7 @@ from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
 from flows.run_names import evaluation_name
 from pipeline.run_settings import settings_of
+from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name
 from tasks.artifacts import show_scores, show_table
 from tasks.evaluation import evaluate_player, solve_positions
@@ -33,7 +34,7 @@ SCRIPTED_LINES = ("random", "mover", "territorial", "dumbbot")
 async def evaluate_policy(
     run: str,
     version: int = -1,
-    runs_root: Path = Path("runs"),
+    runs_root: RunsFolder = Path("runs"),
     evaluation: EvaluationSettings | None = None,
     match: MatchSettings | None = None,
     tactical: bool = False,
@@ -57,7 +58,6 @@ async def evaluate_policy(
     Raises:
         InputError: no such run or version, a match that cannot be played, or `track` of a version that does not play plainly.
     """
-    runs_root = Path(runs_root)
     check_given(runs_root, runs=[run], players=(*match.players, match.opponents) if match is not None else ())
     if match is not None and not run:
         return await play_match_of(run, runs_root, match)

@@ -16,14 +16,15 @@ from game.players import SEARCHES
 from outside.endpoint import read_endpoint
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
 from rollouts.opponents import is_endpoint
+from storage.run_roots import as_given, located
 from storage.runs import check_name
 from telemetry.errors import InputError
 
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
 """Environment variable with folders of runs that such a flow run may name, besides `runs` in the working folder."""
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
-"""Environment variable with the addresses of inference workers, Dask schedulers and endpoints that such a flow run may name,
-separated by commas."""
+"""Environment variable with the addresses of inference workers, trainers, Dask schedulers and endpoints that such a flow run may
+name, separated by commas."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -92,6 +93,7 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
     _check_endpoints(settings.rollouts.endpoints)
     _check_addresses("inference.urls", inference.urls)
     _check_addresses("inference.evaluation_urls", inference.evaluation_urls)
+    _check_addresses("training.address", filter(None, [settings.training.address]))
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
     if not inference.key_variable.startswith(_KEY_PREFIX):
         raise _refused(f"inference.key_variable '{inference.key_variable}'", f"name a variable that begins with {_KEY_PREFIX}")
@@ -108,9 +110,9 @@ def _is_model_folder(folder: Path, runs_root: Path) -> bool:
 
 
 def _check_root(runs_root: Path) -> None:
-    listed = os.environ.get(ROOTS_VARIABLE, "").split(os.pathsep)
-    if runs_root.resolve() not in [Path(each).resolve() for each in ("runs", *filter(None, listed))]:
-        raise _refused(f"runs_root '{runs_root}'", f"list it in {ROOTS_VARIABLE} where the Prefect worker is started")
+    listed = re.split(f"{os.pathsep}(?!//)", os.environ.get(ROOTS_VARIABLE, ""))  # s3://bucket/prefix has a colon of its own
+    if runs_root.resolve() not in [located(each).resolve() for each in ("runs", *filter(None, listed))]:
+        raise _refused(f"runs_root '{as_given(runs_root)}'", f"list it in {ROOTS_VARIABLE} where the Prefect worker is started")
 
 
 def _check_addresses(name: str, addresses: Iterable[str]) -> None:

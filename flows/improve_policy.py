@@ -44,6 +44,7 @@ from records.policy_version import BASE, PolicyVersion
 from storage.lesson_shelf import LessonQuery, lessons_in_use
 from storage.lineages import last_step
 from storage.retention import drop_old_adapters
+from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, durable_write
 from tasks.quoted import quoted
 from tasks.report import write_report_page
@@ -59,7 +60,9 @@ _LABELLED_AT_ONCE = 4
 
 
 @flow(name="improve-policy", flow_run_name=improvement_name)
-async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: ImproveSettings | None = None) -> dict[str, Any]:
+async def improve_policy(
+    run: str, runs_root: RunsFolder = Path("runs"), improve: ImproveSettings | None = None
+) -> dict[str, Any]:
     """Improve the newest version of `run` in rounds, and return the figures of all rounds.
 
     Args:
@@ -71,9 +74,9 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
         InputError: no such run, it is being trained, or it cannot learn from this teacher.
         DataError: the teacher gave an answer that is not legal; nothing was trained on.
     """
-    check_given(Path(runs_root), runs=[run])
-    improve, paths = improve or ImproveSettings(), RunPaths(Path(runs_root) / run)
-    stored = settings_of(paths).model_copy(update={"runs_root": Path(runs_root)})
+    check_given(runs_root, runs=[run])
+    improve, paths = improve or ImproveSettings(), RunPaths(runs_root / run)
+    stored = settings_of(paths).model_copy(update={"runs_root": runs_root})
     check_improve(stored, improve)
     if left := open_rounds(paths, improve):
         settings = with_steps(stored)

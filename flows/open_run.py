@@ -32,10 +32,10 @@ from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.league import check_opponent_versions
 from pipeline.past_versions import open_opponent_engine
 from pipeline.plans.find_model import check_room
+from pipeline.producer_desk import next_free_number
 from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_side import SideSettings
 from pipeline.run_settings import (
-    CACHE_FOLDER,
     MODEL_FOLDER,
     RunSettings,
     changed_settings,
@@ -45,22 +45,24 @@ from pipeline.run_settings import (
     check_settings,
     settings_of,
 )
+from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import apply_threads
 from pipeline.work_record import record_work
 from rollouts.fork import Tokens
-from state_cache.store import StateCache, find_cache, open_cache
+from state_cache.store import StateCache, open_cache
 from storage.control import ControlDesk
+from storage.files import FILES
 from storage.learnable_process import PastSpreadsProcess
 from storage.lineages import check_new_lineage, current_lineage
-from storage.runs import RunPaths, durable_write, held, set_aside
+from storage.run_roots import as_given
+from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
 from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
-from tasks.produced_rollouts import next_free_number
 from tasks.replayed_rollouts import IdleEngine
 from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler
-from telemetry.errors import DataError, InputError
+from telemetry.errors import DataError, InputError, StoreAwayError
 from telemetry.machine import environment
 from telemetry.progress import reporter
 from training.loss_name import try_loss
@@ -91,6 +93,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
         check_prompts(settings)
     check_opponent_versions(settings.paths, settings.rollouts, settings.inference)
     with_hooks(settings.alerts, settings.runs_root)
+    FILES.check(settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
     if settings.pipeline.task_runner == "dask":
@@ -111,7 +114,7 @@ def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: s
         check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
         if fork_lineage:
             check_new_lineage(settings.paths, fork_lineage)
-    elif settings.paths.settings.exists():
+    elif FILES.exists(settings.paths.settings):
         raise InputError(
             f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
             "or choose another name with --run"
@@ -121,13 +124,14 @@ def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: s
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
     """The summary of a run that has finished these steps and was scored with these settings; None if work is left."""
     paths = settings.paths
-    if not paths.summary.is_file():
+    if not FILES.exists(paths.summary):
         return None
+    refresh_run(paths)
     summary = json.loads(paths.summary.read_bytes())
     same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: raise --steps to continue it")
-    return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since
+    return {**summary, "run": as_given(paths.root)} if same else None  # the run may have been moved since
 
 
 async def prepare_model(settings: RunSettings) -> Path:
@@ -150,11 +154,12 @@ async def prepare_model(settings: RunSettings) -> Path:
 
 async def prepare_cache(settings: RunSettings) -> StateCache:
     """The state cache of these settings. Its own flow builds it if it is missing or damaged."""
-    root = settings.runs_root / CACHE_FOLDER
-    found = find_cache(root, settings.cache)
+    found = await asyncio.to_thread(find_shared_cache, settings.runs_root, settings.cache)
     if found is not None:
         try:
-            return await asyncio.to_thread(open_cache, found, settings.cache)
+            cache = await asyncio.to_thread(open_cache, found, settings.cache)
+            await asyncio.to_thread(FILES.share, found)
+            return cache
         except DataError as error:
             reporter().say(f"set aside and built again: {error}")
             set_aside(found)
@@ -194,13 +199,15 @@ async def open_run(
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         # Another process may have trained a run of this name while this one prepared.
         _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
-        there_before = {each.name for each in paths.root.iterdir()} - {paths.lock.name}
-        paths.create()
+        if not resume:
+            there_before = {entry.path.name for entry in FILES.entries(paths.root)} - {paths.lock.name}
+            stack.push(partial(_remove_refused_run, paths, there_before))  # pushed first, so it runs last
+        refresh_run(paths.create())
+        mirror = stack.enter_context(FILES.mirror(paths.root))
         if flow_run.id is not None:
             record_work(paths, flow_run.id)
             stack.callback(asyncio.create_task(mark_earlier_crashed(paths)).cancel)
         if not resume:
-            stack.push(partial(_remove_refused_run, paths, there_before))  # pushed first, so it runs last
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         training = settings.training.model_copy(update={"seed": settings.seed})
         fork = _fork(settings, fork_lineage) if fork_lineage else None
@@ -214,17 +221,23 @@ async def open_run(
         host = EngineHost()
         stack.callback(host.close)
         simulated = settings.simulated.from_run
-        engine = IdleEngine() if simulated else make_engine(settings.inference, model, scraped_into=paths.workers)
+        # Where producers play all rollouts, one engine is enough: for scores.
+        plays_here = trains_alone or settings.pipeline.task_runner != "producers"
+        inference = settings.inference if plays_here else settings.inference.for_evaluation
+        engine = IdleEngine() if simulated else make_engine(inference, model, scraped_into=paths.workers)
         stack.push_async_callback(_close_engine, host, engine)
         scorer = engine
-        if settings.inference.evaluation_urls:
+        if plays_here and settings.inference.evaluation_urls:
             scorer = make_engine(settings.inference.for_evaluation, model)
             stack.push_async_callback(_close_engine, host, scorer)
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
+        if elsewhere := training.processes_elsewhere:
+            follow = f"torchrun --nproc-per-node N -m training.follow {training.address}"
+            reporter().say(f"the trainer waits for {elsewhere} processes of other machines: {follow}")
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
         for each in (engine,) if scorer is engine else (engine, scorer):
-            await start_engine(host, each, settings.inference)
+            await start_engine(host, each, inference)
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
@@ -253,6 +266,7 @@ async def open_run(
             resume_point=resume_point,
             provenance=provenance,
             control=control,
+            mirror=mirror,
             gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices, cards=(*cards.engine, *cards.trainer))),
             outside=settings.outside,
         )
@@ -279,7 +293,7 @@ def _stop_producers(control: ControlDesk) -> None:
     """Write into the control file that producers stop. If that fails, report it: producers then wait until they time out."""
     try:
         control.stop("its training has ended")
-    except OSError as error:
+    except (OSError, StoreAwayError) as error:
         reporter().say(f"the control file could not tell producers that training has ended: {error}")
 
 
@@ -295,15 +309,13 @@ def _remove_refused_run(
     Args:
         there_before: names in the run's folder that existed before; they are kept.
     """
-    if not isinstance(error, InputError) or any(paths.shards.iterdir()):
+    if not isinstance(error, InputError) or FILES.folders(paths.shards):
         return False
-    for each in [each for each in paths.root.iterdir() if each.name not in there_before]:
-        if each.is_dir():
-            shutil.rmtree(each)
-        else:
-            each.unlink()
+    for entry in FILES.entries(paths.root):
+        if entry.path.name not in there_before:
+            (FILES.remove_folder if entry.is_folder else FILES.remove)(entry.path)
     if not there_before:
-        paths.root.rmdir()
+        shutil.rmtree(paths.root)
     return False
 
 
@@ -314,7 +326,7 @@ def _fork(settings: RunSettings, name: str) -> dict[str, Any]:
     changes = ", ".join(f"{setting} {after!r} for {before!r}" for setting, (before, after) in changed.items())
     reporter().say(f"lineage '{name}' begins: {changes or 'the settings are the same'}")
     old_settings = paths.ledger / current_lineage(paths) / "settings.json"
-    if current_lineage(paths) != name and old_settings.parent.is_dir():
+    if current_lineage(paths) != name and old_settings.parent.name in FILES.folders(paths.ledger):
         durable_write(old_settings, stored.model_dump_json(indent=1).encode())
     renumbered = not {"rollouts.start_groups", "rollouts.branch_at"}.isdisjoint(changed)
     family = settings.rollouts.family

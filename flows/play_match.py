@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from game.snapshot import Snapshot
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
 from pipeline.run_settings import settings_of
+from storage.files import FILES
 from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
@@ -148,7 +150,9 @@ async def _play(
         reporter().say(f"{len(done)} games of this match are there already; {len(missing)} are played")
     endpoints = [player.name for player in players if player.is_endpoint]
     outside = OutsidePlayers(endpoints, answers_file(folder, label), match.outside)
-    async with open_players(players, runs_root, match) as opened:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(FILES.mirror(folder))
+        opened = await stack.enter_async_context(open_players(players, runs_root, match))
         began = time.monotonic()
 
         def on_game(game: GameResult) -> None:

@@ -17,11 +17,13 @@ from prefect.client.orchestration import get_client
 from prefect.deployments import arun_deployment
 from prefect.states import Cancelled, Cancelling
 
+from pipeline.producer_rule import FleetStatus
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
-from pipeline.step_figures import FleetStatus
 from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
+from storage.run_roots import as_given
+from telemetry.errors import StoreAwayError
 from telemetry.progress import reporter
 
 PRODUCER_DEPLOYMENT = "rollout-producer/play-rollouts"
@@ -53,7 +55,7 @@ class ProducerFleet:
 
         async with ProducerFleet(resources, settings) as fleet:
             ...
-            await fleet.set_target(plan.producers)
+            fleet.set_target(plan.producers)
             status = fleet.status()
 
     If `pipeline.producers_max` is 0 it starts none, and only counts producers that were started by hand.
@@ -75,7 +77,7 @@ class ProducerFleet:
         self._wake = asyncio.Event()
         self._managing: asyncio.Task[None] | None = None
 
-    async def set_target(self, producers: int) -> None:
+    def set_target(self, producers: int) -> None:
         """Set the number of producers, limited to `pipeline.producers_min` .. `producers_max`.
 
         Returns at once. A background task starts and dismisses producers; `status` shows its progress.
@@ -93,15 +95,13 @@ class ProducerFleet:
             lost=self._losses,
             published=sum(status.published for status in self._statuses),
             in_flight=sum(status.in_flight for status in alive),
+            playing=sum(status.state == "playing" for status in alive),
+            proven=sum(status.published > 0 for status in alive),
         )
 
     async def __aenter__(self) -> Self:
         await self._read_statuses()
-        for status in self._statuses:  # producers that outlived a kill of this run
-            if _NAME.fullmatch(status.producer) and status.at_work():
-                self._started[status.producer] = _Started(
-                    flow_run=_uuid(status.flow_run), asked_at=time.monotonic(), has_status=True
-                )
+        self._adopt()
         self._managing = asyncio.create_task(self._manage())
         return self
 
@@ -143,13 +143,23 @@ class ProducerFleet:
     async def _read_statuses(self) -> None:
         try:
             self._statuses, self._damaged = await asyncio.to_thread(read_producers, self._paths)
-        except OSError as error:
+        except (OSError, StoreAwayError) as error:
             self._report_once(f"the status files of producers cannot be read: {error}")
         for sentence in self._damaged:
             self._report_once(sentence)
 
+    def _adopt(self) -> None:
+        """Take in producers of this fleet's names that outlived a kill of this run, or that were thought to be lost."""
+        for status in self._statuses:
+            wanted = self._control is None or self._control.control.wants(status.producer)
+            if _NAME.fullmatch(status.producer) and status.producer not in self._started and wanted and status.at_work():
+                self._started[status.producer] = _Started(
+                    flow_run=_uuid(status.flow_run), asked_at=time.monotonic(), has_status=True
+                )
+
     def _update_started(self) -> None:
         """Update the producers of this fleet from their status files."""
+        self._adopt()
         for status in self._statuses:
             started = self._started.get(status.producer)
             if started is None:
@@ -217,7 +227,7 @@ class ProducerFleet:
 
     async def _start(self) -> None:
         name = self._next_name()
-        asked = {"run": self._run, "runs_root": str(self._runs_root), "producer": name}
+        asked = {"run": self._run, "runs_root": as_given(self._runs_root), "producer": name}
         try:
             run = await asyncio.wait_for(
                 # Not a subflow: the producer continues while a killed training flow is restarted.

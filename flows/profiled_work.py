@@ -17,7 +17,7 @@ from pipeline.play import play_stretch
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from reports.profile import summed
-from reports.read_run import read_figures
+from reports.read_figures import read_figures
 from telemetry.progress import reporter
 from telemetry.sampling import Window, sampled
 from telemetry.sinks import TelemetrySettings

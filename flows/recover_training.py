@@ -40,7 +40,9 @@ from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import merge_more, split_more
 from pipeline.work_record import WORK_FOLDER, Work, read_work
+from storage.files import FILES
 from storage.lineages import last_step, lineage_path
+from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name, durable_write, held
 from tasks.alerts import raise_alert, with_hooks
 from telemetry.alerts import Alert, AlertSettings
@@ -58,7 +60,7 @@ _LOOKS_BACK = timedelta(days=1)
 
 
 @flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
-async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs"), alert_file: str = "") -> dict[str, str]:
+async def recover_training(flow_run_id: str = "", runs_root: RunsFolder = Path("runs"), alert_file: str = "") -> dict[str, str]:
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
@@ -71,19 +73,19 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
     Raises:
         InputError: there is no such file.
     """
-    check_given(Path(runs_root))
-    hooks = with_hooks(AlertSettings(file=alert_file), Path(runs_root))
+    check_given(runs_root)
+    hooks = with_hooks(AlertSettings(file=alert_file), runs_root)
     done: dict[str, str] = {}
     async with get_client() as client:
-        ids = [UUID(flow_run_id)] if flow_run_id else await _find_candidates(client, Path(runs_root))
+        ids = [UUID(flow_run_id)] if flow_run_id else await _find_candidates(client, runs_root)
         for each in ids:
             # An event and the schedule may start this flow twice, on several hosts: the second one finds the run handled.
-            with held(Path(runs_root) / WORK_FOLDER / ".recovery.lock", wait_s=120):
-                done[str(each)] = await _recover(client, each, Path(runs_root))
+            with held(runs_root / WORK_FOLDER / ".recovery.lock", wait_s=120):
+                done[str(each)] = await _recover(client, each, runs_root)
                 reporter().say(done[str(each)])
         if not flow_run_id:
-            for alert in await find_service_alerts(client, Path(runs_root)):
-                file = Path(runs_root) / WORK_FOLDER / "alerts.jsonl"
+            for alert in await find_service_alerts(client, runs_root):
+                file = runs_root / WORK_FOLDER / "alerts.jsonl"
                 await asyncio.to_thread(raise_alert, file, alert, hooks)
     return done
 
@@ -151,7 +153,9 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         has_folder = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
         file = settings.paths.alerts if has_folder else runs_root / WORK_FOLDER / "alerts.jsonl"
-        await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
+        FILES.refresh(file.parent)
+        with FILES.mirror(file.parent):
+            await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
     await mark_children_crashed(client, flow_run, "its flow run's process ended")
@@ -183,8 +187,8 @@ def _improves(ended: FlowRun) -> bool:
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
     """The parameters with which `train-policy` continues the run, or begins it anew if it has no folder."""
-    has_folder, lineage = settings.run and settings.paths.settings.is_file(), str(ended.parameters.get("fork_lineage") or "")
-    if lineage and lineage_path(settings.paths, lineage).is_file():
+    has_folder, lineage = settings.run and FILES.exists(settings.paths.settings), str(ended.parameters.get("fork_lineage") or "")
+    if lineage and FILES.exists(lineage_path(settings.paths, lineage)):
         lineage = ""  # it exists already, and the run continues in it
     if has_folder:  # another version may have started it, with other defaults
         try:
@@ -226,7 +230,7 @@ def _hooks(settings: RunSettings) -> AlertSettings:
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     paths, named = settings.paths, bool(settings.run)
     message = (ended.state and ended.state.message) or ""
-    has_folder = named and paths.settings.is_file()
+    has_folder = named and FILES.exists(paths.settings)
     return Facts(
         run=settings.run,
         finished=has_folder and _is_finished(settings, ended),
@@ -270,7 +274,7 @@ async def _wait_for_exit(work: Work | None) -> None:
 
 def _stored(paths: RunPaths) -> dict[str, Any]:
     try:
-        return json.loads(paths.recovery.read_bytes())
+        return json.loads(FILES.fetch(paths.recovery).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
 

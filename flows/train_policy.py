@@ -96,9 +96,10 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
                 await track.measure(step)
             figures |= await clock.end_step(rollouts, trained)
             figures |= producer_figures(fleet.status()) | track.figures()
-            await fleet.set_target(queue.learn(observe_step(figures)).producers)
+            queue.learn(observe_step(figures))
             for sink in (log.log, desk.step, page.step):
                 sink(step, figures)
+            await asyncio.to_thread(resources.mirror.flush)
             reporter().step(step, settings.steps, figures)
             if step % _CLEAR_EVERY == 0:
                 forget_finished_tasks()

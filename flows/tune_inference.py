@@ -22,6 +22,7 @@ from pipeline.settings_form import SettingsParameter
 from pipeline.threads import apply_threads
 from pipeline.tuning_folder import claim_folder, read_result, recorded_rows, write_result
 from reports.tuning_plot import Point, tuning_plot
+from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, durable_write, held
 from tasks.artifacts import show_page, show_table
 from tasks.tuning import measure_candidate
@@ -40,7 +41,7 @@ async def tune_inference(
     run: str = "",
     settings: SettingsParameter | None = None,
     tuning: TuneSettings | None = None,
-    runs_root: Path = Path("runs"),
+    runs_root: RunsFolder = Path("runs"),
     output: Path | None = None,
 ) -> dict[str, Any]:
     """Measure, choose and write. Stored measurements are reused.
@@ -56,10 +57,10 @@ async def tune_inference(
     Raises:
         InputError: no such run, requests that do not fit, no candidate that fits, or a folder of other results.
     """
-    check_given(Path(runs_root), settings=settings, runs=[run])
-    check_inside(output, Path(runs_root) / TUNING_FOLDER, "output")
+    check_given(runs_root, settings=settings, runs=[run])
+    check_inside(output, runs_root / TUNING_FOLDER, "output")
     tuning = tuning or TuneSettings()
-    plan = plan_tuning(run, settings, tuning, Path(runs_root), output)
+    plan = plan_tuning(run, settings, tuning, runs_root, output)
     apply_threads(max(plan.settings.threads))
     with ExitStack() as stack:
         stack.enter_context(cancelled_by_sigterm())

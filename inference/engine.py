@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from records.generation import Generation, GenerationRequest
-from records.policy_version import PolicyVersion
+from records.policy_version import BASE_VERSION, PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Counts since the engine started. Requests count on arrival; all kinds of tokens count when a completion ends."""
 
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
-    completion_tokens: int
-    drawn_tokens: int
+    completion_tokens: int = 0
+    drawn_tokens: int = 0
     """Completion tokens that took a row of a forward pass; the others were forced and added without one."""
-    engine_steps: int
+    engine_steps: int = 0
     """Forward passes; drawn_tokens / engine_steps is the mean batch occupancy of decoding."""
-    forced_tokens: int
+    forced_tokens: int = 0
     """Completion tokens with a single legal id, so with probability 1."""
-    preemptions: int
+    preemptions: int = 0
     """Requests preempted because the key-value cache was full."""
-    running: int
+    running: int = 0
     """Requests in flight now."""
-    policy_version: int
+    policy_version: int = BASE_VERSION
     """Newest version served."""
 
 

@@ -114,7 +114,7 @@ class TorchEngine:
     async def stats(self) -> EngineStats:
         """Counts since the start."""
         running = len(self._requests)
-        return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, preemptions=0, **self._counts)
+        return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, **self._counts)
 
     async def close(self) -> None:
         """Free the model and fail whatever is in flight."""

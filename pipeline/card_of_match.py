@@ -14,9 +14,10 @@ from game.players import SEARCHES
 from game.snapshot import Snapshot
 from inference.choose_engine import engine_here
 from pipeline.plans.find_model import model_of
-from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, settings_of
+from pipeline.run_settings import MODEL_FOLDER, settings_of
+from pipeline.shared_cache import find_shared_cache
 from records.policy_version import BASE_HASH
-from state_cache.store import find_cache, open_cache
+from state_cache.store import open_cache
 from storage.runs import RunPaths, matches_folder, runs_in
 from telemetry.errors import EntenteError, InputError
 
@@ -37,7 +38,7 @@ def card_of_match(label: str, run: str, runs_root: Path) -> ResultCard:
     record, games = read_match(folder / f"{label}.json"), read_games(folder, label)
     held_out: Sequence[Snapshot] = ()
     if record.settings.start == "held-out":
-        cache = find_cache(runs_root / CACHE_FOLDER, settings_of(RunPaths(runs_root / run)).cache)
+        cache = find_shared_cache(runs_root, settings_of(RunPaths(runs_root / run)).cache)
         if cache is None:
             raise InputError(f"the state cache of run '{run}' is gone, so its positions cannot be put on a card: build it again")
         held_out = open_cache(cache).held_out

@@ -42,10 +42,15 @@ def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> No
             f"pipeline.ready_groups_max {pipeline.ready_groups_max} cannot pause rollouts, because {lockstep} with "
             "pipeline.buffer_depth 1 starts them before ready groups are counted: set buffer_depth or ready_groups_max to 0"
         )
-    if pipeline.lockstep and pipeline.producers_max:
+    if pipeline.in_lockstep and pipeline.producers_max:
         raise InputError(
-            f"pipeline.producers_max {pipeline.producers_max} has no use with pipeline.lockstep, in which a step trains on its "
+            f"pipeline.producers_max {pipeline.producers_max} has no use with {lockstep}, in which a step trains on its "
             "own start groups alone: set one of the two"
+        )
+    if pipeline.in_lockstep and pipeline.task_runner == "producers":
+        raise InputError(
+            f"pipeline.task_runner 'producers' plays nothing here, and with {lockstep} a step trains on its own start groups "
+            "alone: set one of the two"
         )
     if pipeline.game_processes and pipeline.deterministic:
         raise InputError(

@@ -17,7 +17,7 @@ from pipeline.run_settings import RunSettings
 from records.policy_version import PolicyVersion
 from search.search import check_search
 from search.settings import SearchSettings
-from storage.files import make_directory
+from storage.files import FILES, make_directory
 from storage.json_files import read_object
 from storage.lineages import last_step
 from storage.runs import RunPaths, durable_write
@@ -82,7 +82,7 @@ def check_improve(settings: RunSettings, improve: ImproveSettings) -> None:
 
 def rounds_left(paths: RunPaths, improve: ImproveSettings) -> list[int]:
     """Numbers of the rounds that are not done, in order."""
-    return [number for number in range(1, improve.rounds + 1) if not _file(paths, number, ".result").exists()]
+    return [number for number in range(1, improve.rounds + 1) if not FILES.exists(_file(paths, number, ".result"))]
 
 
 def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
@@ -94,7 +94,7 @@ def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
     left = rounds_left(paths, improve)
     for number in left:
         file = _file(paths, number)
-        if not file.exists():
+        if not FILES.exists(file):
             continue
         stored = read_object(file)["settings"]
         if changed := [name for name, value in improve.each_round.items() if stored.get(name) != value]:
@@ -107,7 +107,7 @@ def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
 
 def begin_round(paths: RunPaths, number: int, improve: ImproveSettings, student: PolicyVersion) -> None:
     """Write that a round begins, unless it has begun."""
-    if not (file := _file(paths, number)).exists():
+    if not FILES.exists(file := _file(paths, number)):
         about = {"round": number, "student": str(student), "settings": improve.each_round}
         _write(file, about)
 
@@ -133,7 +133,7 @@ def end_round(paths: RunPaths, number: int, figures: Mapping[str, Any]) -> None:
 def results(paths: RunPaths, improve: ImproveSettings) -> list[dict[str, Any]]:
     """Figures of the rounds that are done, in order."""
     files = (_file(paths, number, ".result") for number in range(1, improve.rounds + 1))
-    return [read_object(file) for file in files if file.exists()]
+    return [read_object(file) for file in files if FILES.exists(file)]
 
 
 def with_steps(settings: RunSettings) -> RunSettings:

@@ -17,6 +17,7 @@ from pipeline.rollout_source import Stretch
 from pipeline.stretches import groups_per_task
 from records.policy_version import BASE, PolicyVersion
 from storage.adapters import read_adapter
+from storage.files import FILES
 from storage.follow import LOOKAHEAD
 from storage.ledger import ledger_path
 from storage.lineages import step_numbers
@@ -112,7 +113,7 @@ class LockstepQueue(RolloutQueue):
 
     def _missing(self, step: int) -> Iterable[Stretch]:
         """Stretches of the step that no shard contains: all of them, except in a resumed run."""
-        if ledger_path(self._resources.paths, self._resources.resume_point.lineage, step).exists():
+        if FILES.exists(ledger_path(self._resources.paths, self._resources.resume_point.lineage, step)):
             return []  # the rows are selected already, and the trainer will use exactly these
         first = step_numbers(self._resources.paths, self._wanted).first_of(step)
         published = coverage(self._resources.paths, PRODUCER, first, self._wanted)

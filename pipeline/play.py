@@ -6,7 +6,7 @@ start groups are played again.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from game.snapshot import Snapshot
 from inference.engine import EngineWithPrefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from pipeline.search_opponents import search_opponents
+from records.rows import Decision, Ply
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -167,6 +168,20 @@ async def play_groups(
         rollouts: settings to use instead of the run's.
         after: publish only once this ledger exists.
     """
+    played = await roll_out_groups(resources, stage, producer, positions, first_group, rollouts)
+    await wait_for_ledger(after)
+    await publish_groups(resources, producer, first_group, len(positions), played.decisions, played.plies)
+
+
+async def roll_out_groups(
+    resources: RolloutResources,
+    stage: str,
+    producer: str,
+    positions: list[tuple[Snapshot, str]],
+    first_group: int,
+    rollouts: RolloutSettings | None = None,
+) -> RolledOut:
+    """Play these positions as the producer's start groups from `first_group` on. Publishes nothing."""
     done: list[int] = []
     settings = await asyncio.to_thread(
         resources.league.settings_for, rollouts or resources.rollouts, producer, first_group, resources.past.run_version
@@ -182,21 +197,29 @@ async def play_groups(
         rolling = partial(roll_out, groups, resources.engine, resources.tokens, settings, **named)
     else:
         rolling = partial(resources.games.roll_out, groups, resources.engine, settings, **named)
-    played = await resources.host.run(_roll_out(resources, rolling, settings))
-    await wait_for_ledger(after)
-    await publish_when_there_is_room(
-        partial(
-            publish_shard,
-            resources.paths,
-            producer,
-            first_group,
-            played.decisions,
-            played.plies,
-            resources.provenance,
-            next_start_group=first_group + len(positions),
-        ),
-        resources.full_disk_wait_s,
+    return await resources.host.run(_roll_out(resources, rolling, settings))
+
+
+async def publish_groups(
+    resources: RolloutResources,
+    producer: str,
+    first_group: int,
+    count: int,
+    decisions: Sequence[Decision],
+    plies: Sequence[Ply],
+) -> Shard:
+    """Publish all rows of the producer's start groups `first_group` .. `first_group + count - 1` as one shard."""
+    publish = partial(
+        publish_shard,
+        resources.paths,
+        producer,
+        first_group,
+        decisions,
+        plies,
+        resources.provenance,
+        next_start_group=first_group + count,
     )
+    return await publish_when_there_is_room(publish, resources.full_disk_wait_s)
 
 
 async def _roll_out(

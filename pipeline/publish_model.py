@@ -23,6 +23,7 @@ from pipeline.published_folder import copy_tokenizer, folder_size, new_folder, w
 from pipeline.run_settings import MODEL_FOLDER, RunSettings, settings_at, settings_of
 from reports.imitation_plot import CURVE
 from reports.model_card import CARD, model_card
+from storage.files import FILES
 from storage.json_files import read_object
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import InputError
@@ -62,14 +63,14 @@ def find_source(name: str, runs_root: Path) -> PublishSource:
     Raises:
         InputError: there is no such model or version, or its base has no recipe.
     """
-    made = runs_root / MODEL_FOLDER / name
+    made = FILES.fetch_folder(runs_root / MODEL_FOLDER / name)
     version, run = None, None
     if ":" not in name and made.is_dir():
         base = resolve_model(made)
     elif ":" not in name and Path(name, RECIPE).is_file():
         base = resolve_model(name)
     else:
-        if ":" not in name and not (runs_root / name / "settings.json").is_file():
+        if ":" not in name and not FILES.exists(runs_root / name / "settings.json"):
             raise InputError(f"there is no model '{name}' in '{runs_root / MODEL_FOLDER}' and no run of that name: name one")
         version = resolve_contestant(name if ":" in name else f"{name}:newest", "", runs_root)
         run = RunPaths(runs_root / version.run)

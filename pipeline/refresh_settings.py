@@ -5,15 +5,16 @@ compared. Only refreshed versions are ever removed.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 from pipeline.run_settings import settings_of
 from state_cache.settings import CacheSettings
 from state_cache.store import MANIFEST, version_name
 from state_cache.verify import list_caches
+from storage.files import FILES
+from storage.ledger import STEP_NAME
 from storage.lineages import last_step, step_numbers
-from storage.runs import RunPaths, check_name, set_aside
+from storage.runs import RunPaths, check_name, run_names
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 
@@ -41,10 +42,13 @@ def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings
 
 def newest_run(runs_root: Path) -> str:
     """Name of the run with the newest ledger; empty if there is no ledger."""
-    steps = [
-        step for step in runs_root.glob("*/ledger/*/step-*.arrow") if not step.relative_to(runs_root).parts[0].startswith("_")
-    ]
-    return max(steps, key=lambda step: step.stat().st_mtime).relative_to(runs_root).parts[0] if steps else ""
+    written: dict[str, int] = {}
+    for run in run_names(runs_root):
+        ledger = RunPaths(runs_root / run).ledger
+        for step in (ledger / lineage / name for lineage in FILES.folders(ledger) for name in FILES.names(ledger / lineage)):
+            if STEP_NAME.fullmatch(step.name) and (marks := FILES.marks(step)) is not None:
+                written[run] = max(written.get(run, 0), marks[1])
+    return max(written, key=lambda run: written[run], default="")
 
 
 def drop_unused(root: Path, runs_root: Path, newest: Path) -> list[str]:
@@ -54,14 +58,15 @@ def drop_unused(root: Path, runs_root: Path, newest: Path) -> list[str]:
     """
     keep = {newest.name}
     try:
-        for settings in runs_root.glob("*/settings.json"):
-            keep.add(version_name(settings_of(RunPaths(settings.parent)).cache))
+        for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
+            if FILES.exists(paths.settings):
+                keep.add(version_name(settings_of(paths).cache))
     except InputError as error:
         reporter().say(f"old versions of the state cache are kept: {error}")
         return []
     unused = [path for path in list_caches(root) if path.name not in keep and _is_refreshed(path)]
     for path in unused:
-        shutil.rmtree(set_aside(path))  # renamed first, so that no reader finds an incomplete version
+        FILES.remove_folder(path)
     return [path.name for path in unused]
 
 

@@ -22,6 +22,8 @@ from rollouts.game_pool import GamePool
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
+from storage.file_store import Hold
+from storage.files import SharedFolder
 from storage.learnable_process import PastSpreadsProcess
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER
@@ -93,6 +95,8 @@ class Resources(RolloutResources):
     """Publishes the served version to rollout producers; None if there are none."""
     gpus: GpuSampler | None = None
     """Reads this machine's GPUs; None without GPUs."""
+    mirror: Hold = field(default_factory=SharedFolder)
+    """Lets others see the figures and logs that this process appends to."""
 
     async def serve(self, policy: PolicyVersion) -> None:
         """Publish `policy` to the engines and retire versions beyond the staleness budget.
@@ -103,5 +107,9 @@ class Resources(RolloutResources):
             for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
                 await self.host.run(self.past.publish(engine, policy))
                 await self.host.run(self.past.retire(engine, policy.version - self.max_policy_lag))
-            if self.control is not None:
-                await asyncio.to_thread(self.control.serve, policy)
+            await self.announce(policy)
+
+    async def announce(self, policy: PolicyVersion) -> None:
+        """Tell rollout producers to play with `policy`."""
+        if self.control is not None:
+            await asyncio.to_thread(self.control.serve, policy)

@@ -113,7 +113,7 @@ class RolloutQueue(ABC):
 
     @abstractmethod
     def learn(self, seen: StepObservation) -> QueueTarget:
-        """The target until the next step is done, given the observation of a step."""
+        """Take in the observation of a step. Returns the target until the next one is done."""
 
     async def all_played(self) -> None:
         """Wait until everything in flight has ended."""
@@ -148,7 +148,7 @@ class RolloutQueue(ABC):
         await self._resume()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Cancel what is in flight. After a success the newest version is served, because it plays the scores."""
         try:
             await self._publisher.close(failed=kind is not None)

@@ -26,17 +26,20 @@ from pipeline.game_processes import game_processes
 from pipeline.past_versions import open_opponent_engine
 from pipeline.removed_settings import without_removed
 from pipeline.resources import PRODUCER, RolloutResources
+from pipeline.shared_cache import find_shared_cache
 from rollouts.fork import Tokens
 from rollouts.seeds import seed_of
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
-from state_cache.store import StateCache, find_cache, open_cache
+from state_cache.store import StateCache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, read_control
+from storage.files import FILES
 from storage.learnable_process import PastSpreadsProcess
 from storage.lineages import step_numbers
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
+from storage.program import program_differences
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, refresh_run
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError
 from telemetry.progress import reporter
@@ -57,6 +60,8 @@ class SidePipeline(BaseModel):
     groups_per_task: int
     rollout_timeout_s: float
     game_processes: int = 0
+    lockstep: bool = False
+    deterministic: bool = False
 
 
 class SideSettings(BaseModel):
@@ -87,8 +92,11 @@ def side_settings(paths: RunPaths) -> SideSettings:
     Raises:
         InputError: there is no run in the folder, or its settings are of another version.
     """
+    refresh_run(paths)
     if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine?")
+        raise InputError(
+            f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine, or in a bucket?"
+        )
     try:
         return SideSettings.model_validate(without_removed(json.loads(paths.settings.read_bytes()), stored=paths.root.name))
     except ValidationError as error:
@@ -135,12 +143,7 @@ class RolloutSide:
             )
         control = await asyncio.to_thread(read_control, paths)
         check_wanted(paths, settings, control)
-        model = await asyncio.to_thread(_model, paths, settings)
-        if (found := model_fingerprint(model)) != control.base_model:
-            raise InputError(
-                f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
-                "copy the same model to this machine"
-            )
+        model = await asyncio.to_thread(model_of_side, paths, settings, control)
         cache = await asyncio.to_thread(_cache, paths, settings)
         inference = settings.inference.model_copy(update={"urls": tuple(urls)} if urls else {})
         async with AsyncExitStack() as stack:
@@ -163,7 +166,7 @@ class RolloutSide:
                 engine=engine,
                 tokens=tokens,
                 opponent_engine=opponent_engine,
-                provenance={"run": settings.run, "base_model": found, "settings": settings.plays, "side": worker},
+                provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
                 past_spreads=spreads,
                 max_policy_lag=settings.storage.max_policy_lag,
                 full_disk_wait_s=settings.pipeline.full_disk_wait_s,
@@ -231,15 +234,24 @@ class RolloutSide:
 
 
 def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> None:
-    """Check that the run needs rollouts.
+    """Check that the run needs rollouts, and that this program may play them.
 
     Raises:
-        InputError: it is done or stopped, or its control file belongs to other settings.
+        InputError: it is done or stopped, its control file belongs to other settings, or another program trains it.
     """
-    if paths.summary.is_file() and control.stop:
+    if FILES.exists(paths.summary) and control.stop:
         raise InputError(f"run '{settings.run}' has done all its steps and needs no rollouts: resume it with more --steps first")
     if control.stop:
         raise InputError(f"run '{settings.run}' is not training ({control.reason}): resume it first")
+    if control.abandoned:
+        raise InputError(
+            f"run '{settings.run}' is not training: its process {control.pid} on this machine has ended; resume it first"
+        )
+    if differences := program_differences(control.program):
+        raise InputError(
+            f"run '{settings.run}' is trained by another version of the program, on {control.host}: {differences}; "
+            "install the same version on both machines"
+        )
     if control.plays != settings.plays:
         raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
 
@@ -266,7 +278,22 @@ def producer_positions(
     return found[first_group % size :][:count]
 
 
-def _model(paths: RunPaths, settings: SideSettings) -> Path:
+def model_of_side(paths: RunPaths, settings: SideSettings, control: Control) -> Path:
+    """Folder of the run's base model on this machine.
+
+    Raises:
+        InputError: it is not here, or it is another model.
+    """
+    model = _find_model(paths, settings)
+    if (found := model_fingerprint(model)) != control.base_model:
+        raise InputError(
+            f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
+            "copy the same model to this machine"
+        )
+    return model
+
+
+def _find_model(paths: RunPaths, settings: SideSettings) -> Path:
     if settings.inference.model != "tiny":
         return resolve_model(settings.inference.model).resolve()
     root = paths.root.parent / MODEL_FOLDER
@@ -278,7 +305,7 @@ def _model(paths: RunPaths, settings: SideSettings) -> Path:
 
 def _cache(paths: RunPaths, settings: SideSettings) -> StateCache:
     root = paths.root.parent / CACHE_FOLDER
-    found = find_cache(root, settings.cache)
+    found = find_shared_cache(paths.root.parent, settings.cache)
     if found is None:
         raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole runs folder")
     return open_cache(found, settings.cache)

@@ -26,10 +26,12 @@ from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
+from storage.files import FILES
 from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
 from storage.rewards import check_blend
-from storage.runs import RunPaths, check_name, check_run_name, resolve_run
+from storage.run_roots import RunsFolder, located
+from storage.runs import RunPaths, check_name, check_run_name, refresh_run, resolve_run, run_names
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
@@ -67,8 +69,9 @@ class PipelineSettings(BaseModel):
     """Rollout producers that play on other workers from the start of the run."""
     producers_max: Annotated[int, Field(ge=0, le=64)] = 0
     """Rollout producers at most; more than producers_min are started while the trainer waits for rollouts."""
-    task_runner: Literal["threads", "dask"] = "threads"
-    """Where the flow's own rollouts are played: in its process, or in processes of a Dask cluster (extra `dask`)."""
+    task_runner: Literal["threads", "dask", "producers"] = "threads"
+    """Where the flow's own rollouts are played: in its process; in processes of a Dask cluster (extra `dask`); or nowhere:
+    rollout producers play all of them, and the flow's engine, or `inference.evaluation_urls`, is for scores alone."""
     dask_address: str = ""
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
@@ -94,8 +97,8 @@ class RunSettings(BaseModel):
 
     run: Annotated[str, MAY_CHANGE] = ""
     """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time."""
-    runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
-    """Folder of all runs, state caches and made models."""
+    runs_root: Annotated[RunsFolder, MAY_CHANGE] = Path("runs")
+    """Folder of all runs, state caches and made models: a path, or s3://bucket/prefix."""
     seed: int = 0
     """Seed of start positions, draws, scripted players and adapter weights."""
     steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
@@ -152,7 +155,8 @@ class RunSettings(BaseModel):
     @property
     def threads(self) -> tuple[int, int]:
         """CPU threads of (engine, trainer)."""
-        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls)
+        draws_here = not self.inference.urls and self.pipeline.task_runner != "producers"
+        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and draws_here)
 
     def threads_if(self, *, overlap: bool) -> tuple[int, int]:
         """CPU threads of (engine, trainer) where the two compute at the same time, or take turns."""
@@ -232,8 +236,9 @@ def resumed_settings(
         raise InputError("--resume continues an existing run: name it with --run")
     if not isinstance(root, str | Path):
         raise InputError(f"runs_root: input is not a path, got {root!r}")
-    root = Path(root)
+    root = located(root)
     changes["run"] = run = resolve_run(root, run)
+    refresh_run(RunPaths(root / check_name(run, "run")))
     stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
         settings = RunSettings.model_validate(merge_layers(stored.model_dump(), {**changes, "runs_root": root}))
@@ -249,7 +254,12 @@ def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list
     """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
     before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
     differ = (name for name in before | after if before.get(name) != after.get(name))
-    return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
+    return {name: [before.get(name), after.get(name)] for name in differ if enters_rows_or_weights(name)}
+
+
+def enters_rows_or_weights(name: str) -> bool:
+    """Whether rows or weights depend on the setting of this dotted name."""
+    return _rule(name) is not MAY_CHANGE
 
 
 def _rule(name: str) -> ChangeRule:
@@ -286,8 +296,8 @@ def settings_of(paths: RunPaths) -> RunSettings:
     Raises:
         InputError: there is no such run, or its settings cannot be used.
     """
-    if not paths.settings.is_file():
-        others = sorted(path.parent.name for path in paths.root.parent.glob("*/settings.json"))
+    if not FILES.exists(paths.settings):
+        others = [name for name in run_names(paths.root.parent) if FILES.exists(RunPaths(paths.root.parent / name).settings)]
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
@@ -299,7 +309,7 @@ def settings_of(paths: RunPaths) -> RunSettings:
 
 
 def _stored_settings(file: Path, paths: RunPaths) -> RunSettings:
-    return RunSettings.model_validate(without_removed(json.loads(file.read_bytes()), stored=paths.root.name))
+    return RunSettings.model_validate(without_removed(json.loads(FILES.fetch(file).read_bytes()), stored=paths.root.name))
 
 
 def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
@@ -320,7 +330,7 @@ def settings_at(paths: RunPaths, step: int) -> RunSettings:
     """
     settings = settings_of(paths)
     file = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return _relocated(_stored_settings(file, paths), paths) if file.is_file() else settings
+    return _relocated(_stored_settings(FILES.fetch(file), paths), paths) if FILES.exists(file) else settings
 
 
 def check_settings(settings: RunSettings) -> None:
@@ -400,6 +410,8 @@ def _check_simulated(settings: RunSettings) -> None:
         raise InputError("simulated.from_run uses no engine: leave inference.urls and inference.evaluation_urls out")
     if settings.pipeline.game_processes:
         raise InputError("simulated.from_run plays no games: leave pipeline.game_processes out")
+    if settings.pipeline.task_runner == "producers":
+        raise InputError("simulated.from_run publishes all rollouts itself: leave pipeline.task_runner 'producers' out")
 
 
 def _check_endpoints(settings: RunSettings) -> None:

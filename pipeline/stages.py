@@ -22,6 +22,7 @@ from pipeline.run_settings import one_sentence
 from pipeline.settings_file import read_settings_file
 from storage.files import make_directory
 from storage.json_files import read_object
+from storage.run_roots import as_given
 from storage.runs import MODEL_FOLDER, RunPaths, check_run_name, durable_write
 from telemetry.errors import DataError, InputError
 from training.imitation.work import is_begun, work_folder
@@ -211,14 +212,14 @@ class Staged:
         """
         given = {"{run}": self.name, "{seed}": str(seed), "{base}": base, "{published}": self.model_of(stage.name).as_posix()}
         lines = [*stage.commands, f"model publish {stage.model} --to {{published}}"]
-        return [[*_filled(line, given), "--runs-root", self.runs_root.as_posix()] for line in lines]
+        return [[*_filled(line, given), "--runs-root", as_given(self.runs_root)] for line in lines]
 
     def match_command(self) -> list[str]:
         """Words of the match of the current stage's model; its last line is one JSON object."""
         preset = self.preset
         words = ["evaluate", "--players", self.model_of(self.stage.name).as_posix(), "--opponents", preset.opponents]
         words += ["--games", str(preset.games), "--years", str(preset.years), "--measure", preset.measure]
-        return [*words, "--runs-root", self.runs_root.as_posix(), "--json"]
+        return [*words, "--runs-root", as_given(self.runs_root), "--json"]
 
     def next_command(self) -> list[str] | None:
         """Words of the current stage's next command, or those that continue it if it was begun; None: only the match is left."""
@@ -232,7 +233,7 @@ class Staged:
 
     def _continuing(self, words: list[str]) -> list[str] | None:
         """The words that continue a command which was begun; those given if it was not, None if nothing is left to do."""
-        root = ["--runs-root", self.runs_root.as_posix()]
+        root = ["--runs-root", as_given(self.runs_root)]
         if words[:2] == ["model", "imitate"]:
             work = work_folder(self.runs_root / MODEL_FOLDER, words[2])
             if work.final.is_dir():

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,28 +10,11 @@ from inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigu
 from outside.reading import AnswerCounts
 from pipeline.controller import StepObservation
 from pipeline.play import EngineWork
+from pipeline.producer_rule import FleetStatus
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
 from training.messages import TrainedStep
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetStatus:
-    """Rollout producers of a run beside its own process."""
-
-    asked: int
-    """Target number of producers."""
-    alive: int
-    """Producers at work according to their status files, whoever started them."""
-    starting: int
-    """Producers started that have no status file yet."""
-    lost: int
-    """Producers that failed or ended without a final status since the fleet was opened."""
-    published: int
-    """Start groups that producers have published in total."""
-    in_flight: int
-    """Start groups that producers play now."""
 
 
 class StepClock:
@@ -175,6 +157,7 @@ def observe_step(figures: Mapping[str, float]) -> StepObservation:
         lag_max=figures.get("train/policy_lag_max", 0.0),
         expired=figures["queue/expired"],
         ready=max(0, int(ready - trained)),
+        trained=int(trained),
     )
 
 

@@ -31,6 +31,7 @@ from records.lesson import Lesson, lesson_id
 from rollouts.deciders import DecisionRequest
 from search.search import SearchResult, propose, search
 from search.settings import SearchSettings
+from storage.files import FILES
 from storage.lessons import lesson_path, open_lessons, publish_lessons
 from storage.runs import RunPaths, set_aside
 from storage.shards import open_plies, open_shard, shard_path
@@ -84,7 +85,7 @@ async def label(
         lessons of the file.
     """
     final = lesson_path(resources.paths, round_name(number), first_group)
-    if final.exists():
+    if FILES.exists(final):
         try:
             return open_lessons(final).table.num_rows
         except DataError:

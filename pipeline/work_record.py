@@ -7,7 +7,6 @@ locks and ledgers do.
 
 import json
 import os
-import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Literal
 
 import psutil
 
-from storage.files import make_directory
+from storage.files import FILES, machine, make_directory
 from storage.runs import RunPaths, durable_write
 
 WORK_FOLDER = "_flow_runs"
@@ -53,15 +52,6 @@ class Work:
             return "gone"
 
 
-def machine() -> str:
-    """Identifies where a pid is valid: host name, boot and pid namespace."""
-    try:
-        boot, numbers = Path("/proc/sys/kernel/random/boot_id").read_text()[:8], os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return socket.gethostname()
-    return f"{socket.gethostname()} {boot} {numbers}"
-
-
 def record_work(paths: RunPaths, flow_run: str) -> None:
     """Record that this process works on the run for that flow run, and remove old records."""
     folder = paths.root.parent / WORK_FOLDER
@@ -74,9 +64,9 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
         began=psutil.Process().create_time(),
     )
     durable_write(folder / f"{flow_run}.json", json.dumps(asdict(mine)).encode())
-    for file in folder.glob("[0-9a-f]*.json"):
-        if file.stat().st_mtime < time.time() - _KEPT_S:
-            file.unlink(missing_ok=True)
+    for entry in FILES.entries(folder):
+        if entry.path.match("[0-9a-f]*.json") and entry.touched() < time.time() - _KEPT_S:
+            FILES.remove(entry.path)
 
 
 def read_work(runs_root: Path, flow_run: str) -> Work | None:
@@ -86,13 +76,15 @@ def read_work(runs_root: Path, flow_run: str) -> Work | None:
 
 def list_works(paths: RunPaths) -> list[Work]:
     """All records of this run, the latest first."""
-    files = (paths.root.parent / WORK_FOLDER).glob("[0-9a-f]*.json")
+    folder = paths.root.parent / WORK_FOLDER
+    FILES.refresh(folder)
+    files = folder.glob("[0-9a-f]*.json")
     found = [work for file in files if (work := _read(file)) is not None and work.run == paths.root.name]
     return sorted(found, key=lambda work: work.began, reverse=True)
 
 
 def _read(file: Path) -> Work | None:
     try:
-        return Work(**json.loads(file.read_bytes()))
+        return Work(**json.loads(FILES.fetch(file).read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another version
         return None

@@ -13,11 +13,13 @@ from reports import pipeline_plots, plots, sentences, strength_plots
 from reports.ablation import Ablation
 from reports.drawing import stand_alone
 from reports.imitation_plot import curve_of_base
+from reports.match_sentence import describe_match
 from reports.openings import shown_positions
 from reports.read_run import RunFacts
 from reports.replay_page import still
 from reports.replayed import read_game
-from reports.settings_tree import compare, flat
+from reports.settings_tree import compare, flat, value_text
+from storage.run_roots import as_given
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import EntenteError, InputError
 from telemetry.machine import environment
@@ -78,7 +80,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
             "imitation": curve_of_base(str(facts.settings.get("inference", {}).get("model", ""))),
         },
         matches=[
-            (strength_plots.match(record, number), sentences.match(record))
+            (strength_plots.match(record, number), describe_match(record))
             for number, record in enumerate(facts.matches[-MATCHES_SHOWN:])
         ],
         limits=sentences.limits(facts),
@@ -107,7 +109,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         environment=facts.environment or environment(),
         environment_stored=facts.environment is not None,
         commands=commands(facts, runs_root, word),
-        value=_value,
+        value=value_text,
         per_cent=_per_cent,
         shown=shown,
     )
@@ -159,7 +161,7 @@ def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, st
     """Further commands for this run: a reason and the command line."""
     run = f"--run {shlex.quote(facts.name)}"
     if runs_root != Path("runs"):
-        run += f" --runs-root {shlex.quote(str(runs_root))}"
+        run += f" --runs-root {shlex.quote(as_given(runs_root))}"
     by_power = "select policy_version, power, count(*), avg(centres_gained) from decisions group by all order by all"
     best = 'select power, phase, policy_version, "return" from decisions order by "return" desc limit 10'
     by_step = "select step, count(*), avg(policy_lag) from batches group by all order by all"
@@ -177,14 +179,6 @@ def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, st
     if state in ("cut", "empty"):
         found.insert(0, ("Go on where it stopped", f"entente train {run} --resume"))
     return found
-
-
-def _value(value: object) -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "(empty)" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _per_cent(share: float) -> str:

@@ -6,7 +6,6 @@ computed that a file holds already. Only the intervals of the return per step ar
 of the scores resample whole games.
 """
 
-import fcntl
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -21,11 +20,13 @@ from evaluation.intervals import estimate
 from evaluation.match_files import MatchRecord, PlayerRating, read_matches, read_ratings
 from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.track import TrackPoint, read_track
+from reports.read_figures import read_figures, read_metrics, read_settings
 from storage.asking import connect
 from storage.control import ProducerStatus, read_producers
+from storage.files import FILES
 from storage.league_files import LeagueStep, newest_league
 from storage.lineages import last_step
-from storage.runs import RunPaths
+from storage.runs import RunPaths, last_written, refresh_run
 from telemetry.errors import DataError, InputError
 
 _RESAMPLES = 2000
@@ -120,11 +121,12 @@ def read_run(paths: RunPaths) -> RunFacts:
     Raises:
         InputError: there is no run in that folder.
     """
-    settings = _settings(paths)
+    refresh_run(paths)
+    settings = read_settings(paths)
     troubles: list[str] = []
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
         troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
-    records = _metrics(paths.metrics, troubles)
+    records = read_metrics(paths.metrics, troubles)
     producers, unread = read_producers(paths)
     troubles += unread
     return RunFacts(
@@ -136,7 +138,7 @@ def read_run(paths: RunPaths) -> RunFacts:
         summary=_json(paths.summary, troubles),
         begun_step=last_step(paths),
         quiet_s=time.time() - _last_written(paths),
-        at_work=_is_held(paths.lock),
+        at_work=FILES.is_held(paths.lock),
         environment=_json(paths.environment, troubles),
         rows=_rows(paths, settings.get("storage", {}), troubles),
         troubles=troubles,
@@ -174,17 +176,17 @@ def read_progress(paths: RunPaths) -> RunProgress:
     Raises:
         InputError: there is no run in that folder.
     """
+    refresh_run(paths)
     settings, steps = read_figures(paths)
     planned = int(settings["steps"])
-    newest = max(file.stat().st_mtime for file in (paths.settings, paths.metrics) if file.is_file())
     return RunProgress(
         name=paths.root.name,
         planned=planned,
         steps=steps,
         alerts=_alerts(paths.alerts),
-        at_work=_is_held(paths.lock),
+        at_work=FILES.is_held(paths.lock),
         is_over=paths.summary.is_file() and max(steps, default=0) >= planned,
-        quiet_s=time.time() - newest,
+        quiet_s=time.time() - last_written(paths),
     )
 
 
@@ -197,50 +199,6 @@ def _alerts(file: Path) -> list[str]:
         except (ValueError, KeyError, TypeError):
             continue
     return said
-
-
-def read_figures(paths: RunPaths) -> tuple[Mapping[str, Any], dict[int, dict[str, float]]]:
-    """Read only the settings of a run and the metrics of its finished steps.
-
-    Raises:
-        InputError: there is no run in that folder.
-    """
-    settings, records = _settings(paths), _metrics(paths.metrics, [])
-    return settings, {step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures}
-
-
-def _settings(paths: RunPaths) -> dict[str, Any]:
-    """The resolved tree, as stored.
-
-    Raises:
-        InputError: there is no run, or what it stored was altered.
-    """
-    if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
-    try:
-        settings = json.loads(paths.settings.read_bytes())
-        if not isinstance(settings, dict) or not isinstance(settings["steps"], int):
-            raise ValueError("its steps are no number")
-    except (ValueError, KeyError) as error:
-        raise InputError(f"'{paths.settings}' is no whole record of settings ({error}): restore it from a copy") from error
-    return settings
-
-
-def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
-    """Metrics by step; later lines replace earlier ones. Unreadable lines are counted and skipped."""
-    records: dict[int, dict[str, float]] = {}
-    cut: list[int] = []
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            records[int(record["step"])] = {name: value for name, value in record.items() if "/" in name}
-        except (ValueError, KeyError, TypeError):
-            cut.append(number)
-    if cut:
-        which = "its last line is" if cut == [len(lines)] else f"line {', '.join(map(str, cut))} of {len(lines)} is"
-        troubles.append(f"{file.name}: {which} no whole record and was left out.")
-    return records
 
 
 _Found = TypeVar("_Found")
@@ -272,23 +230,10 @@ def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _is_held(lock: Path) -> bool:
-    """Whether a process holds the lock, tested with a shared lock that is released at once."""
-    if not lock.is_file():
-        return False
-    with lock.open() as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
 def _last_written(paths: RunPaths) -> float:
     """Time of the run's last write, in seconds since 1970."""
-    folders = (paths.ledger, paths.shards, paths.scores)
-    files = [paths.settings, paths.metrics, *(file for folder in folders for file in folder.rglob("*"))]
-    return max(file.stat().st_mtime for file in files if file.is_file())
+    entries = [entry for folder in (paths.ledger, paths.shards, paths.scores) for entry in FILES.entries(folder)]
+    return max([last_written(paths), *(entry.touched() for entry in entries)])
 
 
 def _rows(paths: RunPaths, storage: Mapping[str, Any], troubles: list[str]) -> RowFacts:

@@ -16,6 +16,7 @@ from game.render import COLOURS, draw_board, draw_empty_map, mix_colours
 from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from game.snapshot import POWERS
 from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
+from storage.run_roots import as_given
 from storage.runs import durable_write
 from telemetry.errors import InputError
 from telemetry.plain_text import shown
@@ -56,7 +57,7 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
     """The page's data; powers are numbers, in their usual order."""
     run = f"--run {shlex.quote(game.run)}"
     if runs_root != Path("runs"):
-        run += f" --runs-root {shlex.quote(str(runs_root))}"
+        run += f" --runs-root {shlex.quote(as_given(runs_root))}"
     return {
         "powers": [power.title() for power in POWERS],
         "policy": [POWERS.index(power) for power in game.game.powers],

@@ -23,6 +23,7 @@ from reports.games import GameName, find_game
 from reports.order_odds import odds_of_orders
 from storage.archive import archive_path, archived
 from storage.asking import connect
+from storage.files import FILES
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from storage.shards import open_plies, open_shard
@@ -145,10 +146,10 @@ def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tu
 def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The game's decisions with their tokens, and its plies, in order."""
     path = paths.shards / game.shard
-    if path.is_file():
+    if FILES.exists(path):
         decisions = open_shard(path)
         plies = open_plies(path, decisions)
-    elif (kept := archive_path(paths, game.shard)).is_file():
+    elif FILES.exists(kept := archive_path(paths, game.shard)):
         decisions, plies = archived(paths, game.shard).table, _archived_plies(kept.with_suffix(".plies.parquet"))
     else:
         raise InputError(
@@ -168,7 +169,7 @@ def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
 
 def _archived_plies(file: Path) -> pa.Table:
     try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+        with pq.ParquetFile(FILES.fetch(file), page_checksum_verification=True) as parquet:
             return parquet.read()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file} is missing or damaged ({' '.join(str(error).split())}); restore it from a copy") from error

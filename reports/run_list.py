@@ -12,7 +12,7 @@ from typing import Any, Literal
 from evaluation.score_files import read_score
 from reports.read_run import read_progress
 from storage.retention import size_of
-from storage.runs import RunPaths, last_written
+from storage.runs import RunPaths, last_written, refresh_run, run_names
 from telemetry.errors import EntenteError, InputError
 
 State = Literal["training", "complete", "interrupted", "damaged"]
@@ -49,8 +49,10 @@ def list_runs(runs_root: Path) -> list[RunLine]:
     """
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
-    folders = [folder for folder in runs_root.iterdir() if folder.is_dir() and not folder.name.startswith(("_", "."))]
-    lines = [_line(RunPaths(folder)) for folder in folders if _is_run(RunPaths(folder))]
+    found = [RunPaths(runs_root / name) for name in run_names(runs_root)]
+    for paths in found:
+        refresh_run(paths)
+    lines = [_line(paths) for paths in found if _is_run(paths)]
     return sorted(lines, key=lambda line: (line.written, line.name))
 
 

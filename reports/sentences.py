@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 from evaluation.intervals import describe_shortage, format_count, format_interval
-from evaluation.match_files import MatchRecord
-from evaluation.match_table import cluster_noun
 from evaluation.score_files import ScoreRecord
 from evaluation.track import TrackPoint
 from reports.explain import explain_run
@@ -161,22 +159,6 @@ def ladder(points: Sequence[TrackPoint]) -> str:
     if first.tactical is not None and last.tactical is not None:
         said += f" Tactical positions solved: {first.tactical.mean:.0%} at first, {last.tactical.mean:.0%} at last."
     return said
-
-
-def match(record: MatchRecord) -> str:
-    """The players of a match, and which of their differences the figures show."""
-    asked, table = record.settings, record.table
-    where = "the standard start" if asked.start == "standard" else "held-out positions"
-    seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
-    how = asked.how((*asked.players, asked.opponents))
-    head = f"{table.games} games of {asked.years} years from {where}{seats}; {how}{'; ' if how else ''}"
-    head += f"intervals resample whole {cluster_noun(asked)}, {table.clusters} in all."
-    for pair in table.pairs:
-        difference = pair.difference
-        interval = difference.describe("+.3f", cluster_noun(asked, pairs=True)).removeprefix("95 % interval ")
-        need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
-        head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
-    return " ".join([head, *(f"{sentence}." for sentence in table.answer_sentences)])
 
 
 def _small(value: float) -> str:

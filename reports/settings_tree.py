@@ -38,4 +38,13 @@ def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str
     return [(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
 
 
-__all__ = ["Comparison", "compare", "flat"]
+def value_text(value: object) -> str:
+    """A setting's value as a reader writes it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "(empty)" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+__all__ = ["Comparison", "compare", "flat", "value_text"]

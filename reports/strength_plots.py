@@ -20,7 +20,7 @@ def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
     """A dot and its interval for each (name, record), the first on top."""
     found = [(name, r.score.estimate, _colour(r)) for name, r in records]
     summary = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
-    return _dots(found, "scores", "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
+    return dots(found, "scores", "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
 
 
 def ladder(points: Sequence[TrackPoint]) -> str | None:
@@ -52,7 +52,7 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
     summary = "; ".join(f"{s.player} {s.measures[measure].mean:.3f}" for s in standings)
     par = PAR if is_share and measure in ("sos", "win") else None
     shown = "{:.1%}" if is_share else "{:.2f}"
-    return _dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
+    return dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
 
 
 def rated(ratings: Sequence[PlayerRating]) -> str | None:
@@ -111,7 +111,7 @@ def ablation(found: Ablation) -> str | None:
     return to_svg(figure, "ablation", f"Worth of each improvement, on alone and off alone: {summary}.")
 
 
-def _dots(
+def dots(
     rows: Sequence[tuple[str, Estimate, str]], name: str, label: str, alt: str, shown: str, line: float | None
 ) -> str | None:
     """A dot, its interval and its figure for each row, the first on top."""

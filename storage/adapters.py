@@ -14,7 +14,7 @@ from pathlib import Path
 
 from records.policy_version import PolicyVersion
 from records.value_head import HEAD_FILE
-from storage.files import make_directory, name_aside, open_regular
+from storage.files import FILES, make_directory, name_aside, open_regular
 from storage.json_files import read_object
 from storage.runs import RunPaths, publish_directory, set_aside
 from telemetry.errors import DataError
@@ -32,7 +32,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
         DataError: a file is missing, or the version is published with other weights.
     """
     final = paths.adapter(version)
-    if final.exists():
+    if FILES.exists(final):
         try:
             published = read_adapter(paths, version)
         except DataError:
@@ -67,7 +67,16 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
     Raises:
         DataError: it is not published, or a file is damaged.
     """
-    folder = paths.adapter(version)
+    folder = FILES.fetch_folder(paths.adapter(version))
+    try:
+        return _verified(folder, version)
+    except DataError:
+        if not FILES.fetch_again(folder):
+            raise
+    return _verified(folder, version)
+
+
+def _verified(folder: Path, version: int) -> PolicyVersion:
     try:
         manifest = read_object(folder / "manifest.json")
         recorded, adapter_hash = dict(manifest["files"]), manifest["adapter_hash"]
@@ -95,9 +104,7 @@ def adapter_hash_in(folder: Path) -> str:
 
 def published_versions(paths: RunPaths) -> list[int]:
     """Policy versions that have an adapter, in ascending order."""
-    if not paths.adapters.is_dir():
-        return []
-    return sorted(int(match[1]) for entry in paths.adapters.iterdir() if (match := _VERSION_NAME.fullmatch(entry.name)))
+    return sorted(int(match[1]) for name in FILES.folders(paths.adapters) if (match := _VERSION_NAME.fullmatch(name)))
 
 
 def _measure(folder: Path) -> dict[str, dict[str, int | str]]:

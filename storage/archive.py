@@ -47,7 +47,7 @@ def archived(paths: RunPaths, shard: str) -> MappedFile:
     """
     path = archive_path(paths, shard)
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(FILES.fetch(path), page_checksum_verification=True) as file:
             located = file.read()
             table = located.select(DECISION_SCHEMA.names).cast(DECISION_SCHEMA).combine_chunks()
             written = set(located["shard"].to_pylist())

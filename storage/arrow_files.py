@@ -85,6 +85,15 @@ def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
         DataError: the file is missing or damaged, or has another schema version or other columns.
     """
     try:
+        return _map(path, schema)
+    except DataError:
+        if not FILES.fetch_again(path):
+            raise
+    return _map(path, schema)
+
+
+def _map(path: Path, schema: pa.Schema | None) -> MappedFile:
+    try:
         content = FILES.open(path).read_buffer()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
@@ -96,19 +105,30 @@ def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
         found = metadata_of(table)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
-    version = found.get("schema_version", "none")
-    if version != str(SCHEMA_VERSION):
-        raise DataError(
-            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
-        )
-    if found.get("metadata_crc32") != str(metadata_crc(found)):
-        raise DataError(f"{path} has damaged metadata; {_CURE}")
+    _check_metadata(path, found)
     if schema is not None and not table.schema.equals(schema):
         raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {_CURE}")
     sums = row_checksums(table)
     if int(found["content_crc32"]) != content_crc(table, sums):
         raise DataError(f"{path} has damaged rows: their checksum is wrong; {_CURE}")
     return MappedFile(content, table, sums, mark)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The verified metadata of a file, which hold the checksum of its rows; the rows are neither read nor verified.
+
+    Raises:
+        DataError: the file is missing, its metadata are damaged, or it has another schema version.
+    """
+    try:
+        with FILES.open(path) as content, pa.ipc.open_file(content) as reader:
+            found = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing.") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
+    _check_metadata(path, found)
+    return found
 
 
 def metadata_of(table: pa.Table) -> dict[str, str]:
@@ -123,6 +143,16 @@ def metadata_crc(metadata: Mapping[str, str]) -> int:
 
 
 _CURE = "remove the file, or restore it from a copy."
+
+
+def _check_metadata(path: Path, found: Mapping[str, str]) -> None:
+    version = found.get("schema_version", "none")
+    if version != str(SCHEMA_VERSION):
+        raise DataError(
+            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
+        )
+    if found.get("metadata_crc32") != str(metadata_crc(found)):
+        raise DataError(f"{path} has damaged metadata; {_CURE}")
 
 
 def _read_whole(content: pa.Buffer) -> pa.Table:

@@ -1,4 +1,4 @@
-"""SQL queries over one run: views of its rows, tokens, plies, lessons, ledgers and metrics, and of games played in the browser.
+"""SQL queries over a run: views of its rows, tokens, plies, lessons, ledgers and metrics, and of games played in the browser.
 
 The database is in memory and has no access to files or the network. So it needs no lock, may be opened while the run writes,
 and cannot change anything. Token lists stay in the mapped shards until a query reads them.
@@ -6,6 +6,7 @@ and cannot change anything. Token lists stay in the mapped shards until a query 
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from storage.index import Index
 from storage.lessons import open_lessons
 from storage.lineages import counts_as_used, current_lineage
 from storage.played_games import game_files, game_rows
-from storage.runs import GAMES_FOLDER, RunPaths
+from storage.run_roots import located
+from storage.runs import GAMES_FOLDER, RunPaths, refresh_run
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.suggestions import suggest_names
 from telemetry.errors import DataError, InputError
@@ -52,6 +54,21 @@ _PLAYED = (
 GIB = 2**30
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRun:
+    """A run to ask, and what the answers depend on beside its files."""
+
+    folder: Path
+    blend: Mapping[str, float] | None = None
+    """Weights of the reward components in the column "return"; None: centres alone."""
+    discount: float = 1.0
+    """Discount factor of the return."""
+    token_text: Callable[[int], str | None] = lambda token: None
+    """Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""
+    read_thought: Callable[[list[int]], tuple[str, bool] | None] = lambda tokens: None
+    """Text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise."""
+
+
 def connect(
     run_dir: Path,
     *,
@@ -65,21 +82,37 @@ def connect(
     """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
 
     Args:
-        blend: weights of the reward components in the column "return"; None: centres alone.
-        discount: discount factor of the return.
+        blend, discount, token_text, read_thought: see `AskedRun`.
         as_of: a step. Show what existed when its rows were chosen; `standings` is for that step. None: everything, and
             `standings` is for the next step.
         memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
-        token_text: text of a token id, for the column "text" of `tokens`; called only if a query reads that column.
-        read_thought: text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise.
 
     Raises:
         InputError: the folder is no run, or there is no such step.
     """
-    paths = RunPaths(Path(run_dir))
+    run = AskedRun(folder=Path(run_dir), blend=blend, discount=discount, token_text=token_text, read_thought=read_thought)
+    return connect_run(run, as_of=as_of, memory_gib=memory_gib)
+
+
+def connect_run(run: AskedRun, *, as_of: int | None = None, memory_gib: float | None = None) -> duckdb.DuckDBPyConnection:
+    """Like `connect`."""
+    connection = make_views(run, as_of, None).connection
+    close_doors(connection, memory_gib)
+    return connection
+
+
+def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConnection | None, suffix: str = "") -> Index:
+    """Make the tables and views of a run; returns its index.
+
+    Args:
+        connection: a database of several runs, in whose current schema they are made; None: the run's own.
+        suffix: makes names that a database has only once differ between its runs.
+    """
+    paths = RunPaths(located(run.folder))
+    refresh_run(paths)
     if not paths.shards.is_dir():
-        raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    index = Index(paths, blend=blend, discount=discount, threads=0)
+        raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
+    index = Index(paths, blend=run.blend, discount=run.discount, threads=0, connection=connection)
     index.refresh()
     connection = index.connection
     payload = "FROM live UNION ALL BY NAME FROM archived"
@@ -89,29 +122,46 @@ def connect(
         rewind_index(index, paths, read_past_choice(paths, as_of))
         payload = f"FROM ({payload}) SEMI JOIN decisions USING (decision_id)"
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
-    connection.register("live", _stacked(tables, _LISTS))
-    connection.register("archived", _archived(paths, index))
+    for name, rows in {
+        "live": _stacked(tables, _LISTS),
+        "archived": _archived(paths, index),
+        "stored_lessons": _lessons(paths, index, as_of),
+        "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
+        "ancestry": _ancestry(paths),
+        "metrics": _metrics(paths.metrics),
+        "workers": _workers(paths.workers),
+        "worker_log": _worker_log(paths.worker_log),
+        "devices": _devices(paths.devices),
+    }.items():
+        connection.register(name + suffix, rows)
+        if suffix:
+            connection.execute(f"CREATE VIEW {name} AS FROM {name}{suffix}")
+    token_text, read_thought = f"token_text{suffix}", f"read_thought{suffix}"
+    connection.create_function(token_text, _texts(run.token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
+    connection.create_function(
+        read_thought, _thoughts(run.read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
+    )
+    if suffix:
+        connection.execute(f"CREATE MACRO token_text(token) AS {token_text}(token)")
+        connection.execute(f"CREATE MACRO read_thought(tokens) AS {read_thought}(tokens)")
+        connection.execute("CREATE TABLE own_standings AS FROM standings")  # else the next run would replace them
+        connection.execute("DROP TABLE temp.standings")
+        connection.execute("CREATE VIEW standings AS FROM own_standings")
+    if not suffix or suffix == "_0":
+        connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
     connection.execute(f"CREATE VIEW payload AS {payload}")
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
-    connection.register("stored_lessons", _lessons(paths, index, as_of))
-    connection.register("game_files", _game_files(paths.root.parent / GAMES_FOLDER))
-    connection.register("ancestry", _ancestry(paths))
-    connection.register("metrics", _metrics(paths.metrics))
-    connection.register("workers", _workers(paths.workers))
-    connection.register("worker_log", _worker_log(paths.worker_log))
-    connection.register("devices", _devices(paths.devices))
-    connection.create_function("token_text", _texts(token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
-    connection.create_function(
-        "read_thought", _thoughts(read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
-    )
-    connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
     connection.execute(_VIEWS_SQL)
+    return index
+
+
+def close_doors(connection: duckdb.DuckDBPyConnection, memory_gib: float | None) -> None:
+    """Take files, network and changes of settings from the connection."""
     connection.execute("SET temp_directory = ''")
     if memory_gib is not None:
         connection.execute(f"SET memory_limit = '{round(memory_gib * GIB)}B'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-    return connection
 
 
 def ask(
@@ -209,9 +259,11 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
 
 def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
     """The same columns of retired shards in the archive; read from disk only when a query needs them."""
-    files = [path for shard in index.retired() if (path := archive_path(paths, shard.name)).is_file()]
+    files = [path for shard in index.retired() if FILES.exists(path := archive_path(paths, shard.name))]
     wanted = _stacked([], _LISTS).schema
-    return ds.dataset([str(file) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
+    return (
+        ds.dataset([str(FILES.fetch(file)) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
+    )
 
 
 def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:

@@ -5,6 +5,7 @@ every few seconds. A reader always finds a complete file, old or new, and needs 
 """
 
 import json
+import os
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from records.policy_version import BASE, PolicyVersion
 from storage.files import FILES, is_running, make_directory
+from storage.program import program_marks
 from storage.runs import RunPaths, check_name, durable_write
 from telemetry.errors import DataError
 
@@ -54,6 +56,13 @@ class Control:
     """Fingerprint of the model that the run trains."""
     plays: str
     """Hash of the settings that affect the play. A producer with other settings must be started again."""
+    gather: bool
+    """True while a step's start groups are to spare: producers gather them into large shards. False: they publish at once."""
+    program: tuple[str, ...]
+    """Marks of the program that trains (storage/program.py). Another program may not play for it."""
+    host: str
+    pid: int
+    """Machine and process that trains."""
 
     @property
     def policy(self) -> PolicyVersion:
@@ -63,6 +72,11 @@ class Control:
     def wants(self, producer: str) -> bool:
         """Whether this producer may continue."""
         return not self.stop and producer not in self.dismissed
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process that trained was killed on this machine. The processes of another one cannot be seen."""
+        return not self.stop and self.host == socket.gethostname() and not is_running(self.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +127,7 @@ def read_control(paths: RunPaths) -> Control:
         DataError: there is no such file, or it is damaged.
     """
     try:
-        content = paths.control.read_bytes()
+        content = FILES.fetch(paths.control).read_bytes()
     except FileNotFoundError as error:
         raise DataError(
             f"{paths.control} is missing: the run has not begun, or an older version wrote it; begin or resume its training"
@@ -129,7 +143,7 @@ def read_producer(paths: RunPaths, producer: str) -> ProducerStatus | None:
     """
     path = _status_path(paths, producer)
     try:
-        content = path.read_bytes()
+        content = FILES.fetch(path).read_bytes()
     except FileNotFoundError:
         return None
     status = _parsed(ProducerStatus, content, path, "remove it")
@@ -166,6 +180,8 @@ class ControlDesk:
         """The first write is in `serve`."""
         self._paths, self._lag = paths, max_policy_lag
         self._lock = threading.Lock()
+        self._planned: dict[str, Any] = {}
+        self._wrote = False
         self._control = Control(
             counter=_counter_of(paths),
             version=BASE.version,
@@ -178,6 +194,10 @@ class ControlDesk:
             dismissed=(),
             base_model=base_model,
             plays=plays,
+            gather=False,
+            program=program_marks(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
         )
 
     @property
@@ -193,7 +213,19 @@ class ControlDesk:
             adapter=folder,
             adapter_hash=policy.adapter_hash,
             oldest=max(0, policy.version - self._lag),
+            **self._planned,
         )
+        self._planned = {}
+
+    def ask(self, *, quota: int, gather: bool) -> None:
+        """Tell producers how much each may begin with this version, and whether they may gather shards."""
+        self._planned = {}
+        if (quota, gather) != (self._control.quota, self._control.gather):
+            self._write(quota=quota, gather=gather)
+
+    def plan(self, *, quota: int, gather: bool) -> None:
+        """The same for the next version that is served, with it."""
+        self._planned = {"quota": quota, "gather": gather}
 
     def dismiss(self, producers: Iterable[str]) -> None:
         """Tell these producers to end. Their names are not used again."""
@@ -206,14 +238,16 @@ class ControlDesk:
     def _write(self, **changes: Any) -> None:
         with self._lock:
             self._control = replace(self._control, **changes, counter=self._control.counter + 1)
-            durable_write(self._paths.control, json.dumps(asdict(self._control), indent=1).encode())
+            content = json.dumps(asdict(self._control), indent=1).encode()
+            FILES.replace(self._paths.control, content, sole_writer=self._wrote)
+            self._wrote = True
 
 
 def _counter_of(paths: RunPaths) -> int:
     try:
         return read_control(paths).counter
     except DataError:  # missing, or damaged: then the clock is larger than any number of writes
-        return int(time.time()) if paths.control.exists() else 0
+        return int(time.time()) if FILES.exists(paths.control) else 0
 
 
 def _status_path(paths: RunPaths, producer: str) -> Path:
@@ -234,6 +268,8 @@ def _parsed(kind: type[_T], content: bytes, path: Path, cure: str) -> _T:
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
                 raise TypeError(f"{field.name} is {value!r}")
             values[field.name] = tuple(value) if isinstance(value, list) else value
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except KeyError as error:
+        raise DataError(f"{path} was written by another version of the program, without {error}: {cure}") from error
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): {cure}") from error
     return kind(**values)

@@ -49,10 +49,19 @@ class FactTables:
             Empty if a package's reward is part of it, which may change with the package.
     """
 
-    def __init__(self, weights: Mapping[str, float], discount: float, threads: int, *, start_groups: bool = False) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        discount: float,
+        threads: int,
+        *,
+        start_groups: bool = False,
+        connection: duckdb.DuckDBPyConnection | None = None,
+    ) -> None:
         """Create the empty tables.
 
         Args:
+            connection: a database in memory that others use too, in whose current schema the tables are made; None: their own.
             weights: weight of each reward component; see `returns.returns_of`.
             discount: see `returns.returns_of`.
             threads: threads of DuckDB; 0: one per core.
@@ -62,7 +71,7 @@ class FactTables:
         self._settled: list[str] = []
         rule = [sorted(weights.items()), discount, sha256(GROUPS_SQL.encode()).hexdigest()[:16]]
         self.rule = json.dumps(rule) if {name.removeprefix(FINAL) for name in weights} <= set(COMPONENTS) else ""
-        self.connection = duckdb.connect(":memory:")
+        self.connection = duckdb.connect(":memory:") if connection is None else connection
         self.connection.execute("SET enable_progress_bar = false")
         if threads:
             self.connection.execute(f"SET threads = {threads}")

@@ -1,14 +1,14 @@
 """Finds new files whose names are growing numbers, without listing their folder each time.
 
 The folder of a long run holds many thousands of files. It is listed once; after that, each shard names its successor, so the
-next file costs one `stat`. Producers finish out of order and a task may fail for good, so some further names are tried and gaps
-are remembered. The folder is listed again every RELIST_SECONDS, or after a damaged file. Each number is returned once. No file
-is opened.
+next file costs one `stat`, or in a bucket one short listing. Producers finish out of order and a task may fail for good, so some
+further names are tried and gaps are remembered. The folder is listed again every RELIST_SECONDS, or after a damaged file. Each
+number is returned once. No file is opened.
 """
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from storage.files import FILES
@@ -23,7 +23,6 @@ class NumberedFiles:
 
     def __init__(self, folder: Path, pattern: re.Pattern[str], name_of: Callable[[int], str]) -> None:
         self._folder = folder
-        self._within = f"{folder}/"  # a string: to build a Path for each name would cost more than the stat
         self._pattern = pattern
         self._name_of = name_of
         self._next = 0
@@ -37,11 +36,10 @@ class NumberedFiles:
             self._listed_at = time.monotonic()
             for number in self._listed():
                 yield self._return_once(number)
-        for number in sorted(self._gaps):
-            if self._exists(number):
-                yield self._return_once(number)
-        while (ahead := next(filter(self._exists, range(self._next, self._next + LOOKAHEAD)), None)) is not None:
-            yield self._return_once(ahead)
+        tried = sorted(self._gaps)
+        while found := self._there([*tried, *range(self._next, self._next + LOOKAHEAD)]):
+            yield from map(self._return_once, found)
+            tried = []
 
     def skip_covered(self, first: int, after: int) -> None:
         """The file `first` covers all numbers before `after`, which is the next name."""
@@ -71,8 +69,11 @@ class NumberedFiles:
             self._next = number + 1
         return number, self._folder / self._name_of(number)
 
-    def _exists(self, number: int) -> bool:
-        return number not in self._seen and FILES.exists(f"{self._within}{self._name_of(number)}")
+    def _there(self, numbers: Sequence[int]) -> list[int]:
+        """Those of these numbers that have a file and were not returned, in their order."""
+        names = {number: self._name_of(number) for number in numbers if number not in self._seen}
+        there = FILES.existing(self._folder, names.values())
+        return [number for number, name in names.items() if name in there]
 
     def _listed(self) -> list[int]:
         numbers = [int(match[1]) for name in FILES.names(self._folder) if (match := self._pattern.fullmatch(name))]

@@ -24,6 +24,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+import duckdb
 import pyarrow as pa
 
 from storage.archive import archived
@@ -72,6 +73,7 @@ class Index:
         ends: bool = False,
         reach: Reach | None = None,
         start_groups: bool = False,
+        connection: duckdb.DuckDBPyConnection | None = None,
     ) -> None:
         """Create an empty index; `refresh` fills it.
 
@@ -84,6 +86,7 @@ class Index:
             ends: gathered batches have the ends of their forks.
             reach: what the steps to come can choose from; None: the tables keep every fact.
             start_groups: the table `start_groups` has a row for each start group, and the other tables keep no fact.
+            connection: a database in memory in whose current schema the tables are made; None: one of its own.
 
         Raises:
             InputError: the blend names an unknown component.
@@ -92,7 +95,7 @@ class Index:
         check_blend(weights)
         self._paths, self._ends, self._reach = paths, ends, reach
         floats = {name: float(weight) for name, weight in weights.items()}
-        self._tables = FactTables(floats, float(discount), threads, start_groups=start_groups)
+        self._tables = FactTables(floats, float(discount), threads, start_groups=start_groups, connection=connection)
         self._mapped = MappedShards(paths.shards)
         if start_groups:
             self._intake = Intake(paths, self._tables, self._mapped, oldest=EVERY_VERSION, for_steps=False)

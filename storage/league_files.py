@@ -73,6 +73,6 @@ def _file(paths: RunPaths, producer: str, step: int) -> Path:
 
 def _read(file: Path) -> LeagueStep:
     try:
-        return LeagueStep.model_validate_json(file.read_bytes())
+        return LeagueStep.model_validate_json(FILES.fetch(file).read_bytes())
     except ValidationError as error:
         raise DataError(f"{file} is damaged: restore it, or remove it, and the step draws other opponents") from error

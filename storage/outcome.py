@@ -40,6 +40,8 @@ class Outcome:
     """CPU threads of torch; they determine the order of summation."""
     torch: str
     """Version of torch."""
+    processes: int = 1
+    """Processes that shared the updates; they determine the order of summation too."""
     adapter_hash: str = ""
     """Hash of the published adapter; empty in a checkpoint, which is written before."""
 

@@ -7,10 +7,7 @@ nor anything of a run in use.
 """
 
 import json
-import os
 import re
-import shutil
-import stat
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -21,7 +18,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.adapters import published_versions
-from storage.files import is_running, name_aside
+from storage.file_store import Entry
+from storage.files import FILES, is_running
 from storage.ledger import STEP_NAME, read_ledger_file
 from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
@@ -97,6 +95,7 @@ class Removable:
     """What it is, in a few words."""
     size: int
     """Bytes on disk, without the targets of links."""
+    is_folder: bool = False
 
 
 def checkpoints_to_keep(steps: Collection[int], settings: RetentionSettings) -> frozenset[int]:
@@ -136,7 +135,9 @@ def retention_facts(paths: RunPaths, settings: RetentionSettings) -> RetentionFa
         adapters=published,
         checkpoints=checkpoints,
         replayed=frozenset(version for ledger in _ledgers(paths, after=oldest) for version in _versions_in(ledger)),
-        scored=frozenset(_scored_version(file) for folder in scores for file in _entries(folder) if file.suffix == ".json"),
+        scored=frozenset(
+            _scored_version(folder / name) for folder in scores for name in FILES.names(folder) if name.endswith(".json")
+        ),
         opponents=_opponents(paths, published),
     )
 
@@ -172,13 +173,10 @@ def removable_asides(folder: Path, settings: RetentionSettings, now: float | Non
 
 def remove(found: Removable) -> None:
     """Remove a file or folder. A folder is renamed first, so a killed removal leaves no partial folder under its name."""
-    path = found.path
-    if _kind(path) == "file":
-        path.unlink()
-    elif _kind(path) == "folder":
-        aside = name_aside(path)
-        os.rename(path, aside)
-        shutil.rmtree(aside)
+    if found.is_folder:
+        FILES.remove_folder(found.path)
+    else:
+        FILES.remove(found.path)
 
 
 def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None) -> int:
@@ -196,24 +194,20 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None
     return sum(found.size for found in gone)
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; 0 for links."""
-    kind = _kind(path)
-    if kind == "file":
-        return path.lstat().st_size
-    return sum(size_of(entry) for entry in _entries(path)) if kind == "folder" else 0
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder, without links; 0 if there is none."""
+    return sum(entry.size() for entry in FILES.entries(folder))
 
 
-def is_folder(path: Path) -> bool:
-    """Whether it is a folder and not a link to one."""
-    return _kind(path) == "folder"
+def _removable(entry: Entry, why: str) -> Removable:
+    return Removable(path=entry.path, why=why, size=entry.size(), is_folder=entry.is_folder)
 
 
 def _old(folder: Path, pattern: re.Pattern[str], kept: Collection[int], why: str) -> Iterator[Removable]:
-    for entry in _entries(folder):
-        match = pattern.fullmatch(entry.name)
-        if match and int(match[1]) not in kept and is_folder(entry):
-            yield Removable(path=entry, why=why, size=size_of(entry))
+    for entry in FILES.entries(folder):
+        match = pattern.fullmatch(entry.path.name)
+        if match and int(match[1]) not in kept and entry.is_folder:
+            yield _removable(entry, why)
 
 
 def _old_lessons(paths: RunPaths, settings: RetentionSettings, oldest_checkpoint: int) -> Iterator[Removable]:
@@ -226,48 +220,43 @@ def _old_lessons(paths: RunPaths, settings: RetentionSettings, oldest_checkpoint
     replayed_from = min(max(steps, default=0) - settings.replay_steps, oldest_checkpoint)
     named = [lesson for file in _ledgers(paths, after=replayed_from) for lesson in recorded_lessons(read_ledger_file(file))]
     needed = {lesson.shard.partition("/")[0] for lesson in named}
-    for folder in _entries(paths.lessons):
-        is_done = (paths.improve / f"{folder.name}.result.json").is_file()
-        if over > 0 and is_done and is_folder(folder) and folder.name not in needed:
-            yield Removable(path=folder, why="lessons of an old round", size=(size := size_of(folder)))
-            over -= size
+    for entry in FILES.entries(paths.lessons):
+        name = entry.path.name
+        if over > 0 and entry.is_folder and name not in needed and FILES.exists(paths.improve / f"{name}.result.json"):
+            yield (found := _removable(entry, "lessons of an old round"))
+            over -= found.size
 
 
 def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why: str) -> Iterator[Removable]:
-    for entry in _entries(folder):
-        match = pattern.fullmatch(entry.name)
-        if match is None or _kind(entry) == "other" or now - _last_touched(entry) < age_s:
+    for entry in FILES.entries(folder):
+        match = pattern.fullmatch(entry.path.name)
+        if match is None or now - entry.touched() < age_s:
             continue
         maker = match.groupdict().get("maker")
         if maker is None or not is_running(int(maker)):
-            yield Removable(path=entry, why=why, size=size_of(entry))
+            yield _removable(entry, why)
 
 
 def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes temporary names."""
     inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.improve]
     outer = [paths.shards, paths.lessons, paths.ledger, paths.archive]
-    return [paths.root, *inner, *outer, *(entry for folder in outer for entry in _entries(folder) if is_folder(entry))]
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Sorted entries of a folder; none if it is missing or a link."""
-    return sorted(folder.iterdir()) if is_folder(folder) else []
+    return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in FILES.folders(folder))]
 
 
 def _numbers(folder: Path, pattern: re.Pattern[str], whole: str) -> Iterator[int]:
-    for entry in _entries(folder):
-        match = pattern.fullmatch(entry.name)
-        if match and (entry / whole).is_file():
+    for name in FILES.folders(folder):
+        match = pattern.fullmatch(name)
+        if match and FILES.exists(folder / name / whole):
             yield int(match[1])
 
 
 def _ledgers(paths: RunPaths, after: int) -> Iterator[Path]:
-    for lineage in _entries(paths.ledger):
-        for entry in _entries(lineage):
-            match = STEP_NAME.fullmatch(entry.name)
+    for lineage in FILES.folders(paths.ledger):
+        for name in sorted(FILES.names(paths.ledger / lineage)):
+            match = STEP_NAME.fullmatch(name)
             if match and int(match[1]) > after:
-                yield entry
+                yield paths.ledger / lineage / name
 
 
 def _versions_in(ledger: Path) -> set[int]:
@@ -276,14 +265,14 @@ def _versions_in(ledger: Path) -> set[int]:
 
 def _scored_version(file: Path) -> int:
     try:
-        return int(json.loads(file.read_bytes())["policy_version"])
+        return int(json.loads(FILES.fetch(file).read_bytes())["policy_version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} does not name its policy version, so it is unknown which adapters may be removed") from error
 
 
 def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
     try:
-        rollouts = json.loads(paths.settings.read_bytes()).get("rollouts", {})
+        rollouts = json.loads(FILES.fetch(paths.settings).read_bytes()).get("rollouts", {})
         names = [part.partition("*")[0].strip() for part in rollouts.get("opponents", "").split(",")]
     except FileNotFoundError:
         return frozenset()
@@ -294,18 +283,3 @@ def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
         named.add(int(rollouts["frozen_version"]))
     every = int(rollouts.get("league_every", 0)) if "league" in names else 0
     return frozenset(named | {version for version in published if every and version % every == 0})
-
-
-def _kind(path: Path) -> str:
-    """ "file", "folder", or "other" for links, special files and missing ones."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return "other"
-    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
-
-
-def _last_touched(path: Path) -> float:
-    """Latest write time of it and everything below it, Unix seconds."""
-    own = path.lstat().st_mtime
-    return max([own, *(_last_touched(entry) for entry in _entries(path))])

@@ -1,23 +1,17 @@
-"""Paths of a run's files, locks, and writing of folders and replaceable files (storage/files.py writes all others).
+"""Paths of a run's files, its locks, and the choice of a run.
 
-A final name always stands for complete, synced content. Content is written under a temporary name that readers ignore (leading
-dot, `.tmp` at the end), synced and renamed; then the folder is synced. A published file never changes in place, because a
-reader may have it mapped and a truncated mapping kills the reader.
+A final name always stands for complete content. On a file system content is written under a temporary name that readers ignore
+(leading dot, `.tmp` at the end), synced and renamed; then the folder is synced. A published file never changes in place.
 """
 
-import fcntl
 import json
-import os
 import re
-import secrets
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.files import make_directory, name_aside, sync_directory, sync_file
-from telemetry.errors import DataError, InputError
+from storage.files import FILES, make_directory
+from telemetry.errors import InputError
 
 CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER, CARD_FOLDER = "_state_cache", "_models", "_matches", "_games", "_cards"
 """Folders beside the runs: state caches, generated models, matches in which no version of a run plays, games in the browser, and
@@ -195,12 +189,23 @@ def check_run_name(name: str) -> str:
     return check_name(name, "run")
 
 
+def refresh_run(paths: RunPaths) -> None:
+    """If the run lies in a bucket, bring its small files up to date on this machine: settings, figures, scores, logs."""
+    FILES.refresh(paths.root, below=("scores", "track", "matches", "improve", "not_finite"))
+
+
+def run_names(runs_root: Path) -> list[str]:
+    """Names of the folders in `runs_root` that may be runs, sorted."""
+    return [name for name in FILES.folders(runs_root) if not name.startswith("_")]
+
+
 def runs_in(runs_root: Path) -> list[RunPaths]:
     """The runs in `runs_root`, ordered by the time of their last write; folders without settings are left out."""
     found = []
-    for folder in runs_root.iterdir() if runs_root.is_dir() else ():
-        if not folder.name.startswith(("_", ".")) and (paths := RunPaths(folder)).settings.is_file():
-            found.append((last_written(paths), folder.name, paths))
+    for name in run_names(runs_root):
+        refresh_run(paths := RunPaths(runs_root / name))
+        if paths.settings.is_file():
+            found.append((last_written(paths), name, paths))
     return [paths for _, _, paths in sorted(found, key=lambda each: each[:2])]
 
 
@@ -235,86 +240,29 @@ def _has_whole_settings(paths: RunPaths) -> bool:
         return False
 
 
-@contextmanager
-def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Hold an exclusive lock on the file `lock` during the block; yields False if another process has it.
-
-    The lock is the kernel's (flock): it ends with the process that holds it, and works between processes of one machine.
-    Between machines the ledger prevents two trainers.
+def held(lock: Path, *, wait_s: float = 0.0) -> AbstractContextManager[bool]:
+    """Hold an exclusive lock during the block; yields False if another process has it. See `FileStore.held`.
 
     Args:
         wait_s: seconds to wait for the lock.
     """
-    until = time.monotonic() + wait_s
-    while True:
-        make_directory(lock.parent)
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        mine = _try_lock(handle, until)
-        if not mine or _names(lock, handle):
-            break
-        os.close(handle)  # The holder removed the file; the lock must be on the file that has the name now.
-    try:
-        yield mine
-    finally:
-        os.close(handle)
-
-
-def _names(path: Path, handle: int) -> bool:
-    """Whether `path` is still a name of the open file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-def _try_lock(handle: int, until: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.05)
+    return FILES.held(lock, wait_s)
 
 
 def set_aside(path: Path) -> Path:
     """Rename a damaged file or folder so that readers ignore it; returns the new path."""
-    aside = path.with_name(f".{path.name}.damaged-{secrets.token_hex(4)}")
-    os.rename(path, aside)
-    sync_directory(path.parent)
-    return aside
+    return FILES.set_aside(path)
 
 
 def durable_write(path: Path, content: bytes) -> None:
     """Replace the content of `path`. After a crash the file has the old or the new content."""
-    temp = name_aside(path)
-    try:
-        temp.write_bytes(content)
-        sync_file(temp)
-        os.replace(temp, path)
-    finally:
-        temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
-    sync_directory(path.parent)
+    FILES.replace(path, content)
 
 
 def publish_directory(temp_dir: Path, final_dir: Path) -> None:
-    """Sync everything below `temp_dir` and rename it to `final_dir`.
+    """Sync everything below `temp_dir` and name it `final_dir`.
 
     Raises:
         DataError: `final_dir` exists.
     """
-    for folder, _, files in os.walk(temp_dir):
-        for file in files:
-            sync_file(Path(folder, file))
-        sync_directory(Path(folder))
-    # rename replaces an empty folder silently; it refuses a full one
-    if final_dir.exists():
-        raise DataError(f"{final_dir} exists and is never overwritten; remove it, or use another number.")
-    try:
-        os.rename(temp_dir, final_dir)
-    except OSError as error:
-        if not final_dir.exists():
-            raise
-        raise DataError(f"{final_dir} was published by another process meanwhile; only one of the two may go on.") from error
-    sync_directory(final_dir.parent)
+    FILES.publish_folder(temp_dir, final_dir)

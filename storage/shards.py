@@ -127,10 +127,12 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
     """
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
+    places = {number: shard_path(paths, producer, number) for number in range(first, end)}
+    there = FILES.existing(paths.shards / producer, (path.name for path in places.values()))
     while at < end:
-        path = shard_path(paths, producer, at)
+        path = places[at]
         shard = None
-        if FILES.exists(path):
+        if path.name in there:
             try:
                 shard = describe_shard(path, open_shard(path), already=True)
             except DataError as error:

@@ -11,7 +11,6 @@ leaves size and write time unchanged is found when a row of the shard is first g
 """
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,11 +115,7 @@ def newest_versions(decisions: pa.Table) -> dict[str, int]:
 
 def file_marks(path: Path | str) -> tuple[int, int] | None:
     """Size in bytes and write time in nanoseconds, which identify a file; None if it is missing."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_size, found.st_mtime_ns
+    return FILES.marks(path)
 
 
 def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:

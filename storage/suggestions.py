@@ -27,7 +27,9 @@ def _columns(connection: duckdb.DuckDBPyConnection, question: str, name: str, vi
     """Similar columns of the views that the query names; if there are none, of any view, with the view's name."""
     words = set(re.findall(r"\w+", question.lower()))
     columns: dict[str, list[str]] = {}
-    for view, column in connection.sql("SELECT table_name, column_name FROM duckdb_columns()").fetchall():
+    for view, column in connection.sql(
+        "SELECT table_name, column_name FROM duckdb_columns() WHERE schema_name = 'main'"
+    ).fetchall():
         if view in views:
             columns.setdefault(column, []).append(view)
     asked = [column for column, those in columns.items() if words & set(those)]

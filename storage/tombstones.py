@@ -6,7 +6,6 @@ as before. A file is removed only if size and write time are unchanged, and only
 network file system may have it mapped.
 """
 
-import os
 import re
 import time
 from collections.abc import Iterable
@@ -41,7 +40,10 @@ def files_to_remove(paths: RunPaths, grace_s: float, now: float | None = None) -
     files: list[Path] = []
     for _, tombstone in snapshot_files(paths.retired):
         try:
-            if now - tombstone.stat().st_mtime >= grace_s and (due := files_of(paths, read_coverage(tombstone).shards)):
+            marks = file_marks(tombstone)
+            if marks is None or now - marks[1] / 1e9 < grace_s:
+                continue
+            if due := files_of(paths, read_coverage(tombstone).shards):
                 read_snapshot(tombstone)  # else their facts would be lost with them
                 files += due
         except DataError:
@@ -91,9 +93,8 @@ def bytes_of(files: Iterable[Path]) -> int:
 
 def shard_bytes(paths: RunPaths) -> int:
     """Total size of the files in `shards/`, bytes."""
-    return sum(
-        entry.stat().st_size
+    return bytes_of(
+        paths.shards / producer / name
         for producer in FILES.folders(paths.shards)
-        for entry in os.scandir(paths.shards / producer)
-        if entry.is_file(follow_symlinks=False)
+        for name in FILES.names(paths.shards / producer)
     )

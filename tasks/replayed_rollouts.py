@@ -62,18 +62,7 @@ class IdleEngine:
 
     async def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        return EngineStats(
-            requests=0,
-            prompt_tokens=0,
-            cached_tokens=0,
-            completion_tokens=0,
-            drawn_tokens=0,
-            engine_steps=0,
-            forced_tokens=0,
-            preemptions=0,
-            running=0,
-            policy_version=self.policy.version,
-        )
+        return EngineStats(policy_version=self.policy.version)
 
     async def close(self) -> None:
         """See `Engine.close`."""

@@ -32,8 +32,10 @@ from rollouts.fork import Tokens
 from storage.adapters import read_adapter
 from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
+from telemetry import progress
 from telemetry.errors import EngineError
 from tests.command import Entente
+from tests.made_once import made_once
 
 # How long one example takes says how busy the machine is, and holds no rule.
 settings.register_profile("entente", deadline=None)
@@ -75,26 +77,31 @@ training in turn, so that two steps are trained on two versions. Of so few forks
 the same; with this one both steps have two groups to learn from."""
 
 
-_SHARED = {
+_ENGINE = {
+    "tests/benchmarks/test_decode.py": "vLLM",
+    "tests/inference/": "vLLM",
+    "tests/workers/test_worker.py": "vLLM",
+}
+_SERVER = {
     "tests/cli/": "Prefect",
     "tests/flows/": "Prefect",
     "tests/reports/": "Prefect",
     "tests/tasks/": "Prefect",
+    "tests/pipeline/test_produce.py": "Prefect",
     "tests/pipeline/test_rollout_side.py": "Prefect",
     "tests/pipeline/test_run_tables.py": "Prefect",
     "tests/pipeline/test_tuning_folder.py": "Prefect",
     "tests/storage/test_data_format.py": "Prefect",
-    "tests/benchmarks/test_decode.py": "vLLM",
-    "tests/inference/": "vLLM",
 }
 """Start of a test's path -> the fixture that these tests share and that takes long to make. One worker process runs them all. The
-two groups take longest, so they run first."""
+groups take longest, so they run first. In the system tier each process has a server: one alone would have most of the work."""
 
 
-def _group(nodeid: str) -> str:
+def _group(nodeid: str, config: pytest.Config) -> str:
     """The tests that run in one worker process together with this one: its shared group, or its file."""
     file = nodeid.partition("::")[0]
-    return next((group for start, group in _SHARED.items() if file.startswith(start)), file)
+    shared = _ENGINE if config.getoption("markexpr").startswith("system") else _ENGINE | _SERVER
+    return next((group for start, group in shared.items() if file.startswith(start)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -104,25 +111,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _group(nodeid)
+            return _group(nodeid, config)
 
     return ByGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Shared groups first. A test outside its group would make the shared fixture a second time, so it is refused."""
-    items.sort(key=lambda item: _group(item.nodeid) not in _SHARED.values())
+    items.sort(key=lambda item: _group(item.nodeid, config) not in ("vLLM", "Prefect"))
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
-        group = "Prefect" if "prefect_server" in used else "vLLM" if "vllm_engine" in used else None
-        if (
-            group
-            and _group(item.nodeid) != group
-            and not item.get_closest_marker("system")
-            and not item.get_closest_marker("slow")
-        ):
+        quick = not item.get_closest_marker("system") and not item.get_closest_marker("slow")
+        group = "vLLM" if "vllm_engine" in used else "Prefect" if "prefect_server" in used and quick else None
+        if group and not any(item.nodeid.startswith(start) for start, name in (_ENGINE | _SERVER).items() if name == group):
             raise pytest.UsageError(
-                f"{item.nodeid} uses the fixture of the group {group!r}: add its file to _SHARED in tests/conftest.py"
+                f"{item.nodeid} uses the fixture of the group {group!r}: add its file to its group in tests/conftest.py"
             )
 
 
@@ -138,7 +141,8 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from training.settings import TinyModelSettings
     from training.tiny_model import make_tiny_model
 
-    return make_tiny_model(tmp_path_factory.mktemp("models"), TinyModelSettings(**SMALL_MODEL))
+    settings = TinyModelSettings(**SMALL_MODEL)
+    return make_tiny_model(made_once(tmp_path_factory, "models", lambda folder: make_tiny_model(folder, settings)), settings)
 
 
 @pytest.fixture(scope="session")
@@ -201,18 +205,7 @@ class UniformEngine:
         return
 
     async def stats(self) -> EngineStats:
-        return EngineStats(
-            requests=len(self.requests),
-            prompt_tokens=0,
-            cached_tokens=0,
-            completion_tokens=0,
-            drawn_tokens=0,
-            engine_steps=0,
-            forced_tokens=0,
-            preemptions=0,
-            running=0,
-            policy_version=self.policy.version,
-        )
+        return EngineStats(requests=len(self.requests), policy_version=self.policy.version)
 
     async def close(self) -> None:
         return
@@ -246,6 +239,33 @@ def make_adapter(write_adapter: Callable[..., Path], tmp_path: Path) -> Callable
         return write_adapter(tmp_path / f"adapter-{seed}", seed=seed, scale=scale, rank=rank)
 
     return make
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What onlookers hear."""
+    heard: list[str] = []
+    onlooker = progress.LogReporter()
+    monkeypatch.setattr(onlooker, "say", heard.append)
+    monkeypatch.setattr(progress, "_reporter", onlooker)
+    return heard
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium that the system brings.
+
+    No longer than a module: while it is open an event loop runs in this thread, and no other test could begin one.
+    """
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("this system has no Chromium to open the page with")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture
@@ -298,18 +318,31 @@ def entente(tmp_path: Path) -> Entente:
 def workplace(tmp_path_factory: pytest.TempPathFactory, prefect_server: str, small_model: Path) -> Entente:
     """The command in a folder with `small.toml`; runs made there share their model, state cache and Prefect server."""
     folder = tmp_path_factory.mktemp("workplace")
-    (folder / "runs").mkdir()
-    (folder / "runs" / "_models").symlink_to(small_model.parent)  # the same recipe: it need not be made again
+    (folder / "runs" / "_models").mkdir(parents=True)
+    (folder / "runs" / "_models" / small_model.name).symlink_to(small_model)  # the same recipe: it need not be made again
     (folder / "small.toml").write_text(SMALL_RUN)
     return Entente(folder, PREFECT_API_URL=prefect_server)
 
 
 @pytest.fixture(scope="session")
-def trained(workplace: Entente) -> tuple[dict[str, Any], RunPaths, subprocess.CompletedProcess[str]]:
+def trained(
+    workplace: Entente, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], RunPaths, subprocess.CompletedProcess[str]]:
     """One whole run of two steps, real in every part: its summary, its folder, and what was said."""
-    done = workplace.process("train", "--config", "small.toml", "--run", "first", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), RunPaths(workplace.folder / "runs" / "first"), done
+    runs, words = workplace.folder / "runs", ("train", "--config", "small.toml", "--run", "first", "--json")
+
+    def train(folder: Path) -> None:
+        done = workplace.process(*words)
+        assert done.returncode == 0, done.stderr
+        for name in ("first", "_state_cache"):
+            shutil.move(runs / name, folder / name)
+        (folder / "said.json").write_text(json.dumps([done.stdout, done.stderr]))
+
+    made = made_once(tmp_path_factory, "first_run", train)
+    for name in ("first", "_state_cache"):
+        shutil.copytree(made / name, runs / name, dirs_exist_ok=True)
+    out, err = json.loads((made / "said.json").read_text())
+    return json.loads(out.splitlines()[-1]), RunPaths(runs / "first"), subprocess.CompletedProcess(words, 0, out, err)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from cli.commands import command_line
 from flows.producer_fleet import PRODUCER_DEPLOYMENT
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
-from storage.asking import ask, connect, ready_query
+from storage.asking import AskedRun, ask, connect, ready_query
+from storage.asking_runs import connect_runs, ready_query_of_runs
 from storage.runs import RunPaths
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS
@@ -44,7 +46,7 @@ DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 # A flow that does nothing, for a benchmark to count what that costs.
 # Top-level names that a newcomer need not be told of.
-UNTOLD = {".gitattributes", ".gitignore"}
+UNTOLD = {".containerignore", ".gitattributes", ".gitignore"}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -90,7 +92,9 @@ def entente_commands() -> list[Any]:
 
 COMMANDS = entente_commands()
 QUERIES = [
-    pytest.param(next(word for word in case.values[0][1:] if " " in word or word.startswith("@")), id=case.id)
+    pytest.param(
+        next(word for word in case.values[0][1:] if " " in word or word.startswith("@")), "--runs" in case.values[0], id=case.id
+    )
     for case in COMMANDS
     if case.values[0][0] == "sql"
 ]
@@ -138,11 +142,13 @@ def test_a_command_that_is_named_exists(page: str):
         assert chain and not [word for word in rest[:1] if not word.startswith("-")], f"entente {' '.join(words)}"
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_sql_that_is_shown_fits_the_views(query: str, tmp_path: Path):
+@pytest.mark.parametrize(("query", "of_several"), QUERIES)
+def test_sql_that_is_shown_fits_the_views(query: str, of_several: bool, tmp_path: Path):
     RunPaths(tmp_path).create()
-    with connect(tmp_path) as connection:
-        assert ask(connection, ready_query(query[1:]) if query.startswith("@") else query).num_rows == 0
+    runs, ready = [AskedRun(folder=tmp_path)], query[1:] if query.startswith("@") else ""
+    with connect_runs(runs) if of_several else connect(tmp_path) as connection:
+        asked = query if not ready else ready_query_of_runs(connection, runs, ready) if of_several else ready_query(ready)
+        assert ask(connection, asked).num_rows == 0
 
 
 @pytest.mark.parametrize("block", [block for page in PAGES.values() for block in blocks(page, "toml")])
@@ -182,7 +188,8 @@ def test_files_and_metrics_that_are_named_exist(page: str):
 
 def other_commands() -> list[str]:
     """Lines of the operations page's shell blocks that are no `entente`, without the variables before them."""
-    lines = [line for block in blocks(OPERATIONS, "sh") for line in block.splitlines() if "entente " not in line]
+    shown = [line for block in blocks(OPERATIONS, "sh") for line in block.splitlines()]
+    lines = [line for line in shown if not re.match(r"([A-Z_]+=\S+ )*entente ", line)]
     return [re.sub(r'^([A-Z_]+=("[^"]*"|\S+) )+', "", line) for line in lines]
 
 
@@ -195,6 +202,19 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
             assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
         elif tool == "python":
             assert (ROOT / words[0]).is_file(), line
+        elif tool == "torchrun":
+            from torch.distributed.run import get_args_parser
+
+            from training.follow import command_line as follow_command_line
+
+            given = get_args_parser().parse_args(words)
+            assert given.module and given.training_script == "training.follow", line
+            follow_command_line().parse_args(given.training_script_args)
+        elif tool == "buildah":
+            assert words[-1] == "." and (ROOT / "Containerfile").is_file(), line
+        elif tool == "kubectl":
+            files = [word for before, word in pairwise(words) if before == "--filename"]
+            assert [file for file in files if not (ROOT / file).exists()] == [], line
         else:
             assert tool == "prefect", line
             _app.parse_args(words, exit_on_error=False, print_error=False)

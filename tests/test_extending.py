@@ -277,7 +277,7 @@ def test_a_process_of_its_own_refuses_a_loss_before_anything_starts(entente, ins
 
 
 @pytest.mark.system
-def test_a_run_trains_with_the_bot_the_loss_and_the_reward_of_the_page(workplace, documented: Path, tmp_path: Path):
+def test_a_run_trains_with_the_bot_the_loss_and_the_reward_of_the_page(workplace, documented: Path, tmp_path: Path, monkeypatch):
     file = tmp_path / "mine.toml"
     file.write_text(BLOCKS["mine.toml"])
     words = ["--config", "small.toml", "--config", str(file)]
@@ -285,7 +285,8 @@ def test_a_run_trains_with_the_bot_the_loss_and_the_reward_of_the_page(workplace
     assert done.returncode == 0, done.stderr
     said = workplace.process("replay-step", "--run", "extended", "--step", "2", PYTHONPATH=f"{ROOT}:{documented}")
     assert said.returncode == 0 and "all agree bitwise" in said.stdout, said.stderr
-    without = workplace.process("replay-step", "--run", "extended", "--step", "2")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(documented)])
+    without = workplace("runs", "replay-step", "--run", "extended", "--step", "2")
     assert without.returncode == 2 and "careful" in without.stderr and "install that package here" in without.stderr
 
 

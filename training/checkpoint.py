@@ -9,7 +9,6 @@ name, fsynced and renamed, so a checkpoint is complete or absent after a kill.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -80,16 +79,15 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # exists only after a failure; it would keep a full disk full
     for old in checkpoint_steps(paths)[:-keep]:
-        _remove(paths.checkpoint(old))
+        FILES.remove_folder(paths.checkpoint(old))
     return final
 
 
-def _remove(folder: Path) -> None:
-    """Remove the manifest first, so that a kill does not leave a damaged checkpoint."""
-    manifest = folder / _MANIFEST
-    if not manifest.is_dir():
-        manifest.unlink()
-    shutil.rmtree(folder)
+def drop_metrics(folder: Path) -> None:
+    """Take the metrics, such as times, out of a copied checkpoint, so that equal states have equal bytes."""
+    record = {**read_object(folder / _MANIFEST), "metrics": {}}
+    record.pop("checksum", None)
+    (folder / _MANIFEST).write_text(sealed(record))
 
 
 def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
@@ -105,7 +103,7 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
 def checkpoint_steps(paths: RunPaths) -> list[int]:
     """Steps of the checkpoints that have a manifest, ascending."""
     found = (match for name in FILES.folders(paths.checkpoints) if (match := _NAME.fullmatch(name)))
-    return sorted({int(match[1]) for match in found if os.path.lexists(paths.checkpoint(int(match[1])) / _MANIFEST)})
+    return sorted({int(match[1]) for match in found if FILES.exists(paths.checkpoint(int(match[1])) / _MANIFEST)})
 
 
 def load_checkpoint(
@@ -120,8 +118,13 @@ def load_checkpoint(
         DataError: a file is missing, truncated or altered, or the checkpoint is of another step or lineage.
         InputError: a release with another checkpoint format wrote it.
     """
-    folder = paths.checkpoint(step)
-    state, values = _verified(folder)
+    folder = FILES.fetch_folder(paths.checkpoint(step))
+    try:
+        state, values = _verified(folder)
+    except DataError:
+        if not FILES.fetch_again(folder):
+            raise
+        state, values = _verified(folder)
     if state.step != step or lineage not in (None, state.lineage):
         raise DataError(
             f"checkpoint '{folder}' is of step {state.step} of lineage '{state.lineage}', "

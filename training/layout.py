@@ -59,9 +59,6 @@ class Cut:
     """Tokens that the forwards compute, without padding."""
 
 
-NO_ROWS = Cut(micro_batches=(), raw_tokens=0, unique_tokens=0)
-
-
 class Layout:
     """The layout of one policy in one process.
 
@@ -79,10 +76,14 @@ class Layout:
         if self.packed and (reason := policy.uncovered_reason()):
             self._fall_back(reason)
 
-    def cut(self, batch: Batch, rows: Sequence[int], token_budget: int) -> Cut:
-        """Micro-batches of `rows`. The first call runs the check, which chooses the policy's attention."""
+    def check(self, batch: Batch, rows: Sequence[int]) -> None:
+        """Run the check, which chooses the policy's attention, on a few of these rows, unless it was run."""
         if self.packed and not self._checked:
             self._check(batch, rows)
+
+    def cut(self, batch: Batch, rows: Sequence[int], token_budget: int) -> Cut:
+        """Micro-batches of `rows`. The first call runs the check."""
+        self.check(batch, rows)
         if self.packed:
             found = plan(batch, rows, token_budget)
             return Cut(micro_batches=found.micro_batches, raw_tokens=found.raw_tokens, unique_tokens=found.unique_tokens)

@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import torch
 
 from storage.gather import Batch
 from telemetry.errors import TrainingError
@@ -27,11 +26,8 @@ def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
     Raises:
         TrainingError: the batch has no branching token.
     """
-    gaps = [np.empty(0, np.float32)]
-    with torch.no_grad():
-        for micro in updater.cut(batch, range(len(batch.prompt_lens))).micro_batches:
-            gaps.append(np.abs(updater.policy.masked_logprobs(micro).chosen.cpu().numpy() - micro.behaviour))
-    gap = np.concatenate(gaps)
+    found = updater.evaluate(batch, range(len(batch.prompt_lens)))
+    gap = np.abs(found.chosen - batch.behaviour_logprobs[found.index])
     if not len(gap):
         raise TrainingError("the newest rows have no branching token to compare trainer and engine on, or are all faulty")
     return Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))

@@ -1,29 +1,39 @@
-"""Data parallelism over advantage groups: several processes, each with the whole model, share the rows of an update.
+"""Data parallelism over advantage groups: several processes share the rows of an update.
 
 The first process, the leader, is the trainer process: it owns the optimiser, the checkpoints and the run. For each update the
 other processes, the followers, receive the rows and the current adapter, and compute the gradient of their share of the rows. All
-gradients are summed. Followers keep no state between updates.
+gradients are summed. Followers keep no state between updates. `training/leader.py` says how they find each other.
 
 Every process divides its loss by constants of the *whole* update, so losses and gradients add up to those of one process. An
-advantage group is never split. Processes find each other by torchrun's environment variables (RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR, MASTER_PORT), and use gloo on CPUs and NCCL on GPUs.
+advantage group is never split. The shares have about equally many unique tokens, which is what a forward computes.
+
+Each process has the whole base model, or with `training.base_parts` a part of it. Processes that split the base run their
+forwards together: each gathers a block's weights from all of them, uses the block, and forgets the others' part.
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Parameter
 
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
+from telemetry.errors import EntenteError, TrainingError
 from training.objective import Objective
+from training.trie_plan import UniqueTokens
+
+_CLOSE_ENOUGH = 0.005
+"""Shares are balanced until the largest is known to this share of its smallest possible size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,8 @@ class Peers:
     size: int
     """Number of processes."""
     device: torch.device
+    base_parts: DeviceMesh | None = None
+    """The processes that split the base model with this one; None: this process has all of it."""
 
     @property
     def leads(self) -> bool:
@@ -71,23 +83,54 @@ class Peers:
         dist.gather_object(found, results if self.leads else None, dst=0)
         return results
 
+    def most(self, count: int) -> int:
+        """The largest count of all processes."""
+        found = torch.tensor(count, dtype=torch.int64, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
     def leave(self) -> None:
         """Destroy the process group."""
         dist.destroy_process_group()
 
 
-def join_peers(device: torch.device) -> Peers | None:
-    """Join the process group that the environment describes; None if it describes a single process."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        return None
-    if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        device = torch.device("cuda", torch.cuda.current_device())
+def open_store(host: str, port: int, token: str, listener: socket.socket | None = None) -> Any:
+    """The store by which the processes of a group find each other, in the leader and served by it.
+
+    Args:
+        token: prefix of the keys, which nobody else knows.
+        listener: the leader's listening socket, else the store would listen at every address of the machine; None: a follower.
+    """
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    return dist.PrefixStore(token, store)  # type: ignore[attr-defined]
+
+
+def form_group(store: Any, *, rank: int, size: int, device: torch.device, interface: str = "", base_parts: int = 1) -> Peers:
+    """Form the process group with the others, by gloo on CPUs and NCCL on GPUs; waits for all of them.
+
+    Args:
+        store: see `open_store`.
+        interface: network interface by which the others reach this process; empty: as the library finds.
+        base_parts: neighbouring processes that split the base model.
+    """
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ():
+        os.environ.setdefault(variable, interface)
     # Followers wait for the next update while its rollouts are played, so the timeout is long. The end of a process is noticed by
-    # its parent or by its follower threads.
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30))
-    return Peers(rank=dist.get_rank(), size=size, device=device)
+    # its connection to the leader.
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(days=30))
+    mesh = None
+    if base_parts > 1:
+        whole = init_device_mesh(device.type, (size // base_parts, base_parts), mesh_dim_names=("copies", "parts"))
+        mesh = whole["parts"]
+    return Peers(rank=rank, size=size, device=device, base_parts=mesh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,48 +152,109 @@ class UpdateWork:
     """All rows of `lessons` of the update."""
 
 
-Gradient = Callable[[UpdateWork, Sequence[int], Sequence[int]], Any]
-"""Computes the gradient of some rows and some rows of the lessons of an update into the parameters; its result is sent to the
-leader."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardWork:
+    """Rows of which figures are wanted without a gradient, sent to every process."""
+
+    batch: Batch
+    rows: Sequence[int]
 
 
-def lead(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
-    """Compute one update's gradient together with the followers. Afterwards the parameters hold the gradient of all rows.
+Compute = Callable[[UpdateWork | ForwardWork, Sequence[int], Sequence[int]], Any]
+"""Computes its part of a work for some rows and some rows of the lessons; its result is sent to the leader. Of an update it
+computes the gradient into the parameters."""
+
+
+class OutOfStep(TrainingError):
+    """The leader failed in the middle of a work, so the followers wait for ever: it must end, and they end with it."""
+
+
+def lead(peers: Peers, work: UpdateWork | ForwardWork, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
+    """Do a work together with the followers. After an update the parameters hold the gradient of all its rows.
 
     Returns:
         The result of each process, by rank.
+
+    Raises:
+        OutOfStep: this process could not do its part.
     """
     peers.broadcast(work)
-    return _take_part(peers, work, parameters, gradient)
+    try:
+        return _take_part(peers, work, parameters, compute)
+    except EntenteError as error:
+        raise OutOfStep(str(error)) from error
 
 
-def follow(peers: Peers, parameters: Sequence[Parameter], gradient: Gradient) -> None:
-    """Take part in every update until the leader broadcasts None."""
+def follow(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:
+    """Take part in every work until the leader broadcasts None."""
     while (work := peers.broadcast()) is not None:
-        _take_part(peers, work, parameters, gradient)
+        _take_part(peers, work, parameters, compute)
 
 
-def _take_part(peers: Peers, work: UpdateWork, parameters: Sequence[Parameter], gradient: Gradient) -> list[Any]:
+def _take_part(peers: Peers, work: UpdateWork | ForwardWork, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     peers.broadcast_weights(parameters)
+    mine = split_rows(work.batch, work.rows, peers.size)[peers.rank]
+    if isinstance(work, ForwardWork):
+        return peers.gather(compute(work, mine, ()))
     taught = [] if work.lessons is None else split_rows(work.lessons.batch, work.taught, peers.size)[peers.rank]
-    found = gradient(work, split_rows(work.batch, work.rows, peers.size)[peers.rank], taught)
+    found = compute(work, mine, taught)
     peers.add_gradients(parameters)
     return peers.gather(found)
 
 
 def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
-    """Split `rows` among `size` processes: whole advantage groups, with about equally many tokens each.
+    """Split `rows` among `size` processes: whole advantage groups, so that the largest number of unique tokens is small.
 
-    Neighbouring groups go to the same process, because groups of one position share their prompt prefix.
+    Groups are put in the order in which they begin in the trie of all rows, and each process takes neighbours, which share their
+    prompt prefix.
     """
-    if not len(rows):
-        return [[] for _ in range(size)]
     chosen = np.asarray(rows, np.int64)
-    _, groups = np.unique(batch.advantage_groups[chosen], return_inverse=True)
-    tokens = np.bincount(groups, weights=batch.input_offsets[chosen + 1] - batch.input_offsets[chosen])
-    middle = np.cumsum(tokens) - tokens / 2
-    owner = np.minimum((middle * size / tokens.sum()).astype(np.int64), size - 1)[groups]
+    if size == 1 or not len(chosen):
+        return [chosen.tolist(), *([] for _ in range(size - 1))]
+    groups = batch.advantage_groups[chosen].astype(np.int64)
+    groups = np.where(groups < 0, -1 - np.arange(len(chosen)), groups)  # not chosen by group: each row is one
+    _, group = np.unique(groups, return_inverse=True)
+    tokens = UniqueTokens(batch, chosen)
+    # Groups without a branching token cost nothing and come last.
+    first = np.full(int(group.max()) + 1, len(chosen))
+    np.minimum.at(first, group[tokens.order], np.arange(len(tokens.order)))
+    place = np.argsort(np.argsort(first, kind="stable"))[group]
+    bounds = _even_bounds(len(first), size, cache(lambda low, high: tokens.of((place >= low) & (place < high))))
+    owner = np.searchsorted(bounds, place, side="right")
     return [chosen[owner == rank].tolist() for rank in range(size)]
+
+
+def _even_bounds(groups: int, size: int, tokens: Callable[[int, int], int]) -> list[int]:
+    """Where each of `size` runs of groups ends, so that the largest run has few tokens.
+
+    Args:
+        tokens: unique tokens of the groups [low, high); never fewer for more groups.
+    """
+
+    def fill(capacity: int) -> list[int] | None:
+        """Ends of runs of at most `capacity` tokens; None if they do not hold all groups."""
+        ends, low = [], 0
+        for _ in range(size):
+            least, most = low, groups  # the run can end at `least`; find the last end at which it still fits
+            while least < most:
+                middle = (least + most + 1) // 2
+                if tokens(low, middle) <= capacity:
+                    least = middle
+                else:
+                    most = middle - 1
+            ends.append(least)
+            low = least
+        return ends if low == groups else None
+
+    most = tokens(0, groups)
+    least, found = most // size, [groups] * size
+    while most - least > max(1, _CLOSE_ENOUGH * most):
+        middle = (least + most) // 2
+        if (ends := fill(middle)) is None:
+            least = middle
+        else:
+            most, found = middle, ends
+    return found
 
 
 def _gradient(weight: Parameter) -> Tensor:

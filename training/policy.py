@@ -13,6 +13,8 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.architectures import architecture_of, read_architecture
@@ -50,8 +52,11 @@ class Policy:
         value_head: foretells ends of games; None if `training.value_weight` is 0.
     """
 
-    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings) -> None:
+    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, base_parts: DeviceMesh | None = None) -> None:
         """`model`: folder of the base model, or the loaded base model, whose modules peft then wraps in place.
+
+        Args:
+            base_parts: the processes that split the base model with this one; None: this one has all of it.
 
         A value head begins as the base model's own, if its folder has one.
 
@@ -78,6 +83,8 @@ class Policy:
             task_type="CAUSAL_LM",
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
+        if base_parts is not None:
+            self._split_base(base_parts)
         self.model.to(self.device)
         if settings.dtype == "bfloat16":
             for module in self.model.modules():
@@ -90,6 +97,20 @@ class Policy:
         self.recompute(settings.recompute)
         if settings.compile:
             self.compile_blocks()
+
+    def _split_base(self, processes: DeviceMesh) -> None:
+        """Keep a part of each block's frozen weights here, and gather a block from all `processes` while it is used.
+
+        Adapter, embedding and head stay whole in each process: the adapter's gradients are summed by `training.parallel`, and the
+        packed forward reads single rows of the head. Nothing else has a gradient, so no gradient is reduced here.
+        """
+        causal: Any = self.model.base_model.model
+        whole = {weight for weight in causal.parameters() if weight.requires_grad}
+        for block in causal.model.layers:
+            fully_shard(block, mesh=processes, ignored_params=whole)
+        in_blocks = {weight for block in causal.model.layers for weight in block.parameters()}
+        # The backbone itself has no weights to split; as the root it lets one block be gathered while another computes.
+        fully_shard(causal.model, mesh=processes, ignored_params=({*causal.model.parameters()} - in_blocks) | whole)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The adapter's parameters, in a fixed order."""

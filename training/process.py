@@ -53,7 +53,7 @@ class TrainerProcess:
         """Start the child, and return while it loads the model; `ready` waits for it.
 
         Args:
-            threads: CPU threads of the child.
+            threads: CPU threads of the child and its followers on this machine together.
             fork: fields of a `training.lineage.Fork`, to continue under other settings.
             cards: GPUs that the child and its followers see, one for each; none: as this process.
             card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
@@ -62,9 +62,10 @@ class TrainerProcess:
         self._answers_within_s, self._hung = training.answers_within_s, threading.Event()
         parent, child = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+        each = str(max(1, threads // training.processes))
         environment |= {
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": each,
+            "MKL_NUM_THREADS": each,
             "TOKENIZERS_PARALLELISM": "false",
             # oneDNN keeps a kernel for each matrix shape, and each micro-batch has another length.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"),
@@ -168,6 +169,7 @@ class TrainerProcess:
             # Not buffered, so that `close` has no unsent rest of a message to send.
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError) as error:
+            self._receive()  # raises why the child ended, if it said so, such as for the loss of a follower
             raise self._ended_error() from error
 
     def _receive(self) -> dict[str, Any]:

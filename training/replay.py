@@ -3,8 +3,9 @@
 A replay resumes a trainer in a scratch folder. It starts from a copy of the nearest checkpoint before the step, or from the first
 weights, copies the ledgers from there on, and repeats their steps with `Trainer.step`. So it needs neither an engine nor games.
 
-A replay does not change the run and takes none of its locks, so the run may be in progress. On a CPU the results must be equal
-bit for bit, on a GPU within `TOLERANCES`. The first step, update and micro-batch that differ are named.
+A replay does not change the run and takes none of its locks, so the run may be in progress. It is one process. On a CPU the
+results must be equal bit for bit; on a GPU, or if several processes made the step, within `TOLERANCES`. The first step, update
+and micro-batch that differ are named.
 """
 
 import hashlib
@@ -20,10 +21,10 @@ from transformers.utils.logging import disable_progress_bar
 from records.value_head import HEAD_FILE
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
+from storage.files import FILES
 from storage.index import Index
-from storage.ledger import ledger_path, read_ledger, recorded_steps
-from storage.lessons import recorded_lessons
-from storage.lineages import lineage_at, lineage_path, read_lineage
+from storage.ledger import read_ledger, recorded_steps
+from storage.lineages import lineage_at, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -31,6 +32,7 @@ from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
 from training.checkpoint import checkpoint_steps
 from training.policy import Policy, choose_device
+from training.recorded_step import copy_lineages, copy_step
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
 from training.trainer import Trainer
@@ -52,7 +54,8 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-4, gradient_norm=0.01, weights=0.1),
     "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1, weights=0.25),
 }
-"""By training.dtype, if the step was made or is replayed on a GPU. These values are not measured."""
+"""By training.dtype, if the step was made or is replayed on a GPU, by another processor or other versions, or if several
+processes made it. These values are not measured."""
 EXACT = Tolerance(loss=0.0, gradient_norm=0.0, weights=0.0)
 
 
@@ -96,6 +99,9 @@ class Replay:
     those are gone, or if there was no update."""
     adapter_difference: Difference | None
     """Difference between that computed update and the record."""
+    weights_off: float | None
+    """Mean absolute difference of a weight of the adapter, divided by learning rate times updates replayed; None if the step was
+    not repeated, or its published adapter is gone."""
     torch: str = torch.__version__
     """Version of torch in the replay."""
 
@@ -119,22 +125,30 @@ class _Replayer:
         self._training, self._storage = training.model_copy(update={"keep_checkpoints": 1}), storage
         self._policy = Policy(model, training)
 
-    def run(self, step: int, recorded: Outcome, tolerance: Tolerance) -> Replay:
-        """Replay `step`."""
+    def run(self, step: int, recorded: Outcome, tolerance: Tolerance, keep: RunPaths | None) -> Replay:
+        """Replay `step`; see `replay_step`."""
         trainer = self._resumed(step)
         start = trainer.step_done
         steps = range(start + 1, step + 1)
+        outcomes = (read_outcome(self._paths, self._lineage, number) for number in steps)
+        if any(outcome.processes > 1 for outcome in outcomes if outcome):
+            tolerance = TOLERANCES[self._training.dtype]  # several processes sum in another order
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
         returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
         replayed = read_outcome(self._scratch, self._lineage, step)
+        off = self._weights_off(steps) if replayed is not None else None
         if difference is None and tolerance is not EXACT:
-            difference = self._weights_differ(steps, tolerance)
+            difference = self._weights_differ(steps, off, tolerance)
+        if replayed is not None and keep is not None:
+            shutil.copytree(self._scratch.checkpoint(step), keep.checkpoint(step))
+            shutil.copytree(self._scratch.adapter(step), keep.adapter(step))
         if replayed is not None:
             update, adapter_difference = next(iter(replayed.updates), None), None
         else:
             update = self._from_adapter(trainer, step)
-            adapter_difference = update and _update_differs(step, 1, recorded.updates[0], update, tolerance)
+            alike = recorded.processes == 1
+            adapter_difference = update and _update_differs(step, 1, recorded.updates[0], update, tolerance, alike)
         return Replay(
             step=step,
             start=start,
@@ -144,6 +158,7 @@ class _Replayer:
             difference=returns_difference or difference,
             from_adapter=update,
             adapter_difference=adapter_difference,
+            weights_off=off,
         )
 
     def _resumed(self, step: int) -> Trainer:
@@ -156,12 +171,12 @@ class _Replayer:
             try:
                 # Copied, because a trainer deletes old checkpoints.
                 if start:
-                    shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
+                    shutil.copytree(FILES.fetch_folder(self._paths.checkpoint(start)), self._scratch.checkpoint(start))
             except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
                 continue
-            self._copy_lineages()
+            copy_lineages(self._paths, self._scratch, self._lineage)
             for number in range(start + 1, step + 1):
-                self._copy_ledger(number)
+                copy_step(self._paths, self._scratch, self._lineage, number)
             trainer = Trainer(self._scratch, self._policy, self._training, self._storage, lineage=self._lineage)
             if trainer.step_done == start:
                 return trainer
@@ -171,36 +186,6 @@ class _Replayer:
             f"lineage '{self._lineage}' of run '{self._paths.root.name}' goes on from step {self._first}, and no checkpoint from "
             f"there to step {step} is kept: it cannot be replayed"
         )
-
-    def _copy_lineages(self) -> None:
-        """Copy the records of this lineage and its parents."""
-        name = self._lineage
-        while (fork := read_lineage(self._paths, name)) is not None:
-            lineage_path(self._scratch, name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(lineage_path(self._paths, name), lineage_path(self._scratch, name))
-            name = fork.parent
-
-    def _copy_ledger(self, step: int) -> None:
-        """Copy the ledger of `step`, and link the shards and lessons that it names."""
-        rows = read_ledger(self._paths, self._lineage, step)
-        if rows is None:
-            raise InputError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
-        shutil.copyfile(ledger_path(self._paths, self._lineage, step), ledger_path(self._scratch, self._lineage, step))
-        for name in dict.fromkeys(rows["shard"].to_pylist()):
-            shard, link = self._paths.shards / name, self._scratch.shards / name
-            if not shard.is_file():
-                raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
-            link.parent.mkdir(exist_ok=True)
-            for file in (shard, *shard.parent.glob(f"{shard.stem}.*.plies.arrow")):
-                if not (link.parent / file.name).is_symlink():
-                    (link.parent / file.name).symlink_to(file.resolve())
-        for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
-            file, link = self._paths.lessons / name, self._scratch.lessons / name
-            if not file.is_file():
-                raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.is_symlink():
-                link.symlink_to(file.resolve())
 
     def _returns_differ(self, steps: range) -> Difference | None:
         """The first row whose recorded return differs from the return computed from its stored reward components."""
@@ -239,11 +224,11 @@ class _Replayer:
             what = "the number of updates"
             return Difference(step=step, what=what, recorded=len(recorded.updates), replayed=len(again.updates))
         for number, (then, now) in enumerate(zip(recorded.updates, again.updates, strict=True), start=1):
-            if difference := _update_differs(step, number, then, now, tolerance):
+            if difference := _update_differs(step, number, then, now, tolerance, recorded.processes == again.processes):
                 return difference
         if tolerance is EXACT:
             hashes = {"the hash of the adapter": recorded.adapter_hash}
-            if self._paths.adapter(step).exists():
+            if FILES.exists(self._paths.adapter(step)):
                 hashes["the hash of the published adapter"] = read_adapter(self._paths, step).adapter_hash
             for what, hashed in hashes.items():
                 if hashed != again.adapter_hash:
@@ -255,39 +240,61 @@ class _Replayer:
                     return Difference(step=step, what="the hash of the published value head", recorded=then, replayed=now)
         return None
 
-    def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:
-        """Compare the weights of the last step's adapter, for replays that are not bitwise."""
+    def _weights_off(self, steps: range) -> float | None:
+        """`Replay.weights_off` of the last step."""
         step, weights_file = steps[-1], ADAPTER_FILES[1]
-        if not self._paths.adapter(step).exists():
-            raise InputError(
-                f"the adapter of version {step} is gone from '{self._paths.adapters}': off the CPU its hash alone says nothing"
-            )
+        if not FILES.exists(self._paths.adapter(step)):
+            return None
         published = load_file(read_adapter(self._paths, step).folder / weights_file)
         again = load_file(self._scratch.adapter(step) / weights_file)
         gap = sum(float((published[name].double() - again[name].double()).abs().sum()) for name in published)
-        mean = gap / sum(weights.numel() for weights in published.values())
+        mean, unit = gap / sum(weights.numel() for weights in published.values()), self._learned(steps)
+        return mean / unit if unit else float("inf") if mean else 0.0
+
+    def _learned(self, steps: range) -> float:
+        """Learning rate times the updates of these steps."""
         updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, self._lineage, number)))
-        allowed = tolerance.weights * self._training.learning_rate * updates
-        if mean <= allowed:
+        return self._training.learning_rate * updates
+
+    def _weights_differ(self, steps: range, off: float | None, tolerance: Tolerance) -> Difference | None:
+        """Compare the weights of the last step's adapter, for replays that are not bitwise."""
+        if off is None:
+            raise InputError(
+                f"the adapter of version {steps[-1]} is gone from '{self._paths.adapters}': without it nobody can say how far "
+                "off the weights are"
+            )
+        if off <= tolerance.weights:
             return None
-        what = f"a weight of the adapter (on average; {allowed:.3g} is allowed)"
-        return Difference(step=step, what=what, recorded="published", replayed=f"{mean:.3g} off")
+        unit = self._learned(steps)
+        what = f"a weight of the adapter (on average; {tolerance.weights * unit:.3g} is allowed)"
+        return Difference(step=steps[-1], what=what, recorded="published", replayed=f"{off * unit:.3g} off")
 
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
         """The first update of `step`, from the published weights of the version before. None if those are gone, or if the step
         also needs state from earlier steps."""
-        if self._training.carries_state or not self._paths.adapter(step - 1).exists():
+        if self._training.carries_state or not FILES.exists(self._paths.adapter(step - 1)):
             return None
         self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
         return trainer.recompute_first_update(step)
 
 
-def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
+def replay_step(
+    paths: RunPaths,
+    step: int,
+    model: Path,
+    training: TrainingSettings,
+    storage: StorageSettings,
+    *,
+    same_machine: bool = True,
+    keep: RunPaths | None = None,
+) -> Replay:
     """Repeat `step` of the run in `paths` from the nearest checkpoint before it, and compare.
 
     Args:
         model: folder of the run's base model.
         training, storage: the run's settings.
+        same_machine: False: another processor or other versions may round otherwise, so on a CPU too `TOLERANCES` are the bound.
+        keep: a run that gets the checkpoint and the adapter of the step as they came out.
 
     Raises:
         InputError: the step does not exist or is not done yet, or a file that it needs is gone.
@@ -304,7 +311,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
             scratch.root.mkdir()
             try:
                 replayer = _Replayer(paths, scratch, lineage_at(paths, step), model, training, storage)
-                return replayer.run(step, recorded, EXACT if on_cpu else TOLERANCES[training.dtype])
+                return replayer.run(step, recorded, EXACT if on_cpu and same_machine else TOLERANCES[training.dtype], keep)
             except EntenteError as error:
                 error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the scratch folder is removed
                 raise
@@ -339,13 +346,18 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
 
 
 def _update_differs(
-    step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance
+    step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance, cut_alike: bool
 ) -> Difference | None:
-    """The first difference of an update, in the order of computation."""
-    if len(recorded.micro_batches) != len(again.micro_batches):
+    """The first difference of an update, in the order of computation.
+
+    Args:
+        cut_alike: as many processes computed both, so that they had the same micro-batches.
+    """
+    if cut_alike and len(recorded.micro_batches) != len(again.micro_batches):
         then, now = len(recorded.micro_batches), len(again.micro_batches)
         return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)
-    for place, (then, now) in enumerate(zip(recorded.micro_batches, again.micro_batches, strict=True), start=1):
+    pairs_of_parts = zip(recorded.micro_batches, again.micro_batches, strict=True) if cut_alike else ()
+    for place, (then, now) in enumerate(pairs_of_parts, start=1):
         if not _close(then, now, tolerance.loss):
             return Difference(step=step, update=number, micro_batch=place, what="the loss", recorded=then, replayed=now)
     pairs = {

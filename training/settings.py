@@ -125,8 +125,15 @@ class TrainingSettings(BaseModel):
     card: Annotated[int, MAY_CHANGE, Field(ge=-1)] = -1
     """GPU of the trainer, counted from 0 among the visible ones (CUDA_VISIBLE_DEVICES); with several `processes` the first of
     theirs; -1: the first that the engine does not take, else the engine's own, which both then share."""
-    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    processes: Annotated[int, MAY_CHANGE, Field(ge=1, le=64)] = 1
     """Processes on this machine that share each update, with a GPU each on CUDA; the loss does not depend on it."""
+    processes_elsewhere: Annotated[int, MAY_CHANGE, Field(ge=0, le=4096)] = 0
+    """Processes of other machines that share each update too; they are started there with `torchrun -m training.follow`."""
+    address: Annotated[str, MAY_CHANGE] = ""
+    """HOST:PORT of this machine at which processes elsewhere join the trainer; keep it in a private network."""
+    base_parts: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
+    """Processes over which the frozen base is split, for a base that does not fit on one card: neighbours by rank, such as those
+    of one machine; 1: each process has all of it; the loss does not depend on it."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned from the cores and the other work on them."""
     answers_within_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 3600.0
@@ -177,6 +184,23 @@ class TrainingSettings(BaseModel):
                 f"training.gae_lambda {self.gae_lambda:g} needs training.advantage_baseline 'value', but it is "
                 f"'{self.advantage_baseline}': set the one to 1 or the other to 'value'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _processes_fit(self) -> "TrainingSettings":
+        processes = self.processes + self.processes_elsewhere
+        if self.processes_elsewhere and not self.address:
+            raise ValueError(
+                f"training.processes_elsewhere {self.processes_elsewhere} need an address at which they join: give "
+                "training.address, such as 10.0.0.1:29500"
+            )
+        if processes % self.base_parts:
+            raise ValueError(
+                f"training.base_parts {self.base_parts} must divide the {processes} processes of training.processes and "
+                "training.processes_elsewhere: change one of them"
+            )
+        if self.base_parts > 1 and self.compile:
+            raise ValueError("training.compile was never tried with training.base_parts above 1: set one of them back")
         return self
 
     @property

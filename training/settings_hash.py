@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from telemetry.setting_marks import MAY_CHANGE, change_rule
 from training.settings import OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
-LAST_BITS = frozenset({"processes", "layout", "token_budget", "recompute", "compile"})
+LAST_BITS = frozenset({"layout", "token_budget", "recompute", "compile"})
 """Settings that only change rounding. They are not part of the hash, nor are settings that a resumed run may change."""
 FROM_THE_FIRST = frozenset(
     {

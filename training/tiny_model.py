@@ -9,9 +9,7 @@ small budget, a tiny model can read them off the board, and they are a plan that
 """
 
 import json
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +21,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
+from decoding.model_files import RECIPE, make_whole
 from decoding.thinking import Thinking, thinking_of
 from game.board import POWERS, Board
 from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
-from training.recipe import longest_sequence, recipe_hash
+from storage.files import FILES
+from training.recipe import find_tiny, longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 from training.small_model import fitting_thought, new_model, save_tokenizer, wanted_centres
 
@@ -61,18 +61,9 @@ def make_tiny_model(
     """
     report = on_progress or (lambda stage, done, total: None)
     final = root / f"tiny-{recipe_hash(settings, prompts)}"
-    if (final / "recipe.json").is_file():
-        return final
-    aside = root / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        _make(aside, settings, prompts, report)
-        if final.exists():
-            shutil.rmtree(final)  # without recipe.json the folder is incomplete
-        os.rename(aside, final)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    if find_tiny(root, settings, prompts) is None:
+        make_whole(final, RECIPE, lambda folder: _make(folder, settings, prompts, report))
+    FILES.share(final)
     return final
 
 

@@ -9,7 +9,8 @@ A line is not enough: a dense mask grows with the square of the tokens. So a mic
 are fewer, is tried. If it takes more than that share of the memory, the line through it and the micro-batch before gives the
 budget; between two sizes the peak is not above their line, because it never grows more slowly with more tokens.
 
-On a CPU, where larger micro-batches are not faster, the budget is constant. If memory runs out, the budget is halved and the work
+On a CPU, where larger micro-batches are not faster, the budget is constant. So it is where several processes split the base:
+they run their forwards together, so none may repeat one alone. If memory runs out, the budget is halved and the work
 is repeated, at first not below the largest size that worked. The result is the same, because the loss is divided by constants of
 the whole update.
 """
@@ -53,10 +54,12 @@ class TokenBudget:
         calibrated: False until a micro-batch was measured, if one has to be.
     """
 
-    def __init__(self, settings: TrainingSettings, device: torch.device) -> None:
+    def __init__(self, settings: TrainingSettings, device: torch.device, *, fixed: bool = False) -> None:
+        """`fixed`: the budget never changes; running out of memory is an error."""
         self._device = device
-        self.calibrated = bool(settings.token_budget) or device.type != "cuda"
-        self.tokens = settings.token_budget or (CPU_TOKENS if self.calibrated else WARM_TOKENS)
+        self.tokens = settings.token_budget or (CPU_TOKENS if device.type != "cuda" else WARM_TOKENS)
+        self._fixed = fixed
+        self.calibrated = fixed or bool(settings.token_budget) or device.type != "cuda"
         self._worked = LEAST
 
     def calibrate(self, warm: Callable[[int], int]) -> None:
@@ -115,8 +118,13 @@ class TokenBudget:
         while True:
             try:
                 return work(self.tokens)
-            except torch.OutOfMemoryError:
-                pass  # halved outside of this block, where the exception no longer keeps its frames' tensors alive
+            except torch.OutOfMemoryError as error:
+                if self._fixed:
+                    raise TrainingError(
+                        f"a micro-batch of {self.tokens} unique tokens does not fit into the memory of {self._device} beside a "
+                        "part of the base: lower training.token_budget, or set training.recompute to true"
+                    ) from error
+                # halved outside of this block, where the exception no longer keeps its frames' tensors alive
             self._halve()
 
     def _halve(self) -> None:

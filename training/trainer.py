@@ -98,6 +98,7 @@ class Trainer:
         self._settings = training
         self._storage = storage
         self._updater = Updater(policy, training, peers, blend=storage.blend)
+        self._processes = 1 if peers is None else peers.size
         self._settings_hash = settings_hash(training)
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}
@@ -369,5 +370,6 @@ class Trainer:
             updates=[update.outcome for update in updates],
             device=self._policy.device.type,
             threads=torch.get_num_threads(),
+            processes=self._processes,
             torch=torch.__version__,
         )

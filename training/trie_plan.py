@@ -108,6 +108,27 @@ def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> T
     )
 
 
+class UniqueTokens:
+    """Counts the unique tokens of any of some rows, as one micro-batch without a budget would have them.
+
+    Attributes:
+        order: int64 [n]: index into the rows of each of the n rows with a branching token, in the order of the trie.
+    """
+
+    def __init__(self, batch: Batch, rows: np.ndarray) -> None:
+        self._paths = _sorted_paths(batch, rows)
+        by_row = np.argsort(rows, kind="stable")
+        self.order = by_row[np.searchsorted(rows, self._paths.rows, sorter=by_row)]
+
+    def of(self, which: np.ndarray) -> int:
+        """Unique tokens of the rows where `which`, bool [rows], is True."""
+        (places,) = which[self.order].nonzero()
+        if not len(places):
+            return 0
+        part = self._paths.part(places)
+        return int((part.lengths - part.shared).sum())
+
+
 def _sorted_paths(batch: Batch, rows: np.ndarray) -> _Paths:
     index, place = branching_indices(batch, rows)
     last = np.full(len(rows), -1)

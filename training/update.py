@@ -6,7 +6,7 @@ micro-batches. If loss or gradient is not finite, the optimiser step is skipped 
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,66 +26,33 @@ from training.branching import (
     thought_tokens,
 )
 from training.entropy_target import entropy_weight, next_entropy_weight
-from training.layout import NO_ROWS, Cut, Layout
+from training.layout import Cut, Layout
 from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.not_finite import MAX_SKIPPED_UPDATES, SkippedUpdate
 from training.objective import Objective
 from training.padded_rows import PaddedRows
-from training.parallel import Peers, UpdateWork, lead
+from training.parallel import ForwardWork, Peers, UpdateWork, lead
 from training.policy import Policy
 from training.reference_kl import KlState, kl_weight, update_kl_state
+from training.results import Accumulated, Evaluated
 from training.settings import TrainingSettings
 from training.step_metrics import NOTHING_FORETOLD, Gauges, Update
 from training.token_budget import TokenBudget
 from training.trie_plan import PackedMicroBatch
 from training.value_baseline import estimates, weights_of
 
-_Part = tuple[PackedMicroBatch | PaddedRows, LessonBatch | None]
-"""A micro-batch, and the lessons that it is of; None: it is of rollouts."""
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A micro-batch of an update or a forward."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accumulated:
-    """Results of forward and backward of one update. The gradient itself is in the parameters."""
-
-    losses: list[float]
-    """Loss of each micro-batch, already divided; their sum is the update's loss."""
-    gauges: Gauges
-    """Figures of the update's branching tokens."""
-    raw_tokens: int
-    """As in `Cut`."""
-    unique_tokens: int
-    """As in `Cut`."""
-    kl_weight: float
-    """Weight of the KL divergence."""
-    distil: float = 0.0
-    """The part of the loss that lessons have; 0 without lessons."""
-    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
-    """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came; [0, 2, 2] without a head."""
-    plan_s: float
-    """Seconds of planning the micro-batches."""
-    forward_s: float
-    """Seconds of the forwards, with those of the reference, measured on the host."""
-    backward_s: float
-    """Seconds of the backwards, measured on the host."""
-
-    @classmethod
-    def join(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
-        """Join the results of several processes that worked at the same time."""
-        return cls(
-            losses=[loss for part in parts for loss in part.losses],
-            gauges=Gauges.join([part.gauges for part in parts]),
-            raw_tokens=sum(part.raw_tokens for part in parts),
-            unique_tokens=sum(part.unique_tokens for part in parts),
-            kl_weight=parts[0].kl_weight,
-            distil=sum(part.distil for part in parts),
-            foretold=np.concatenate([part.foretold for part in parts]),
-            plan_s=max(part.plan_s for part in parts),
-            forward_s=max(part.forward_s for part in parts),
-            backward_s=max(part.backward_s for part in parts),
-        )
+    micro: PackedMicroBatch | PaddedRows
+    lessons: LessonBatch | None = None
+    """The lessons that it is of; None: it is of rollouts."""
+    idle: bool = False
+    """It counts for nothing: it is computed because a process that splits the base with this one has a micro-batch more."""
 
 
 class Updater:
@@ -108,7 +75,7 @@ class Updater:
     ) -> None:
         """
         Args:
-            peers: the processes that share the updates with this one, which leads them.
+            peers: the processes that share the updates with this one.
             blend: weights of the returns, for the value head as a baseline.
 
         Raises:
@@ -116,7 +83,8 @@ class Updater:
         """
         self.policy = policy
         self.layout = Layout(policy, settings)
-        self.budget = TokenBudget(settings, policy.device)
+        splits_base = peers is not None and peers.base_parts is not None
+        self.budget = TokenBudget(settings, policy.device, fixed=splits_base)
         policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
         self.optimiser = torch.optim.AdamW(
@@ -178,21 +146,17 @@ class Updater:
     def _values(self, batch: Batch) -> np.ndarray:
         """What the value head foretells for each row, float32 [rows, 2]; the average for a row without a branching token."""
         values = np.tile(np.array(AVERAGES, np.float32), (len(batch.returns), 1))
-        with torch.no_grad():
-            for micro in self.cut(batch, range(len(batch.returns))).micro_batches:
-                if (found := self.policy.masked_logprobs(micro).values if len(micro.batch_row) else None) is not None:
-                    values[micro.value_rows] = found.cpu().numpy()
+        found = self.evaluate(batch, range(len(batch.returns)))
+        values[found.value_rows] = found.values
         return values
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
         """Log-probabilities at the beginning of the step, float32 [completion positions]: for the rows of the later updates. NaN
         for the other rows: in the first update the current policy is that of the beginning."""
         anchors = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
-        with torch.no_grad():
-            for share in later:
-                for micro in self.cut(batch, share).micro_batches:
-                    if len(micro.batch_row):
-                        anchors[micro.completion_index] = self.policy.masked_logprobs(micro).chosen.cpu().numpy()
+        for share in later:
+            found = self.evaluate(batch, share)
+            anchors[found.index] = found.chosen
         return anchors
 
     def cut(self, batch: Batch, rows: Sequence[int]) -> Cut:
@@ -227,36 +191,99 @@ class Updater:
         )
         if self._peers is None:
             return self.gradient(work, rows, taught)
-        return Accumulated.join(lead(self._peers, work, self.policy.trained_parameters(), self.gradient))
+        return Accumulated.join(lead(self._peers, work, self.policy.trained_parameters(), self.compute))
+
+    def evaluate(self, batch: Batch, rows: Sequence[int]) -> Evaluated:
+        """What the present policy says of `rows` of the batch, without gradient."""
+        work = ForwardWork(batch=batch, rows=rows)
+        if self._peers is None:
+            return self._evaluate(work, rows)
+        return Evaluated.join(lead(self._peers, work, self.policy.trained_parameters(), self.compute))
+
+    def compute(self, work: UpdateWork | ForwardWork, rows: Sequence[int], taught: Sequence[int]) -> Accumulated | Evaluated:
+        """This process's part of a work: see `gradient` and `evaluate`."""
+        return self._evaluate(work, rows) if isinstance(work, ForwardWork) else self.gradient(work, rows, taught)
+
+    def _evaluate(self, work: ForwardWork, rows: Sequence[int]) -> Evaluated:
+        self.layout.check(work.batch, work.rows)
+        parts = [_Part(micro) for micro in self.cut(work.batch, rows).micro_batches]
+        found = []
+        with torch.no_grad():
+            for part in self._in_step(work.batch, work.rows, parts):
+                micro = part.micro
+                if not len(micro.batch_row):
+                    continue
+                logprobs = self.policy.masked_logprobs(micro)
+                values = np.empty((0, 2), np.float32) if logprobs.values is None else logprobs.values.cpu().numpy()
+                if not part.idle:
+                    found.append(
+                        Evaluated(
+                            index=micro.completion_index,
+                            chosen=logprobs.chosen.cpu().numpy(),
+                            value_rows=micro.value_rows[: len(values)],
+                            values=values,
+                        )
+                    )
+        return Evaluated.join(found)
+
+    def _in_step(
+        self, batch: Batch, rows: Sequence[int], parts: Sequence[_Part], lessons: LessonBatch | None = None
+    ) -> list[_Part]:
+        """The parts, and idle ones until each process that splits the base has as many forwards.
+
+        Args:
+            rows: all rows of the work, the same in each process.
+            lessons: the lessons of which `batch` is; None: it is of rollouts.
+        """
+        if self._peers is None or self._peers.base_parts is None:
+            return list(parts)
+        forwards = sum(len(part.micro.batch_row) > 0 for part in parts)
+        missing = self._peers.most(forwards) - forwards
+        if not missing:
+            return list(parts)
+        branching = np.asarray(rows, np.int64)[branching_counts(batch, rows) > 0]
+        shortest = branching[np.diff(batch.input_offsets)[branching].argmin()]
+        idle = _Part(self.cut(batch, [int(shortest)]).micro_batches[0], lessons, idle=True)
+        return [*parts, *[idle] * missing]
 
     def gradient(self, work: UpdateWork, rows: Sequence[int], taught: Sequence[int] = ()) -> Accumulated:
         """Compute the gradient of some or all rows of an update, and of its lessons, into the parameters. Gradients are zeroed
         first. Micro-batches of lessons come last, so those of rollouts are the same with and without lessons."""
 
-        def cut_all() -> tuple[list[_Part], Cut, Cut]:
-            drawn = self.cut(work.batch, rows)
-            lessons = self.cut(work.lessons.batch, taught) if work.lessons is not None and len(taught) else NO_ROWS
-            parts: list[_Part] = [(micro, None) for micro in drawn.micro_batches]
-            return [*parts, *((micro, work.lessons) for micro in lessons.micro_batches)], drawn, lessons
+        self.layout.check(work.batch, work.rows)
+        if work.lessons is not None:
+            self.layout.check(work.lessons.batch, work.taught)
+
+        def cut_all() -> tuple[list[_Part], list[_Part], int, int]:
+            """Micro-batches of rollouts and of lessons, and their raw and unique tokens."""
+            cuts = [self.cut(work.batch, rows)]
+            drawn = self._in_step(work.batch, work.rows, [_Part(micro) for micro in cuts[0].micro_batches])
+            learned: list[_Part] = []
+            if work.lessons is not None:
+                cuts.append(self.cut(work.lessons.batch, taught))
+                learned = [_Part(micro, work.lessons) for micro in cuts[1].micro_batches]
+                learned = self._in_step(work.lessons.batch, work.taught, learned, work.lessons)
+            return drawn, learned, sum(cut.raw_tokens for cut in cuts), sum(cut.unique_tokens for cut in cuts)
 
         def one_micro_batch(_: int) -> int:
-            part = max(cut_all()[0], key=lambda each: each[0].tokens)
+            drawn, learned, _raw, _unique = cut_all()
+            part = max([*drawn, *learned], key=lambda each: each.micro.tokens)
             self._forward_and_backward([part], work)
-            return part[0].tokens
+            return part.micro.tokens
 
         def all_micro_batches(_: int) -> Accumulated:
             self.optimiser.zero_grad(set_to_none=True)
             began = time.perf_counter()
-            parts, drawn, lessons = cut_all()
+            drawn, learned, raw_tokens, unique_tokens = cut_all()
             plan_s = time.perf_counter() - began
-            losses, gauges, foretold, forward_s, backward_s = self._forward_and_backward(parts, work)
+            losses, gauges, foretold, forward_s, backward_s = self._forward_and_backward([*drawn, *learned], work)
             return Accumulated(
                 losses=losses,
                 gauges=gauges,
-                raw_tokens=drawn.raw_tokens + lessons.raw_tokens,
-                unique_tokens=drawn.unique_tokens + lessons.unique_tokens,
+                raw_tokens=raw_tokens,
+                unique_tokens=unique_tokens,
                 kl_weight=work.objective.kl_weight,
-                distil=sum(losses[len(drawn.micro_batches) :]),
+                distil=sum(losses[sum(not part.idle for part in drawn) :]),
                 foretold=foretold,
                 plan_s=plan_s,
                 forward_s=forward_s,
@@ -274,7 +301,8 @@ class Updater:
         """Losses, gauges of rollouts, what was foretold, and seconds of forwards and backwards; gradients are added to those in
         the parameters."""
         losses, gauges, foretold, forward_s, backward_s = [], [], [NOTHING_FORETOLD], 0.0, 0.0
-        for micro, lessons in parts:
+        for part in parts:
+            micro, lessons = part.micro, part.lessons
             if len(micro.batch_row) == 0:
                 losses.append(0.0)
                 continue
@@ -287,14 +315,17 @@ class Updater:
                 found = self.policy.masked_logprobs(micro, reference)
                 drawn = self._drawn(micro, found, work.advantages, work.anchors)
                 loss, seen = work.objective.add(drawn, found, micro.batch_row, micro.in_thought)
-                gauges.append(seen)
                 if found.values is not None and work.batch.ends is not None:
                     ends = torch.from_numpy(work.batch.ends[micro.value_rows]).to(self.policy.device)
                     loss = loss + work.objective.foretell(found.values, ends)
-                    foretold.append(torch.stack([found.values.detach(), ends], 1).cpu().numpy())
+                    if not part.idle:
+                        foretold.append(torch.stack([found.values.detach(), ends], 1).cpu().numpy())
+                if not part.idle:
+                    gauges.append(seen)
             forwarded = time.perf_counter()
-            loss.backward()
-            losses.append(float(loss.detach()))
+            (loss * 0 if part.idle else loss).backward()
+            if not part.idle:
+                losses.append(float(loss.detach()))
             forward_s += forwarded - began
             backward_s += time.perf_counter() - forwarded
         return losses, Gauges.join(gauges), np.concatenate(foretold), forward_s, backward_s

@@ -1,8 +1,9 @@
 """The inference worker: one engine behind a small authenticated HTTP app.
 
-Without a key it listens on loopback only; the key is compared in constant time. Adapters are loaded from one folder only, and
-checked before the engine loads them. Bodies are bounded and checked. Requests from web pages are refused. Every request id is
-drawn once. vLLM's own server and its development routes are not used.
+Without a key it listens on loopback only; the key is compared in constant time. One route needs none: `GET /ready` tells only
+whether the worker accepts requests. Adapters are loaded from one folder only, and checked before the engine loads them. Bodies
+are bounded and checked. Requests from web pages are refused. Every request id is drawn once. vLLM's own server and its
+development routes are not used.
 
 Status codes: 200; 400 malformed; 401 key; 403 path; 408 too slow; 409 refused, with its kind; 410 version not served, with the
 newest that is; 413 and 431 too long; 429 too many in flight; 503 no engine now. Each except 200 has a sentence and a kind.
@@ -37,6 +38,8 @@ from workers.worker_service import ForbiddenPath, PublishBody, RetireBody, Worke
 DRAIN_S = 20.0
 """Seconds for requests in flight after a termination signal; schedulers usually allow about thirty before they kill."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+READY = "/ready"
+"""Route that needs no key: 200 if requests are accepted, else 503. A probe of Kubernetes cannot send a Secret."""
 
 
 def bind(host: str, port: int, key: str | None) -> socket.socket:
@@ -61,11 +64,12 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
 def _refusal(scope: Scope, key: str | None) -> Response | None:
     """The refusal of a request with a wrong key, from a web page, or without a bounded content length; None: accepted."""
     headers = headers_of(scope)
-    if key and not has_key(headers, key):
+    probes = scope["path"] == READY and scope["method"] == "GET"
+    if key and not has_key(headers, key) and not probes:
         return error_response(401, "key", "the worker's key is missing or wrong")
     if b"origin" in headers:
         return error_response(403, "browser", "a page in a browser is no client of a worker")
-    most = MAX_BODY if scope["path"] == "/generate" else MAX_JSON
+    most = MAX_BODY if scope["path"] == "/generate" else 0 if probes else MAX_JSON
     if is_too_long(scope, headers, most):
         return error_response(413, "too_long", f"this request may have at most {most} bytes, and must state its content-length")
     return None
@@ -151,6 +155,10 @@ def worker_app(
     @app.get("/health")
     async def health() -> Response:
         return JSONResponse(worker.health())
+
+    @app.get(READY)
+    async def ready() -> Response:
+        return JSONResponse({"ready": worker.ready}, 200 if worker.ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

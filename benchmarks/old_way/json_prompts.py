@@ -12,12 +12,11 @@ prompts are three times as long, so a step of imitation has fewer decisions. The
 
 import hashlib
 import json
-import os
 import random
-import shutil
 from pathlib import Path
 
 from decoding.codec import Codec
+from decoding.model_files import RECIPE, make_whole
 from game.board import POWERS, Board
 from game.legal import LegalOrders
 from game.players import player
@@ -69,20 +68,7 @@ def make_json_model(root: Path, settings: TinyModelSettings) -> Path:
     board = Board.start()
     sample = prompt_text(board, board.legal_orders()["FRANCE"])
     name = hashlib.sha256(f"{recipe_hash(settings)}|{ROWS_A_STEP}|{sample}".encode()).hexdigest()[:12]
-    final = root / f"tiny-json-{name}"
-    if (final / "recipe.json").is_file():
-        return final
-    aside = root / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        _make(aside, settings)
-        if final.exists():
-            shutil.rmtree(final)  # a folder without recipe.json: making it was interrupted
-        os.rename(aside, final)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return final
+    return make_whole(root / f"tiny-json-{name}", RECIPE, lambda folder: _make(folder, settings))
 
 
 def _make(folder: Path, settings: TinyModelSettings) -> None:

@@ -5,15 +5,15 @@ training would have given with a vocabulary of N.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 from benchmarks.large_vocabulary import make_large_vocabulary_model
+from decoding.model_files import make_whole
 
 SIZES = {"4k": 4_096, "32k": 32_768, "131k": 131_072}
 """Sizes of vocabularies, by the last word of a figure."""
-_COPIED = ("tokenizer_config.json", "special_tokens_map.json")
+_COPIED = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
 def tokenizer_folder(root: Path, size: int) -> Path:
@@ -25,24 +25,17 @@ def tokenizer_folder(root: Path, size: int) -> Path:
     whole = make_large_vocabulary_model(root)
     if size == SIZES["131k"]:
         return whole
-    final = root / f"tekken-{size}"
-    if (final / "config.json").is_file():
-        return final
-    aside = root / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    tokenizer = cut_tokenizer(json.loads((whole / "tokenizer.json").read_text()), size)
-    (aside / "tokenizer.json").write_text(json.dumps(tokenizer))
-    for name in _COPIED:
-        if (whole / name).is_file():
-            shutil.copy(whole / name, aside)
-    config = json.loads((whole / "config.json").read_text())
-    (aside / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
-    if (whole / "generation_config.json").is_file():
-        shutil.copy(whole / "generation_config.json", aside)
-    shutil.rmtree(final, ignore_errors=True)
-    os.rename(aside, final)
-    return final
+
+    def cut(folder: Path) -> None:
+        tokenizer = cut_tokenizer(json.loads((whole / "tokenizer.json").read_text()), size)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        for name in _COPIED:
+            if (whole / name).is_file():
+                shutil.copy(whole / name, folder)
+        config = json.loads((whole / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+
+    return make_whole(root / f"tekken-{size}", "config.json", cut)
 
 
 def cut_tokenizer(tokenizer: dict, size: int) -> dict:

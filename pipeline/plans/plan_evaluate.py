@@ -20,10 +20,11 @@ from pipeline.plans.plan_run import (
     run_model,
 )
 from pipeline.run_cards import run_cards
-from pipeline.run_settings import CACHE_FOLDER, settings_of
+from pipeline.run_settings import settings_of
+from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import usable_cores
-from state_cache.store import find_cache
 from storage.adapters import published_versions
+from storage.run_roots import as_given
 from storage.runs import RunPaths, matches_folder
 from telemetry.errors import InputError
 
@@ -43,10 +44,10 @@ def plan_evaluate(run: str, version: int, runs_root: Path, evaluation: Evaluatio
     model, shape = run_model(settings)
     machine = this_machine(cards)
     check_memory(shape, settings.inference, machine=machine)
-    cache = find_cache(runs_root / CACHE_FOLDER, settings.cache)
+    cache = find_shared_cache(runs_root, settings.cache)
     return {
         "command": "evaluate",
-        "run": {"name": run, "folder": str(runs_root / run), "policy_version": version},
+        "run": {"name": run, "folder": as_given(runs_root / run), "policy_version": version},
         "evaluation": evaluation_forecast(settings.evaluation, times=1, scripted=0),
         "play": {"temperature": play.temperature, "pick": play.pick},
         **_search(play, searches=play.pick == "search"),

@@ -8,11 +8,13 @@ from typing import Any
 
 from pipeline.refresh_settings import newest_run, refreshed_settings
 from pipeline.run_settings import CACHE_FOLDER, RunSettings
+from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import usable_cores
-from reports.read_run import read_figures
-from state_cache.store import find_cache, version_name
+from reports.read_figures import read_figures
+from state_cache.store import version_name
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.lineages import lineage_at
+from storage.run_roots import as_given
 from storage.runs import RunPaths
 
 Forecast = dict[str, Any]
@@ -37,7 +39,7 @@ def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, ca
     trained_s = _trained_s(paths, recorded)
     return {
         "command": "runs losses",
-        "run": {"name": paths.root.name, "folder": str(paths.root), "checkpoint_step": newest, "model": str(model)},
+        "run": {"name": paths.root.name, "folder": as_given(paths.root), "checkpoint_step": newest, "model": str(model)},
         "work": {
             "steps_at_most": len(recorded),
             "recorded_steps": ", ".join(map(str, sorted(recorded))),
@@ -68,7 +70,7 @@ def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSetti
     replayed = range(start + 1, step + 1)
     return {
         "command": "runs replay-step",
-        "run": {"name": paths.root.name, "folder": str(paths.root), "lineage": lineage, "model": str(model)},
+        "run": {"name": paths.root.name, "folder": as_given(paths.root), "lineage": lineage, "model": str(model)},
         "work": {
             "begins_from": f"the checkpoint of step {start}" if start else "the first weights",
             "steps_replayed": len(replayed),
@@ -87,11 +89,11 @@ def plan_refresh(run: str, runs_root: Path, share: float) -> Forecast:
     """
     name = newest_run(runs_root) if run == "newest" else run
     settings = refreshed_settings(runs_root, name, share)
-    found = find_cache(runs_root / CACHE_FOLDER, settings)
+    found = find_shared_cache(runs_root, settings)
     return {
         "command": "cache refresh",
         "cache": {
-            "folder": str(runs_root / CACHE_FOLDER / version_name(settings)),
+            "folder": as_given(runs_root / CACHE_FOLDER / version_name(settings)),
             "train_positions": settings.train_snapshots,
             "reached_by_the_policy_about": round(settings.train_snapshots * share),
             "held_out_positions": settings.held_out_snapshots,

@@ -37,12 +37,14 @@ from pipeline.plans.rehearse_forks import PLIES_A_YEAR, Rehearsal, codec_of, reh
 from pipeline.run_cards import run_cards
 from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings
 from pipeline.search_teacher import DECISION_S
+from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
-from state_cache.store import find_cache, open_cache, version_name
+from state_cache.store import open_cache, version_name
 from storage.adapters import published_versions
+from storage.run_roots import as_given
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.loss_name import try_loss
@@ -89,7 +91,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     work = _work(settings, rehearsal)
     return {
         "command": "train",
-        "run": {"name": name, "folder": str(folder), "seed": settings.seed} | ({"steps_done": done} if resume else {}),
+        "run": {"name": name, "folder": as_given(folder), "seed": settings.seed} | ({"steps_done": done} if resume else {}),
         "work": work,
         "prompts": plan_prompts(tokens, is_known=model is not None or settings.inference.model == TINY),
         "tokens": _tokens(settings, rehearsal, work["decisions_about"], exact=model is not None),
@@ -145,7 +147,7 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
     Raises:
         DataError: the existing cache is damaged.
     """
-    found = find_cache(runs_root / CACHE_FOLDER, settings)
+    found = find_shared_cache(runs_root, settings)
     if found is not None:
         open_cache(found)
         sizes = sum(file.stat().st_size for file in found.iterdir())
@@ -156,7 +158,7 @@ def plan_cache(settings: CacheSettings, runs_root: Path) -> Forecast:
     return {
         "command": "cache build",
         "cache": {
-            "folder": str(runs_root / CACHE_FOLDER / version_name(settings)),
+            "folder": as_given(runs_root / CACHE_FOLDER / version_name(settings)),
             "train_positions": settings.train_snapshots,
             "held_out_positions": settings.held_out_snapshots,
             "years": f"{settings.first_year} to {settings.last_year}",
@@ -179,7 +181,7 @@ def plan_model(recipe: TinyModelSettings, runs_root: Path, prompts: PromptSettin
     return {
         "command": "model make",
         "model": {
-            "folder": str(found) if found else str(runs_root / MODEL_FOLDER / "tiny-<recipe>"),
+            "folder": as_given(found) if found else as_given(runs_root / MODEL_FOLDER / "tiny-<recipe>"),
             "parameters": shape.parameters,
             "longest_sequence": shape.positions,
         },
@@ -208,7 +210,7 @@ def run_model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
 
 
 def _positions(settings: RunSettings) -> tuple[Path | None, Sequence[Snapshot]]:
-    found = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
+    found = find_shared_cache(settings.runs_root, settings.cache)
     return found, some_positions(settings.cache) if found is None else open_cache(found).train
 
 

@@ -20,7 +20,7 @@ from game.board import Board
 from game.snapshot import Snapshot
 from inference.engine import EngineStats
 from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from records.policy_version import BASE, PolicyVersion
 from records.rows import Decision, Ply
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
@@ -144,18 +144,7 @@ class _UniformEngine:
         return
 
     async def stats(self) -> EngineStats:
-        return EngineStats(
-            requests=0,
-            prompt_tokens=0,
-            cached_tokens=0,
-            completion_tokens=0,
-            drawn_tokens=0,
-            engine_steps=0,
-            forced_tokens=0,
-            preemptions=0,
-            running=0,
-            policy_version=BASE_VERSION,
-        )
+        return EngineStats()
 
     async def close(self) -> None:
         return

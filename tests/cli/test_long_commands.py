@@ -21,6 +21,7 @@ LONG = [
             "train",
             "improve",
             "serve",
+            "produce",
             "evaluate",
             "runs losses",
             "runs replay-step",
@@ -29,8 +30,7 @@ LONG = [
             "cache refresh",
         ),
     ),
-    *map(str.split, ("model make", "bench tune", "bench tune lora")),
-    *map(str.split, ("bench profile rollout", "bench profile trainer", "bench profile e2e")),
+    *map(str.split, ("model make", "bench tune", "bench tune lora", "bench profile")),
     *BENCHMARKS,
 ]
 

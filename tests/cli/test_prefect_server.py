@@ -7,9 +7,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
+
+from telemetry.errors import InputError
 
 CACHE = ["cache", "build", "--train-snapshots", "2", "--held-out-snapshots", "2", "--last-year", "1902"]
 
@@ -18,15 +21,18 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    "words", [CACHE, pytest.param(["train", "--run", "mine"], marks=pytest.mark.system)], ids=["cache build", "train"]
-)
-def test_a_server_that_does_not_answer_is_named_before_anything_is_written(entente, words: list[str]):
-    done = entente.process(*words, PREFECT_API_URL="http://127.0.0.1:9/api")
+def test_a_server_that_does_not_answer_is_named_before_anything_is_written(entente):
+    done = entente.process(*CACHE, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 2 and done.stdout == ""
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith("entente: no Prefect server answers at http://127.0.0.1:9/api")
     assert "prefect server start" in sentence and names(entente.folder) in ([], [".prefect"])
+
+
+def test_a_run_without_a_server_writes_nothing(entente, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cli.train.prefect_server", Mock(side_effect=InputError("no Prefect server answers")))
+    done = entente("train", "--run", "mine")
+    assert (done.returncode, done.stderr) == (2, "entente: no Prefect server answers\n") and names(entente.folder) == []
 
 
 @pytest.mark.system
@@ -87,8 +93,8 @@ def test_a_child_whose_parent_ended_before_it_looked_ends_too():
 
 
 @pytest.mark.system
-def test_a_command_s_own_server_answers_to_its_key_alone(tmp_path: Path):
-    """Neither a page in a browser nor another user of the machine can ask it anything, whatever host they say they want."""
+def test_commands_begun_at_once_on_a_fresh_home_have_servers_that_answer_to_their_key_alone(tmp_path: Path):
+    """Neither a page in a browser nor another user of the machine can ask one anything, whatever host they say they want."""
     program = """
 import asyncio, os, urllib.error, urllib.request
 from cli.environment import prepare_environment
@@ -118,12 +124,19 @@ with prefect_server():
 """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     root = str(Path(__file__).resolve().parents[2])
-    line = [sys.executable, "-c", program]
-    done = subprocess.run(
-        line, env=kept | {"PYTHONPATH": root}, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["(401, None) (401, None) (401, None)", "(400, None) (400, None)"]
+    begun = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=kept | {"PYTHONPATH": root},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [each.communicate(timeout=180) for each in begun]
+    assert [out for out, _ in said] == ["(401, None) (401, None) (401, None)\n(400, None) (400, None)\n"] * 2, said
     assert (tmp_path / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
 
 
@@ -147,21 +160,3 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
         server.server_close()
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert "wants another key: set PREFECT_API_AUTH_STRING" in done.stderr
-
-
-@pytest.mark.system
-def test_commands_begun_at_once_on_a_fresh_home_all_have_their_server(tmp_path):
-    program = "from cli.prefect_server import prefect_server\nwith prefect_server():\n    print('up')"
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=environment | {"PREFECT_HOME": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [each.communicate(timeout=180) for each in both]
-    assert [out for out, _ in said] == ["up\n"] * 2, said

@@ -66,7 +66,7 @@ def test_help_all_shows_every_setting_and_its_default_in_the_preset(told):
 def test_commands_without_run_settings_keep_their_help(told):
     for flag in ("--help", "--help-all"):
         assert "Usage: entente cache build" in told("cache", "build", flag)
-        assert "Usage: entente bench profile" in told("bench", "profile", flag)
+        assert "Usage: entente bench COMMAND" in told("bench", flag)
     assert "Usage: entente COMMAND" in told("--help-all")
 
 

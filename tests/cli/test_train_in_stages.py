@@ -70,7 +70,7 @@ def test_what_belongs_to_one_run_is_refused(entente, words: list[str], said: str
 
 
 @pytest.mark.system
-def test_a_killed_training_ends_its_command_and_is_continued(entente, tmp_path: Path):
+def test_a_killed_training_ends_its_command_and_is_continued(entente, prefect_server: str, tmp_path: Path):
     (tmp_path / "mine.toml").write_text(_STAGES)
     words, checkpoints = (
         ("train", "--preset", "mine.toml", "--run", "first"),
@@ -85,7 +85,7 @@ def test_a_killed_training_ends_its_command_and_is_continued(entente, tmp_path: 
         process.communicate()
     assert process.returncode == -signal.SIGKILL and len(command) == 1, "it was killed in its imitation"
     assert not psutil.wait_procs(command, timeout=20)[1], "the command ends with its parent"
-    ended = entente.process(*words, "--resume", "--json")
+    ended = entente.process(*words, "--resume", "--json", PREFECT_API_URL=prefect_server)
     assert ended.returncode == 0, ended.stderr
     assert "model imitate first-imitate --resume" in ended.stderr
     result = json.loads(ended.stdout.splitlines()[-1])

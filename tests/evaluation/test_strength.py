@@ -49,7 +49,11 @@ def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
             gains.append(len(board.centres()[power]) - start)
     if any(snapshot.season != "S" for snapshot in positions):
         pytest.fail("the fixture's positions are spring positions")
-    assert score("mover", positions).mean == pytest.approx(np.mean(gains))
+    found = score("mover", positions)
+    assert found.mean == pytest.approx(np.mean(gains)) and sorted(each.centres for each in found.gains) == sorted(gains)
+    games = {snapshot.snapshot_id: snapshot.game_id for snapshot in positions}
+    assert all(games[each.snapshot_id] == each.game_id for each in found.gains)
+    assert len({(each.snapshot_id, each.power) for each in found.gains}) == 16
 
 
 def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, positions):

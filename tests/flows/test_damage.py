@@ -91,7 +91,8 @@ def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, traine
     file = flip(copy.ledger / "main" / "step-000002.arrow") if what == "ledger" else copy.settings
     if what == "settings.json":
         file.write_text(file.read_text().replace('"steps"', '"stepz"'))
-    done = workplace.process("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
+    begin = workplace if what == "settings.json" else workplace.process
+    done = begin("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
     assert done.returncode == (1 if what == "ledger" else 2)
     sentence = done.stderr.splitlines()[-1]
     assert sentence.startswith("entente: ") and file.name in sentence and "Traceback" not in done.stderr

@@ -6,7 +6,6 @@ One real server of its own, one worker and one small training run for the whole 
 import io
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,17 +31,14 @@ from pipeline.setting_names import FIRST_SETTINGS
 from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEY = "entente:key-of-the-tests"
 FINISHED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: Prefect's pages cannot be looked at")
 
 
 class Prefect:
     """A server and a worker in processes of their own, started in the project's folder as prefect.yaml says."""
 
-    def __init__(self, folder: Path, runs_root: Path) -> None:
+    def __init__(self, folder: Path, runs_root: Path, **environment: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -50,7 +46,7 @@ class Prefect:
         self._folder = folder
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONWARNINGS"))}
-        self._environment = kept | {
+        self.environment = kept | {
             "PREFECT_HOME": str(self.home),
             "PREFECT_API_URL": f"{self.address}/api",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -59,19 +55,20 @@ class Prefect:
             "PREFECT_SERVER_API_AUTH_STRING": KEY,
             "PREFECT_API_AUTH_STRING": KEY,
             "PYTHONPATH": str(ROOT),
+            **environment,
         }
 
     def command(self, *words: str) -> None:
         """`prefect WORDS`, to its end."""
         line = [sys.executable, "-m", "prefect", *words]
-        done = subprocess.run(line, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(line, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"prefect {' '.join(words)}: {done.stdout}{done.stderr}"
 
     def begin(self, *words: str) -> None:
         """`prefect WORDS`, which goes on until `end`."""
         line = [sys.executable, "-m", "prefect", *words]
         with open(self._folder / f"{words[0]}.log", "wb") as log:
-            self._started.append((words[0], subprocess.Popen(line, cwd=ROOT, env=self._environment, stdout=log, stderr=log)))
+            self._started.append((words[0], subprocess.Popen(line, cwd=ROOT, env=self.environment, stdout=log, stderr=log)))
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")
@@ -144,8 +141,8 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
         prefect.wait(120, "the server's start", prefect.healthy)
-        for pool in ("local", "producers"):
-            prefect.command("work-pool", "create", pool, "--type", "process")
+        prefect.command("work-pool", "create", "local", "--type", "process")
+        prefect.ask("work_pools/", {"name": "producers", "type": "process"})
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
         prefect.command("deployment", "run", "train-policy/train", "--params", json.dumps(small_parameters(workplace)))
@@ -163,23 +160,17 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def page(deployed: Any) -> Iterator[Any]:
-    """A page of headless Chromium that was given the server's key, as a user gives it."""
-    from playwright.sync_api import sync_playwright
-
+def page(browser: Any, deployed: Any) -> Any:
+    """A page that was given the server's key, as a user gives it."""
     prefect, _ = deployed
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = chromium.new_page(viewport={"width": 1500, "height": 1000})
-        page.set_default_timeout(30_000)
-        page.goto(f"{prefect.address}/deployments")
-        page.locator("input[type=password]").fill(KEY)
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/deployments")
-        seen(page, "train-policy")
-        yield page
-        chromium.close()
+    page = browser.new_page(viewport={"width": 1500, "height": 1000})
+    page.set_default_timeout(30_000)
+    page.goto(f"{prefect.address}/deployments")
+    page.locator("input[type=password]").fill(KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/deployments")
+    seen(page, "train-policy")
+    return page
 
 
 def seen(page: Any, text: str) -> None:
@@ -195,7 +186,6 @@ def colours(picture: bytes) -> int:
         return len(image.convert("RGB").getcolors(maxcolors=1 << 24) or [])
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_a_run_without_a_name_is_found_by_the_name_that_it_takes_and_its_tasks_are_drawn(
@@ -223,7 +213,6 @@ def artifact(prefect: Prefect, run: dict[str, Any], kind: str) -> dict[str, Any]
     return found
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_board(deployed: Any, page: Any):
@@ -250,7 +239,6 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_bo
     assert boards.evaluate_all("images => Math.min(...images.map(image => image.naturalWidth))") > 300, "a picture is broken"
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: Any):
@@ -268,7 +256,6 @@ def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: 
     theirs.close()
 
 
-@browser
 @pytest.mark.browser
 @pytest.mark.system
 def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page: Any):
@@ -379,13 +366,14 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
     assert told[0].server == told[1].server and told[0].flows == told[1].flows and told[0].client == told[1].client
     assert told[0].server.services.task_run_recorder.batch_size == 200 and not told[0].server.ui.v2_enabled
     assert told[0].flows.heartbeat_frequency == 30 and told[0].client.max_retries == 7
+    assert told[0].client.retry_extra_codes == {500}
 
 
 def test_a_worker_s_runs_beat_and_wait_as_those_of_a_command_do():
     """A worker starts a run in its pool's environment, wherever that worker itself was started."""
     by_deployment = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["local_pool"]["job_variables"]["env"]
     same = {name: value for name, value in by_deployment.items() if name in environment._PREFECT and "LOGGING" not in name}
-    assert len(same) == 2 and same.items() <= environment._PREFECT.items()
+    assert len(same) == 3 and same.items() <= environment._PREFECT.items()
 
 
 def test_a_run_counts_as_crashed_only_after_several_signs_of_life_failed_to_come():

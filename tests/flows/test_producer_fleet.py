@@ -17,7 +17,6 @@ from pipeline.run_settings import RunSettings
 from records.policy_version import PolicyVersion
 from storage.control import ControlDesk, ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
-from telemetry import progress
 
 
 @dataclass
@@ -54,13 +53,6 @@ def prefect(monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(module, "ENDS_WITHIN_S", 1.0)
     monkeypatch.setattr(ProducerFleet, "_delay_next_start", lambda fleet: None)
     return asked
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    sentences: list[str] = []
-    monkeypatch.setattr(progress, "_reporter", SimpleNamespace(say=sentences.append))
-    return sentences
 
 
 class Run:
@@ -103,7 +95,7 @@ def test_as_many_as_are_asked_for_within_the_bounds_and_each_by_a_name_of_its_ow
     async def go() -> None:
         async with run.fleet(1, 2) as fleet:
             await until(lambda: len(prefect.begun) == 1)
-            await fleet.set_target(9)
+            fleet.set_target(9)
             await until(lambda: len(prefect.begun) == 2)
             await asyncio.sleep(0.2)
             assert fleet.status().asked == 2 and fleet.status().starting == 2 and fleet.status().alive == 0
@@ -111,6 +103,9 @@ def test_as_many_as_are_asked_for_within_the_bounds_and_each_by_a_name_of_its_ow
                 run.tells(name)
             standing = await until(lambda: fleet.status().alive == 2 and fleet.status())
             assert (standing.starting, standing.published, standing.in_flight, standing.lost) == (0, 4, 2, 0)
+            assert (standing.playing, standing.proven) == (2, 2)
+            run.tells("fleet-0001", "waiting", published=0)
+            await until(lambda: (fleet.status().playing, fleet.status().proven) == (1, 1))
             for name in ("fleet-0001", "fleet-0002"):
                 run.tells(name, "ended")
             run.desk.stop("over")
@@ -141,6 +136,20 @@ def test_what_is_lost_or_failed_is_replaced_under_another_name(run: Run, prefect
     assert any("fleet-0002' on there ended: the model is not here" in sentence for sentence in said)
 
 
+def test_one_that_was_thought_to_be_lost_counts_again_and_can_be_dismissed(run: Run, prefect: Asked):
+    async def go() -> None:
+        async with run.fleet(0, 1) as fleet:
+            fleet.set_target(1)
+            await until(lambda: prefect.begun)
+            run.tells("fleet-0001", alive_at=time.time() - 3600)
+            await until(lambda: fleet.status().lost == 1)
+            fleet.set_target(0)
+            run.tells("fleet-0001")
+            await until(lambda: not read_control(run.paths).wants("fleet-0001"))
+
+    asyncio.run(go())
+
+
 def test_one_that_failed_before_it_could_say_so_is_learned_of_from_prefect(
     run: Run, prefect: Asked, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -160,13 +169,13 @@ def test_too_many_are_dismissed_and_one_that_was_begun_by_hand_counts_but_stays(
 
     async def go() -> None:
         async with run.fleet(0, 2) as fleet:
-            await fleet.set_target(2)
+            fleet.set_target(2)
             await until(lambda: prefect.begun)
             await asyncio.sleep(0.2)
             assert len(prefect.begun) == 1, "one is there already"
             run.tells("fleet-0001")
             await until(lambda: fleet.status().alive == 2)
-            await fleet.set_target(0)
+            fleet.set_target(0)
             await until(lambda: not read_control(run.paths).wants("fleet-0001"))
             assert read_control(run.paths).wants("by-hand") and prefect.cancelled == []
 
@@ -180,7 +189,7 @@ def test_a_prefect_that_refuses_is_said_once_and_nothing_waits(run: Run, prefect
     async def go() -> float:
         async with run.fleet(1, 1) as fleet:
             began = time.monotonic()
-            await fleet.set_target(1)
+            fleet.set_target(1)
             fleet.status()
             took = time.monotonic() - began
             await asyncio.sleep(0.3)
@@ -234,7 +243,7 @@ def test_without_producers_nothing_is_asked_and_damaged_status_files_are_said(ru
 
     async def go() -> None:
         async with run.fleet(0, 0) as fleet:
-            await fleet.set_target(5)
+            fleet.set_target(5)
             await asyncio.sleep(0.2)
             assert fleet.status().asked == 0
 

@@ -166,8 +166,9 @@ def test_the_time_of_a_task_is_told_as_rollout(resources: Callable[[str], Resour
     assert 0 < spent <= report.seconds
 
 
-def test_the_process_of_a_flow_does_without_duckdb():
-    """Beside vLLM its bindings fill the terminal with complaints when the process ends; the trainer's process has it."""
-    program = "import sys, flows.train_policy; print([name for name in ('duckdb', 'vllm') if name in sys.modules])"
+def test_the_process_of_a_flow_does_without_duckdb_and_loads_no_engine_before_it_needs_one():
+    """Beside vLLM DuckDB's bindings fill the terminal with complaints when the process ends; the trainer's process has it."""
+    heavy = ("duckdb", "torch", "vllm", "wandb")
+    program = f"import sys, flows.train_policy; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.stdout.strip() == "[]", done.stderr

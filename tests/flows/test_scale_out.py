@@ -206,3 +206,46 @@ def test_producers_on_two_workers_play_for_a_run_and_one_host_may_die(workplace:
     wait(60, "the producer that is left to end", lambda: not any(status.at_work() for status in read_producers(paths)[0]))
     rows = pa.concat_tables([open_shard(file).select(["decision_id"]).replace_schema_metadata(None) for file in shards(paths)])
     assert len(set(rows["decision_id"].to_pylist())) == rows.num_rows, "no decision twice"
+
+
+def test_dask_has_a_producer_in_each_worker_and_one_in_the_place_of_a_worker_that_dies(workplace: Any, trained: Any):
+    from distributed import LocalCluster
+
+    paths = RunPaths(workplace.folder / "runs" / "dasked")
+    words = (
+        "train",
+        "--config",
+        "small.toml",
+        "--run",
+        "dasked",
+        "--steps",
+        "30",
+        "--json",
+        "--pipeline.task-runner",
+        "producers",
+    )
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0) as cluster,
+        workplace.start(*words, *OVERLAPPED) as training,
+    ):
+        try:
+            wait(120, "the run", lambda: paths.control.exists() and not read_control(paths).stop, training)
+            producing = workplace.start("produce", "--run", "dasked", "--dask", cluster.scheduler_address, "--json")
+            with producing:
+
+                def playing() -> Any:
+                    statuses, _ = read_producers(paths)
+                    return len([status for status in statuses if status.published]) >= 2 and statuses
+
+                statuses = wait(300, "producers in both workers", playing, training, producing)
+                kill(statuses[0].pid)
+                wait(120, "a third producer", lambda: len(read_producers(paths)[0]) >= 3, training, producing)
+                _out, err = training.communicate(timeout=600)
+                ended, said = producing.communicate(timeout=60)
+        finally:
+            training.kill()
+    assert training.returncode == 0, err
+    assert producing.returncode == 0, said
+    assert {each["why"] for each in json.loads(ended.splitlines()[-1])} == {"its training has ended"}
+    used = trained_on(paths)
+    assert "local" not in used and len(used) >= 2

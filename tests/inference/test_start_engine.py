@@ -14,7 +14,6 @@ from inference import start_engine as module
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine, start_limit_s
-from telemetry import progress
 from telemetry.errors import EngineError
 
 
@@ -23,15 +22,6 @@ def own_host() -> Iterator[EngineHost]:
     host = EngineHost("slow")
     yield host
     host.close()
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    heard: list[str] = []
-    onlooker = progress.LogReporter()
-    monkeypatch.setattr(onlooker, "say", heard.append)
-    monkeypatch.setattr(progress, "_reporter", onlooker)
-    return heard
 
 
 def stubborn() -> None:

@@ -19,9 +19,7 @@ from inference.embedded import EmbeddedEngine
 from inference.merge import load_base, merge_adapter
 from inference.settings import InferenceSettings
 from records.generation import Generation
-from telemetry import progress
 from telemetry.errors import DataError, EngineError, EngineLostError
-from telemetry.progress import LogReporter
 from tests.inference.test_embedded import draw, reference_logprobs, requests_for
 
 SMALL = {"max_model_length": 512, "max_sequences": 32}
@@ -42,13 +40,9 @@ def test_the_noise_of_a_calibration_is_an_adapter_that_any_engine_would_take(mod
 @pytest.mark.vllm
 @pytest.mark.system
 def test_slots_that_are_dear_here_give_way_to_merged_weights_and_it_says_why(
-    host, model, positions, tokens, make_adapter, monkeypatch
+    host, model, positions, tokens, make_adapter, monkeypatch, said
 ):
     """On a CPU each token gathers its adapter's weights; the figure is measured, whatever it is here."""
-    said: list[str] = []
-    onlooker = LogReporter()
-    monkeypatch.setattr(onlooker, "say", said.append)
-    monkeypatch.setattr(progress, "_reporter", onlooker)
     monkeypatch.setattr(calibrate, "_slots_cheap", {})  # another test of this process may have measured
     engine = EmbeddedEngine(model, InferenceSettings(**SMALL, adapters="auto"), name="auto")
     try:

@@ -3,12 +3,12 @@
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pipeline.controller import PATIENCE, Bounds, Controller, StepObservation
+from pipeline.controller import Bounds, Controller, StepObservation
+from pipeline.producer_rule import COLD_S, NO_PRODUCERS, Sighting
 
 START_GROUPS = 16
 
@@ -23,13 +23,10 @@ class Pipeline:
     service: Callable[[int], float]
     step_s: Callable[[int], float]
     servers: int
-    per_producer: int = 0
-    """Servers that a producer adds."""
     waited: list[float] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
     expired: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
-    producers: list[int] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     in_flight_most: int = 0
 
@@ -42,6 +39,7 @@ class Pipeline:
             plan = self.controller.target
             began, wanted = now, START_GROUPS + plan.ahead
             train_until: float | None = None
+            waited = 0.0
             expired, lag = 0, 0
             while True:
                 fresh = [each for each in ready if version - each <= self.bounds.max_policy_lag]
@@ -54,7 +52,7 @@ class Pipeline:
                         took, ready = sorted(ready)[:START_GROUPS], sorted(ready)[START_GROUPS:]
                         lag = version - min(took)
                         waited, train_until = now - began, now + self.step_s(step)
-                while queued and len(ends) < self.servers + plan.producers * self.per_producer:
+                while queued and len(ends) < self.servers:
                     queued.pop(0)
                     heapq.heappush(ends, (now + self.service(number), version))
                     number += 1
@@ -72,14 +70,12 @@ class Pipeline:
             plan = self.controller.after(seen)
             self.ahead.append(plan.ahead)
             self.said += [plan.reason] if plan.reason else []
-            self.producers.append(plan.producers)
         return self
 
 
 def pipeline(
     *, service: float | Callable[[int], float], step_s: float | Callable[[int], float] = 10.0, servers: int = 16, **more: int
 ) -> Pipeline:
-    per_producer = more.pop("per_producer", 0)
     bounds = Bounds(start_groups=START_GROUPS, buffer_depth=more.pop("buffer_depth", 2), max_policy_lag=2, **more)
     return Pipeline(
         Controller(bounds),
@@ -87,7 +83,6 @@ def pipeline(
         service if callable(service) else lambda number: service,
         step_s if callable(step_s) else lambda step: step_s,
         servers,
-        per_producer,
     )
 
 
@@ -98,24 +93,6 @@ def mean(values: list[float]) -> float:
 def test_where_rollouts_are_fast_enough_the_trainer_does_not_wait_and_nothing_expires():
     played = pipeline(service=6.0).run(40)
     assert mean(played.waited[2:]) < 0.03 and sum(played.expired) == 0
-
-
-def test_starvation_begins_producers_one_by_one_until_the_trainer_no_longer_waits():
-    # 4 servers of 10 s play 4 start groups in a step of 10 s, and a step wants 16: three more hosts of as many are needed
-    alone = pipeline(service=10.0, servers=4).run(60)
-    helped = pipeline(service=10.0, servers=4, producers_max=6, per_producer=4).run(60)
-    assert mean(alone.waited[20:]) > 0.5 and set(alone.producers) == {0}
-    assert helped.producers[-1] == 3
-    assert mean(helped.waited[20:]) < 0.01
-    assert max(after - before for before, after in pairwise(helped.producers)) == 1
-    assert helped.producers[: PATIENCE - 1] == [0] * (PATIENCE - 1), "slow to move"
-
-
-def test_producers_that_change_nothing_are_not_added_without_end():
-    # 48 start groups may be in flight, and each takes as long as three steps: more hosts than that cannot help
-    played = pipeline(service=30.0, producers_max=20, per_producer=16).run(200)
-    assert mean(played.waited[50:]) > 0.1
-    assert max(played.producers) <= 5
 
 
 def test_it_says_once_that_rollouts_are_too_slow_and_what_holds_it():
@@ -155,10 +132,27 @@ def test_a_trainer_that_stalls_leaves_no_more_in_flight_than_the_bound():
     assert max(played.waited[6:]) < 0.1
 
 
-def test_producers_that_are_no_longer_needed_are_ended():
-    service = 30.0
-    played = pipeline(service=lambda number: service if number < 400 else 3.0, producers_max=6, per_producer=16).run(80)
-    assert max(played.producers) >= 2 and played.producers[-1] == 0
+def sighting(now: float, *, waiting: bool, trained: int = 0) -> Sighting:
+    return Sighting(now=now, waiting=waiting, trained=trained, surplus=False, fleet=NO_PRODUCERS)
+
+
+def test_more_is_played_ahead_before_a_producer_is_asked_for_unless_the_trainer_waits_long():
+    """Eight steps of two seconds, half of them waiting, then one that waits for ever."""
+
+    def asked_at(ahead: int) -> float:
+        bounds = Bounds(start_groups=START_GROUPS, buffer_depth=2, max_policy_lag=2, producers_max=2)
+        controller, now = Controller(bounds), 0.0
+        controller.target = replace(controller.target, ahead=ahead)
+        for step in range(1, 9):
+            for waiting, trained in ((True, step - 1), (False, step)):
+                now += 1.0
+                if controller.watch(sighting(now, waiting=waiting, trained=START_GROUPS * trained)).producers:
+                    return now
+        while not controller.watch(sighting(now, waiting=True, trained=8 * START_GROUPS)).producers:
+            now += 1.0
+        return now
+
+    assert asked_at(2 * START_GROUPS) < 12 < COLD_S < asked_at(START_GROUPS) < 60
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -182,6 +176,5 @@ def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
         )
         plan = controller.after(seen)
         assert bounds.least <= plan.ahead <= bounds.most
-        assert bounds.producers_min <= plan.producers <= bounds.producers_max
-        if (plan.ahead, plan.producers) != (before.ahead, before.producers):
-            assert plan.reason, "whatever moves says why"
+        assert plan.producers == before.producers, "their number is decided by the clock"
+        assert bool(plan.reason) or plan.ahead == before.ahead, "whatever moves says why"

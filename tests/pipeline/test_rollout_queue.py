@@ -2,24 +2,28 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline import buffered_queue
+from pipeline import buffered_queue, play_elsewhere
 from pipeline.buffered_queue import FAILURES_IN_A_ROW, BufferedQueue
 from pipeline.controller import StepObservation
 from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
+from pipeline.producer_rule import NO_PRODUCERS, FleetStatus
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
-from records.policy_version import BASE
+from records.policy_version import BASE, PolicyVersion
+from storage.control import ControlDesk, read_control
 from storage.lineages import open_lineage
 from storage.runs import RunPaths
 from storage.totals import Eligible
+from telemetry import progress
 from telemetry.timing import Spans
 from training.messages import ResumePoint, TrainedStep
 
@@ -91,7 +95,8 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
 def queue(
     field: Field,
     family: int = 1,
-    elsewhere: Callable[[], int] = lambda: 0,
+    fleet: "Fleet | None" = None,
+    control: ControlDesk | None = None,
     paths: RunPaths | None = None,
     **pipeline: Any,
 ) -> RolloutQueue:
@@ -100,13 +105,31 @@ def queue(
         paths=paths or RunPaths(Path("/nonexistent")),
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
         trainer=field,
+        control=control,
         spans=Spans(),
         max_policy_lag=2,
     )
     settings = PipelineSettings(**pipeline)
     if settings.deterministic:
         return LockstepQueue(resources, field, settings, LAST_STEP)
-    return BufferedQueue(resources, field, settings, LAST_STEP, elsewhere=elsewhere)
+    return BufferedQueue(resources, field, settings, LAST_STEP, fleet=fleet)
+
+
+class Fleet:
+    """Producers that are nothing but their numbers."""
+
+    def __init__(self, **status: int) -> None:
+        self.now = replace(NO_PRODUCERS, **status)
+        self.targets: list[int] = []
+
+    def status(self) -> FleetStatus:
+        return self.now
+
+    def set_target(self, producers: int) -> None:
+        self.targets.append(producers)
+
+    def change(self, **status: int) -> None:
+        self.now = replace(self.now, **status)
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -364,7 +387,7 @@ def test_in_step_it_pauses_where_enough_lies_ready_but_never_in_two_steps_runnin
 
 def test_what_producers_play_for_the_run_is_not_begun_here_as_well_and_is_taken_once_it_is_ready(field: Field):
     async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=1, elsewhere=lambda: START_GROUPS - 2) as rollouts:
+        async with queue(field, buffer_depth=0, groups_per_task=1, fleet=Fleet(alive=1, in_flight=START_GROUPS - 2)) as rollouts:
             taken = await take(rollouts, 1, field)
             assert len(field.begun) == 2
             field.end()
@@ -373,6 +396,118 @@ def test_what_producers_play_for_the_run_is_not_begun_here_as_well_and_is_taken_
             field.ready += [1000, 1001, 1002, 1003]  # a producer's shards
             await settled(taken)
             assert taken.done()
+
+    scene(run)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> ControlDesk:
+    control = ControlDesk(RunPaths(tmp_path / "run").create(), base_model="b", plays="p", quota=99, max_policy_lag=2)
+    control.serve(BASE)
+    return control
+
+
+def quota(desk: ControlDesk) -> tuple[int, bool]:
+    """What a producer reads."""
+    told = read_control(desk._paths)
+    return told.quota, told.gather
+
+
+def test_a_flow_that_plays_nothing_lets_producers_begin_what_is_missing_and_trains_on_theirs(field: Field, desk: ControlDesk):
+    fleet = Fleet(alive=3)
+
+    async def run() -> None:
+        how: dict[str, Any] = {"buffer_depth": 1, "task_runner": "producers"}
+        async with queue(field, fleet=fleet, control=desk, **how) as rollouts:
+            taken = await take(rollouts, 1, field)
+            assert not taken.done() and quota(desk) == (2 * START_GROUPS // 3, False), "two steps' start groups, among three"
+            field.ready = list(range(START_GROUPS))
+            fleet.change(in_flight=START_GROUPS, published=START_GROUPS)
+            await settled(taken)
+            assert taken.done()
+
+    scene(run)
+    assert field.begun == []
+
+
+def test_without_any_producer_such_a_flow_waits_and_says_so_once(field: Field, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(progress, "_reporter", SimpleNamespace(say=said.append))
+    fleet = Fleet()
+
+    async def run() -> None:
+        async with queue(field, fleet=fleet, buffer_depth=1, task_runner="producers") as rollouts:
+            taken = await take(rollouts, 1, field)
+            assert not taken.done(), "a step without rows would be no step"
+            fleet.change(alive=1)
+            field.ready = list(range(START_GROUPS))
+            await settled(taken)
+            assert taken.done()
+
+    scene(run)
+    assert said == ["no rollout producer is at work: the step waits for one, such as `entente produce`"]
+
+
+def test_producers_whose_start_groups_teach_nothing_are_asked_for_more_up_to_a_bound(
+    field: Field, desk: ControlDesk, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(play_elsewhere, "SEEN_AFTER_S", 0.02)
+    fleet = Fleet(alive=2)
+
+    async def run() -> None:
+        async with queue(field, fleet=fleet, control=desk, buffer_depth=0, task_runner="producers") as rollouts:
+            taken = await take(rollouts, 1, field)
+            first, _ = quota(desk)
+            fleet.change(published=START_GROUPS)
+            await settled(taken)
+            assert not taken.done() and quota(desk)[0] > first >= START_GROUPS // 2
+            fleet.change(published=2 * START_GROUPS)
+            await settled(taken)
+            assert taken.done(), "twice a step's own start groups taught nothing: it trains on what there is"
+
+    scene(run)
+
+
+def test_the_next_version_is_served_with_what_is_missing_and_shards_may_wait_if_a_step_is_ready(field: Field, desk: ControlDesk):
+    fleet = Fleet(alive=1)
+    served = PolicyVersion(version=1, adapter=None, adapter_hash="a")
+
+    async def run(ready: int) -> tuple[int, bool]:
+        async with queue(field, fleet=fleet, control=desk, buffer_depth=1, task_runner="producers") as rollouts:
+            rollouts._resources.announce = announce  # type: ignore[method-assign]
+            field.ready = list(range(ready))
+            await (await take(rollouts, 1, field))
+            before = quota(desk)
+            rollouts._publisher.publish = done  # type: ignore[method-assign, assignment]
+            await rollouts.hand_over(served, at_once=False)
+            assert before != quota(desk) and read_control(desk._paths).version == 1
+            return quota(desk)
+
+    async def announce(policy: PolicyVersion) -> None:
+        desk.serve(policy)
+
+    async def done(policy: PolicyVersion, *, at_once: bool) -> None:
+        return
+
+    assert asyncio.run(run(2 * START_GROUPS)) == (START_GROUPS, True), "one step is ready, and another one may be ahead"
+    desk.serve(BASE)
+    desk.ask(quota=99, gather=True)
+    assert asyncio.run(run(START_GROUPS + 1)) == (2 * START_GROUPS - 1, False)
+
+
+def test_the_fleet_is_told_while_a_step_still_waits(field: Field, monkeypatch: pytest.MonkeyPatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(buffered_queue, "time", SimpleNamespace(monotonic=lambda: clock.now))  # not asyncio's clock
+    fleet = Fleet()
+
+    async def run() -> None:
+        async with queue(field, fleet=fleet, buffer_depth=1, groups_per_task=1, producers_max=4) as rollouts:
+            taken = await take(rollouts, 1, field)
+            for _ in range(40):
+                clock.now += 1.0
+                await asyncio.sleep(0.012)
+            assert fleet.targets == [1] and not taken.done(), "one step of a minute may be all that there is"
+            taken.cancel()
 
     scene(run)
 

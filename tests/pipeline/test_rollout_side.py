@@ -10,13 +10,13 @@ import pytest
 
 from pipeline import rollout_side
 from pipeline.play import play_missing, start_positions
+from pipeline.producer_desk import ProducerDesk, next_free_number
 from pipeline.rollout_side import RolloutSide, producer_positions, side_settings
 from rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.control import ProducerStatus, read_control, read_producer, write_producer
 from storage.runs import RunPaths
 from storage.shards import shard_path
-from tasks.produced_rollouts import ProducerDesk, next_free_number
 from telemetry.errors import DataError, InputError
 
 

@@ -18,10 +18,7 @@ from pipeline.step_figures import StepClock, outside_figures
 from telemetry.metrics import check
 from telemetry.timing import Spans
 
-NONE = EngineStats(
-    requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, drawn_tokens=0, engine_steps=0, forced_tokens=0,
-    preemptions=0, running=0, policy_version=0,
-)  # fmt: skip
+NONE = EngineStats()
 WORK = EngineWork(
     prompt_tokens=4000, cached_tokens=3000, completion_tokens=500, forced_tokens=200, queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0
 )

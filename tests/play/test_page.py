@@ -2,34 +2,18 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LIMIT_MS = 60_000
 PLACE = """name => {
   const [x, y] = JSON.parse(document.getElementById('page').textContent).places[name];
   const at = document.getElementById('map').getScreenCTM();
   return [x * at.a + at.e, y * at.d + at.f];
 }"""
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("this system has no Chromium to open the page with")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def address(process: "subprocess.Popen[str]") -> str:

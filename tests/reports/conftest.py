@@ -86,23 +86,6 @@ def metric_lines(paths: RunPaths) -> list[dict[str, float]]:
     return [json.loads(line) for line in paths.metrics.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium that the system brings.
-
-    No longer than a module: while it is open an event loop runs in this thread, and no other test could begin one.
-    """
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("this system has no Chromium to open the page with")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 SETTINGS = {
     "steps": 4,
     "training": {"dtype": "float32", "mismatch_max": 1e-4, "mismatch_mean_bf16": 0.03, "mismatch_p99_bf16": 0.15},

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from reports.explain import explain_run, explain_step
-from reports.read_run import read_figures
+from reports.read_figures import read_figures
 from storage.runs import RunPaths
 from telemetry.stages import STAGES
 from tests.conftest import Entente

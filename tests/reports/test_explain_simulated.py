@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.explain import explain_run
-from reports.read_run import read_figures
+from reports.read_figures import read_figures
 from storage.runs import RunPaths
 from tests.conftest import Entente
 

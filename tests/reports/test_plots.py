@@ -15,6 +15,7 @@ from evaluation.settings import MatchSettings
 from evaluation.track import TrackPoint
 from reports import pipeline_plots, plots, sentences, strength_plots
 from reports.ablation import Ablation, Improvement, read_ablation
+from reports.match_sentence import describe_match
 from storage.league_files import LeagueMember, LeagueStep
 from telemetry.errors import InputError
 from tests.reports.conftest import facts
@@ -130,7 +131,7 @@ def test_strength_by_version_says_whether_first_and_last_lie_apart():
 
 def test_a_match_lists_its_players_best_first_and_claims_only_what_is_shown():
     assert "21 games: v8 0.300; mover 0.200; base 0.100" in alt(strength_plots.match(match()))
-    said = sentences.match(match())
+    said = describe_match(match())
     assert "base against v8: -0.200 [-0.300, -0.100], shown." in said
     assert "base against mover: -0.050 [-0.150, +0.050]; about 400 games would show it." in said
 

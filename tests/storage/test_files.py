@@ -2,17 +2,32 @@
 
 import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from storage.files import FileStore, PosixFiles, publish_file
+from storage.bucket import BucketFiles
+from storage.file_store import FileStore
+from storage.files import PosixFiles, publish_file
+from storage.objects import Objects
+from tests.storage.object_store import BUCKET, environment, moto_server
 
 
-@pytest.fixture(params=[PosixFiles], ids=["posix"])
-def store(request: pytest.FixtureRequest) -> FileStore:
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with moto_server() as served:
+        yield served
+
+
+@pytest.fixture(params=["posix", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileStore:
     """Every store there is."""
-    return request.param()
+    if request.param == "posix":
+        return PosixFiles()
+    for name, value in environment(request.getfixturevalue("address"), tmp_path).items():
+        monkeypatch.setenv(name, value)
+    return BucketFiles(Objects(BUCKET), tmp_path.name, tmp_path)
 
 
 def test_the_first_to_publish_a_name_keeps_it(store: FileStore, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_a_removed_folder_loses_its_name_before_its_first_file(run: RunPaths, mo
     def killed(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("storage.retention.shutil.rmtree", killed)
+    monkeypatch.setattr("storage.files.shutil.rmtree", killed)
     old = next(found for found in removable_in_run(run, TIGHT) if found.path == run.adapter(1))
     with pytest.raises(KeyboardInterrupt):
         remove(old)

@@ -10,20 +10,9 @@ import pytest
 from storage.runs import RunPaths
 from tasks import alerts
 from tasks.alerts import AlertDesk
-from telemetry import progress
 from telemetry.alerts import AlertSettings
-from telemetry.progress import LogReporter
 
 FIGURES = {"train/entropy": 0.5}
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    onlooker = LogReporter()
-    monkeypatch.setattr(onlooker, "say", found.append)
-    monkeypatch.setattr(progress, "_reporter", onlooker)
-    return found
 
 
 @pytest.fixture

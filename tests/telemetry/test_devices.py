@@ -13,7 +13,7 @@ import pytest
 
 from storage.asking import ask, connect
 from storage.runs import RunPaths
-from telemetry import nvml, progress
+from telemetry import nvml
 from telemetry.bounded_file import append_line
 from telemetry.cards import VARIABLE, visible_cards
 from telemetry.devices import GpuSampler
@@ -81,16 +81,6 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
     two = Cards()
     two.install(monkeypatch)
     return two
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What onlookers hear."""
-    heard: list[str] = []
-    onlooker = progress.LogReporter()
-    monkeypatch.setattr(onlooker, "say", heard.append)
-    monkeypatch.setattr(progress, "_reporter", onlooker)
-    return heard
 
 
 def test_without_a_gpu_there_are_no_figures_no_error_and_one_sentence(said: list[str], monkeypatch: pytest.MonkeyPatch):

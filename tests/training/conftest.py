@@ -1,7 +1,9 @@
 """A run with real rows: forks played by the small model's own probabilities, as an engine would draw them."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +11,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decoding.legal_table import END
+from game.snapshot import Snapshot
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE
+from records.rows import Decision, Ply
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from storage.runs import RunPaths
-from storage.shards import publish_shard
+from storage.shards import open_plies, open_shard, publish_shard
+from tests.made_once import made_once
+
+MOST = (8, 4)
+"""Start groups, and forks of each, that `exact_run` can give."""
 
 
 class ExactEngine:
@@ -57,17 +65,59 @@ def exact_engine(model: Path) -> Callable[..., ExactEngine]:
     return lambda **lies: ExactEngine(model, **lies)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Beside other work, two threads would wait for one another longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _play(paths: RunPaths, engine: Any, tokens: Tokens, positions: Sequence[Snapshot], groups: int, forks: int) -> RunPaths:
+    settings = RolloutSettings(start_groups=groups, forks_per_group=forks, horizon_years=1)
+    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(groups)], 0, settings)
+    played = asyncio.run(roll_out(plan, engine, tokens, settings, producer="local", seed=5))
+    publish_shard(paths, "local", 0, played.decisions, played.plies, {}, next_start_group=groups)
+    return paths
+
+
 @pytest.fixture
-def run_with_rows(tmp_path: Path, tokens: Tokens, positions: Sequence) -> Callable[..., RunPaths]:
+def run_with_rows(tmp_path: Path, tokens: Tokens, positions: Sequence[Snapshot]) -> Callable[..., RunPaths]:
     """A run whose shard holds some start groups played by the given engine: `run_with_rows(engine, groups=3)`."""
-    import asyncio
 
     def make(engine: object, *, groups: int = 3, name: str = "run", forks: int = 4) -> RunPaths:
-        paths = RunPaths(tmp_path / name).create()
-        settings = RolloutSettings(start_groups=groups, forks_per_group=forks, horizon_years=1)
-        plan = plan_start_groups([(positions[index], "FRANCE") for index in range(groups)], 0, settings)
-        played = asyncio.run(roll_out(plan, engine, tokens, settings, producer="local", seed=5))  # type: ignore[arg-type]
-        publish_shard(paths, "local", 0, played.decisions, played.plies, {"run": name}, next_start_group=groups)
+        return _play(RunPaths(tmp_path / name).create(), engine, tokens, positions, groups, forks)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def exact_run(
+    exact_engine: Callable[..., ExactEngine],
+    tokens: Tokens,
+    positions: Sequence[Snapshot],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., RunPaths]:
+    """A new run with rows that the exact engine drew: `exact_run(folder, groups=4, forks=3)`.
+
+    They are the rows of the first start groups and forks of MOST, which are played once for all.
+    """
+    groups, forks = MOST
+
+    def play(folder: Path) -> None:
+        _play(RunPaths(folder).create(), exact_engine(), tokens, positions, groups, forks)
+
+    shard = RunPaths(made_once(tmp_path_factory, "exact_rows", play)).shards / "local" / "000000.arrow"
+    decisions, plies = open_shard(shard).to_pylist(), open_plies(shard).to_pylist()
+
+    def make(root: Path, *, groups: int, forks: int) -> RunPaths:
+        assert groups <= MOST[0] and forks <= MOST[1]
+        paths = RunPaths(root).create()
+        some = [[row for row in rows if row["start_group"] < groups and row["fork"] < forks] for rows in (decisions, plies)]
+        publish_shard(
+            paths, "local", 0, [Decision(**row) for row in some[0]], [Ply(**row) for row in some[1]], {}, next_start_group=groups
+        )
         return paths
 
     return make

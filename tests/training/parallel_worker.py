@@ -1,16 +1,20 @@
-"""What each process of the data-parallel tests runs, under torchrun or alone: two updates of a small model.
+"""What the leader of the data-parallel tests runs: two updates of a small model, alone or with followers.
 
-python parallel_worker.py FILE
+python parallel_worker.py MODEL FILE SETTINGS      SETTINGS: training settings as JSON
 """
 
+import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
-from training.parallel import follow, join_peers
+from benchmarks.trainer_arms import gradient_of
+from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
+from training.leader import gather_followers
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.update import Updater
@@ -19,30 +23,32 @@ SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim
 CASE = Case(positions=5, forks=3, own=30, completion=12, spread=0.4)
 
 
-def main(file: Path) -> None:
+def main(model: Path, file: Path, given: dict[str, Any]) -> None:
     """Two updates, the second on weights that the first one moved."""
     torch.set_num_threads(1)
-    settings = TrainingSettings(device="cpu", learning_rate=1e-2, updates_per_step=2, kl_weight=0.05, token_budget=256)
-    peers = join_peers(torch.device("cpu"))
-    policy = Policy(model_of(SHAPE), settings)
-    # Followers begin elsewhere: they must take the leader's weights.
-    stir_adapter(policy.parameters(), seed=1 if peers is None or peers.leads else 2)
+    settings = TrainingSettings.model_validate(
+        {"device": "cpu", "learning_rate": 1e-2, "updates_per_step": 2, "kl_weight": 0.05, "token_budget": 256} | given
+    )
+    peers = gather_followers(model, settings, "test")
+    policy = Policy(model, settings, peers and peers.base_parts)
+    stir_adapter(policy.parameters(), seed=1)  # not that of the followers, which take the leader's weights
     updater = Updater(policy, settings, peers)
-    if peers is not None and not peers.leads:
-        follow(peers, policy.parameters(), updater.gradient)
-    else:
-        found = {"losses": [], "gradients": [], "tokens": []}
-        for update in updater.updates(made_up_batch(CASE, vocabulary=SHAPE.vocabulary)):
-            found["losses"].append(update.outcome.loss)
-            found["gradients"].append(np.concatenate([weight.grad.flatten().numpy() for weight in policy.parameters()]))
-            found["tokens"].append(len(update.gauges.log_ratio))
-        found["weights"] = [weight.detach().clone() for weight in policy.parameters()]
-        torch.save(found, file)
-        if peers is not None:
-            peers.broadcast(None)
-    if peers is not None:
-        peers.leave()
+    batch = made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
+    found: dict[str, Any] = {"losses": [], "gradients": [], "tokens": []}
+    found["base"] = sum(getattr(weight, "_local_tensor", weight).numel() for weight in policy.model.parameters())
+    evaluated = updater.evaluate(batch, range(CASE.rows))
+    order = np.argsort(evaluated.index)
+    found["logprobs"] = (evaluated.index[order], evaluated.chosen[order])
+    for update in updater.updates(batch):
+        found["losses"].append(update.outcome.loss)
+        found["gradients"].append(gradient_of(policy.parameters()))
+        found["tokens"].append(len(update.gauges.log_ratio))
+    policy.save_adapter(file.parent)  # with a split base too
+    policy.load_adapter(file.parent)
+    found["weights"] = [weight.detach().clone() for weight in policy.parameters()]
+    torch.save(found, file)
+    os._exit(0)  # the followers end with this process
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,9 +1,7 @@
 """Training on lessons: the loss against plain loops, its ledger before its forward, and steps repeated bitwise."""
 
-import asyncio
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,27 +33,10 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, devic
 QUERY = LessonQuery(round="r", count=4, max_uses=2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Beside other work, two threads would wait for one another longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def played(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+def played(exact_run, tmp_path_factory) -> RunPaths:
     """One run with rows and lessons; tests copy it."""
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("played") / "run").create()
-    settings = RolloutSettings(start_groups=8, forks_per_group=3, horizon_years=1)
-    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(8)], 0, settings)
-    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=8)
+    paths = exact_run(tmp_path_factory.mktemp("played") / "run", groups=8, forks=3)
     assert taught_run.publish(paths, each=3) > 5
     return paths
 

@@ -1,6 +1,5 @@
 """The loss lab: figures against the trainer's own and against loops, and a run that stays as it was."""
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -26,17 +25,9 @@ STEPS = 2
 
 
 @pytest.fixture(scope="module")
-def made(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+def made(exact_run, model, tmp_path_factory) -> RunPaths:
     """A run of two steps; tests that alter it copy it."""
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("lab") / "run").create()
-    settings = RolloutSettings(start_groups=3, forks_per_group=4, horizon_years=1)
-    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(3)], 0, settings)
-    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=3)
+    paths = exact_run(tmp_path_factory.mktemp("lab") / "run", groups=3, forks=4)
     trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings())
     for step in range(1, STEPS + 1):
         trainer.step(step, 1)

@@ -20,19 +20,9 @@ HOT = SETTINGS.model_copy(update={"learning_rate": 3e-2})
 
 
 @pytest.fixture(scope="module")
-def two_steps(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+def two_steps(exact_run, model, tmp_path_factory) -> RunPaths:
     """A run with rows of six start groups and two steps behind it; tests copy it."""
-    import asyncio
-
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("forked") / "run").create()
-    settings = RolloutSettings(start_groups=6, forks_per_group=4, horizon_years=1)
-    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(6)], 0, settings)
-    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=6)
+    paths = exact_run(tmp_path_factory.mktemp("forked") / "run", groups=6, forks=4)
     trainer = trainer_for(paths, model)
     for step in (1, 2):
         trainer.step(step, 1)

@@ -1,7 +1,15 @@
-"""Several processes come to the loss and the gradient of one."""
+"""Several processes come to the loss and the gradient of one, on one machine and on several, and none outlives the others."""
 
+import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,99 +18,280 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.trainer_cases import Case, made_up_batch
+from benchmarks.trainer_cases import Case, made_up_batch, model_of
+from storage.gather import Batch
+from storage.ledger import MAIN, ledger_path
+from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import TrainingError
-from training.parallel import join_peers, split_rows
+from tests.training.parallel_worker import SHAPE
+from training.parallel import split_rows
 from training.process import TrainerProcess
+from training.replay import replay_step
 from training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "training" / "parallel_worker.py"
+SETTINGS = TrainingSettings(learning_rate=1e-2, device="cpu")
 
 
-def run(command: list[str], file: Path) -> dict:
-    """What the leader of these processes wrote."""
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([*command, str(WORKER), str(file)], env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return torch.load(file, weights_only=False)
+# -- shares of the rows ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_two_processes_under_torchrun_come_to_the_loss_the_gradient_and_the_weights_of_one(tmp_path: Path):
-    """Five groups over two updates, so that shares are uneven; with a divergence term and several micro-batches."""
-    alone = run([sys.executable], tmp_path / "one.pt")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    together = run(torchrun, tmp_path / "two.pt")
-    assert alone["tokens"] == together["tokens"] and len(alone["losses"]) == 2
-    assert together["losses"] == pytest.approx(alone["losses"], abs=1e-6)
-    for one, two in zip(alone["gradients"], together["gradients"], strict=True):
-        assert np.linalg.norm(one - two) < 1e-6 * np.linalg.norm(one)
-    for one, two in zip(alone["weights"], together["weights"], strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=2e-5)  # Adam's first steps divide by gradients near 0
-
-
-def test_a_process_that_is_alone_has_no_peers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert join_peers(torch.device("cpu")) is None
+def unique_tokens(batch: Batch, rows: list[int]) -> int:
+    """Distinct beginnings of rows, up to the last token that a branching one follows: by a set, without a trie."""
+    found = set()
+    for row in rows:
+        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
+        sizes = np.diff(batch.legal_offsets)[batch.completion_offsets[row] : batch.completion_offsets[row + 1]]
+        if (sizes > 1).any():
+            end = int(batch.prompt_lens[row]) + int(np.flatnonzero(sizes > 1)[-1])
+            found |= {tuple(ids[:length]) for length in range(1, end + 1)}
+    return len(found)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_shares_are_whole_groups_of_neighbours_and_about_equal(size: int):
+def test_shares_are_whole_groups_with_about_equally_many_unique_tokens(size: int):
     batch = made_up_batch(Case(positions=9, forks=4, own=30, spread=0.3), vocabulary=512)
     rows = [row for row in range(36) if row % 4 != 1]  # not all of a batch, in any order
     rows = [*rows[7:], *rows[:7]]
     cut = split_rows(batch, rows, size)
     assert len(cut) == size and sorted(row for part in cut for row in part) == sorted(rows)
-    groups = [sorted({int(batch.advantage_groups[row]) for row in part}) for part in cut]
-    assert [group for part in groups for group in part] == list(range(9))  # none split, neighbours together
-    tokens = [sum(int(np.diff(batch.input_offsets)[row]) for row in part) for part in cut]
-    most_of_a_group = max(np.bincount(batch.advantage_groups, weights=np.diff(batch.input_offsets)))
-    assert max(tokens) - min(tokens) <= 2 * most_of_a_group
+    groups = [{int(batch.advantage_groups[row]) for row in part} for part in cut]
+    assert sum(map(len, groups)) == len(set().union(*groups)) == 9, "no group is split"
+    tokens = [unique_tokens(batch, part) for part in cut]
+    largest_group = max(unique_tokens(batch, [row for row in rows if row // 4 == group]) for group in range(9))
+    assert max(tokens) <= unique_tokens(batch, rows) / size + largest_group
+
+
+def test_shares_are_balanced_by_what_a_forward_computes_and_not_by_raw_tokens():
+    """Twelve forks of one long prompt cost little more than one of them; two others cost as much each."""
+    cheap = made_up_batch(Case(positions=1, powers=6, forks=12, board=200, own=4, completion=6), vocabulary=512)
+    dear = made_up_batch(Case(positions=6, forks=2, own=150, completion=6), vocabulary=512, seed=1)
+    batch = joined(cheap, dear)
+    rows = list(range(len(batch.returns)))
+    raw = [int(np.diff(batch.input_offsets)[part].sum()) for part in np.array_split(rows, [72])]
+    assert raw[0] > 5 * raw[1], "by raw tokens the first process would have the first groups alone"
+    tokens = [unique_tokens(batch, part) for part in split_rows(batch, rows, 2)]
+    assert max(tokens) < 0.6 * sum(tokens)
+
+
+def test_neighbours_in_the_trie_stay_together_whatever_their_groups_are_numbered():
+    """Two boards, whose groups are numbered in turn: each process takes one board, so no prompt is computed twice."""
+    batch = made_up_batch(Case(positions=2, powers=4, forks=2, board=200, own=4, completion=20), vocabulary=512)
+    batch.advantage_groups[:] = np.array([0, 2, 4, 6, 1, 3, 5, 7], np.int32)[batch.advantage_groups]
+    rows = list(range(16))
+    assert [sorted(part) for part in split_rows(batch, rows, 2)] in ([rows[:8], rows[8:]], [rows[8:], rows[:8]])
+
+
+def test_rows_without_a_group_are_split_one_by_one():
+    batch = made_up_batch(Case(positions=1, forks=8, own=4, completion=20), vocabulary=512)
+    batch.advantage_groups[:] = -1
+    assert all(split_rows(batch, range(8), 2))
 
 
 def test_no_rows_leave_every_process_idle():
     assert split_rows(made_up_batch(Case(positions=1, forks=2, own=4), vocabulary=64), [], 3) == [[], [], []]
 
 
-@pytest.mark.slow
-def test_a_trainer_with_a_follower_trains_as_alone_resumes_and_leaves_no_process(run_with_rows, exact_engine, model):
-    """Two steps by two processes, the second by new ones, against two steps by one."""
-    settings = TrainingSettings(learning_rate=1e-2, device="cpu")
-    weights = {}
-    for processes in (1, 2):
-        paths = run_with_rows(exact_engine(), groups=4, forks=4, name=f"with-{processes}")
-        for step in (1, 2):
-            trainer = TrainerProcess(
-                paths, model, settings.model_copy(update={"processes": processes}), StorageSettings(), threads=1
-            )
-            try:
-                assert trainer.ready().step_done == step - 1
-                family = [trainer.pid, *(child.pid for child in psutil.Process(trainer.pid).children())]
-                assert len(family) == processes
-                adapter = trainer.step(step, 2).published
-            finally:
-                trainer.close()
-            _, alive = psutil.wait_procs([psutil.Process(pid) for pid in family if psutil.pid_exists(pid)], timeout=10)
-            assert not alive
-        weights[processes] = load_file(adapter.folder / "adapter_model.safetensors")
-    for name, one in weights[1].items():
-        torch.testing.assert_close(one, weights[2][name], rtol=0, atol=1e-4)
+def joined(one: Batch, other: Batch) -> Batch:
+    """The rows of both."""
+
+    def offsets(name: str) -> np.ndarray:
+        first, second = getattr(one, name), getattr(other, name)
+        return np.concatenate([first, first[-1] + second[1:]])
+
+    flat = ("input_ids", "prompt_lens", "behaviour_logprobs", "legal_ids", "temperatures", "returns", "policy_versions")
+    groups = np.concatenate([one.advantage_groups, one.advantage_groups.max() + 1 + other.advantage_groups])
+    return Batch(
+        **{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in flat},
+        **{name: offsets(name) for name in ("input_offsets", "completion_offsets", "legal_offsets")},
+        decision_ids=np.arange(len(groups)),
+        advantage_groups=groups,
+    )
+
+
+# -- processes of one machine ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of random weights."""
+    folder = tmp_path_factory.mktemp("small")
+    model_of(SHAPE).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def environment() -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+
+
+def run(small: Path, folder: Path, **settings: object) -> dict:
+    """What the leader of these processes wrote."""
+    folder.mkdir()
+    words = [sys.executable, str(WORKER), str(small), str(folder / "found.pt"), json.dumps(settings)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "found.pt", weights_only=False)
+
+
+def assert_same_update(alone: dict, together: dict) -> None:
+    assert alone["tokens"] == together["tokens"] and len(alone["losses"]) == 2
+    np.testing.assert_array_equal(alone["logprobs"][0], together["logprobs"][0])
+    np.testing.assert_allclose(alone["logprobs"][1], together["logprobs"][1], rtol=0, atol=1e-5)
+    assert together["losses"] == pytest.approx(alone["losses"], abs=1e-6)
+    pairs = zip(alone["gradients"], together["gradients"], strict=True)
+    apart = [np.linalg.norm(one - two) / np.linalg.norm(one) for one, two in pairs]
+    assert apart[0] < 1e-6 and apart[1] < 1e-5, "the weights of the second update differ in their last bits already"
+    for one, two in zip(alone["weights"], together["weights"], strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=2e-5)  # Adam's first steps divide by gradients near 0
+
+
+@pytest.mark.system
+def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit(small: Path, tmp_path: Path):
+    """Five groups over two updates, so that shares are uneven, with a divergence term, several micro-batches, and anchors, which
+    need forwards without gradient."""
+    given = {"importance_cap": 2.0}
+    alone = run(small, tmp_path / "one", **given)
+    whole = run(small, tmp_path / "two", processes=2, **given)
+    split = run(small, tmp_path / "split", processes=2, base_parts=2, **given)
+    assert_same_update(alone, whole)
+    assert alone["base"] == whole["base"] and split["base"] < 0.75 * whole["base"]  # embedding, head and adapter are whole
+    assert whole["losses"] == split["losses"], "the same number of processes gives the same bits, in another run too"
+    for one, two in zip([*whole["gradients"], *whole["weights"]], [*split["gradients"], *split["weights"]], strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.slow
-def test_a_follower_that_dies_ends_its_trainer(model, tmp_path: Path):
-    settings = TrainingSettings(device="cpu", processes=2)
-    paths = RunPaths(tmp_path / "run").create()
-    trainer = TrainerProcess(paths, model, settings, StorageSettings(), threads=1)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"processes": 4}, id="whole"),
+        pytest.param({"processes": 4, "base_parts": 2}, id="two copies of two parts"),
+        pytest.param({"processes": 4, "base_parts": 4, "recompute": True}, id="four parts, recomputed"),
+        pytest.param({"processes": 4, "base_parts": 4, "layout": "padded", "micro_batch_rows": 2}, id="four parts, padded"),
+        pytest.param({"processes": 8, "base_parts": 8, "advantage_scale": "batch"}, id="more processes than groups"),
+    ],
+)
+def test_four_processes_come_to_the_update_of_one(small: Path, tmp_path: Path, settings: dict):
+    alone = {name: value for name, value in settings.items() if name not in ("processes", "base_parts")}
+    assert_same_update(run(small, tmp_path / "one", **alone), run(small, tmp_path / "more", **settings))
+
+
+def weights_of(adapter: Path) -> dict[str, torch.Tensor]:
+    return load_file(adapter / "adapter_model.safetensors")
+
+
+@contextmanager
+def trainer(paths: RunPaths, model: Path, **settings: object) -> Iterator[TrainerProcess]:
+    """A trainer with these settings; afterwards none of its processes is left."""
+    started = TrainerProcess(paths, model, SETTINGS.model_copy(update=settings), StorageSettings(), threads=1)
     try:
-        trainer.ready()
-        psutil.Process(trainer.pid).children()[0].kill()
-        with pytest.raises(TrainingError, match="exit code 1"):
-            while True:
-                trainer.fresh_rows()
-        assert "follower 1 of the trainer ended with exit code -9" in paths.trainer_log.read_text()
+        started.ready()
+        family = [psutil.Process(started.pid), *psutil.Process(started.pid).children()]
+        yield started
     finally:
-        trainer.close()
+        started.close()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+@pytest.mark.system
+def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_repeated(run_with_rows, exact_engine, model):
+    """Then by one process, which has the weights of a run that was never broken, and says so in a replay."""
+    unbroken = run_with_rows(exact_engine(), groups=4, forks=4, name="unbroken")
+    with trainer(unbroken, model) as alone:
+        expected = [alone.step(step, 2).published.folder for step in (1, 2)]
+    paths = run_with_rows(exact_engine(), groups=4, forks=4, name="broken")
+    with trainer(paths, model, processes=2) as together:
+        together.step(1, 2)
+        (follower,) = psutil.Process(together.pid).children()
+        follower.suspend()
+        told: list[BaseException] = []
+
+        def step() -> None:
+            try:
+                together.step(2, 2)
+            except TrainingError as error:
+                told.append(error)
+
+        asking = threading.Thread(target=step)
+        asking.start()
+        deadline = time.monotonic() + 30
+        while not ledger_path(paths, MAIN, 2).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        follower.kill()
+        asking.join(timeout=30)
+        assert str(told[0]) == (
+            "the trainer ends, because one of its 2 processes, process 1 on this machine, ended with exit code -9: resume the "
+            "run, which repeats the step"
+        )
+        with pytest.raises(TrainingError, match="the trainer process ended"):
+            together.fresh_rows()
+    with trainer(paths, model) as alone:
+        assert alone.ready().step_done == 1
+        repeated = alone.step(2, 2).published.folder
+    recorded = [read_outcome(paths, MAIN, step) for step in (1, 2)]
+    assert [outcome and outcome.processes for outcome in recorded] == [2, 1]
+    for name, weight in weights_of(expected[1]).items():
+        torch.testing.assert_close(weights_of(repeated)[name], weight, rtol=0, atol=1e-4)
+    found = replay_step(paths, 1, model, SETTINGS, StorageSettings())
+    assert found.difference is None and found.tolerance.loss > 0, "one process repeats the step of two closely, not bit for bit"
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_other_numbers_of_processes_has_the_weights_of_one(run_with_rows, exact_engine, model):
+    """1, 2, 4 and again 1 processes, a step each; the norm of the difference is at most a millionth of that of the weights."""
+    folders = {}
+    for name, numbers in (("one", (1, 1, 1, 1)), ("several", (1, 2, 4, 1))):
+        paths = run_with_rows(exact_engine(), groups=8, forks=4, name=name)
+        for step, processes in enumerate(numbers, start=1):
+            with trainer(paths, model, processes=processes, base_parts=max(1, processes // 2)) as started:
+                assert started.ready().step_done == step - 1
+                folders[name] = started.step(step, 2).published.folder
+    one, several = (
+        torch.cat([weight.double().flatten() for weight in weights_of(folders[name]).values()]) for name in ("one", "several")
+    )
+    assert float((one - several).norm() / one.norm()) < 1e-6
+
+
+# -- processes of other machines -------------------------------------------------------------------------------------------
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.system
+def test_processes_elsewhere_by_torchrun_serve_one_trainer_after_another(run_with_rows, exact_engine, model, tmp_path: Path):
+    """The first trainer is killed; the followers, of which torchrun started two, join the second."""
+    address, log = free_address(), tmp_path / "follow.log"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "-m", "training.follow", address]
+    with log.open("wb") as output:
+        agent = subprocess.Popen(words, env=environment(), stdout=output, stderr=output, cwd=tmp_path)
+    try:
+        paths = run_with_rows(exact_engine(), groups=4, forks=4)
+        elsewhere = {"processes_elsewhere": 2, "address": address}
+        with trainer(paths, model, **elsewhere) as first:
+            first.step(1, 2)
+            os.kill(first.pid, signal.SIGKILL)
+        with trainer(paths, model, **elsewhere) as second:
+            assert second.ready().step_done == 1
+            second.step(2, 2)
+        outcome = read_outcome(paths, MAIN, 2)
+        assert outcome is not None and outcome.processes == 3
+    finally:
+        children = psutil.Process(agent.pid).children(recursive=True)
+        agent.terminate()
+        agent.wait(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    told = log.read_text()
+    assert f"waits for a trainer at {address}" in told
+    assert told.count("joined run 'run'") == 4 and f"the trainer of run 'run' at {address} has ended" in told
+    assert "Traceback" not in told, told

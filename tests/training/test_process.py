@@ -24,11 +24,9 @@ from training.settings import TrainingSettings
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
-def test_one_process_trains_tells_errors_as_sentences_gives_up_shards_and_is_ended_where_it_hangs(
-    run_with_rows, exact_engine, model
-):
+def test_one_process_trains_tells_errors_as_sentences_gives_up_shards_and_is_ended_where_it_hangs(exact_run, model, tmp_path):
     """One process for all four: it takes far longer to start than to do any of them."""
-    paths = run_with_rows(exact_engine(), groups=2, forks=3)
+    paths = exact_run(tmp_path / "run", groups=2, forks=3)
     patient = SETTINGS.model_copy(update={"answers_within_s": 60.0})
     trainer = TrainerProcess(paths, model, patient, StorageSettings(max_policy_lag=0), threads=1)
     tight = RetentionSettings(shards_gb=1e-9, stale_versions=0, replay_steps=0, shard_grace_hours=0)

@@ -1,10 +1,9 @@
 """A past step comes out again bitwise, the run stays as it is, and whatever does not fit is named."""
 
-import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,27 +31,10 @@ SETTINGS = TrainingSettings(
 STEPS = 3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Beside other work, two threads would wait for one another longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def made(one_thread, exact_engine, model, tokens, positions, tmp_path_factory) -> tuple[RunPaths, list[dict[str, float]]]:
+def made(exact_run, model, tmp_path_factory) -> tuple[RunPaths, list[dict[str, float]]]:
     """A run of three steps of which two checkpoints are kept, and what its steps reported; tests copy it."""
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("made") / "run").create()
-    settings = RolloutSettings(start_groups=4, forks_per_group=4, horizon_years=1)
-    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(4)], 0, settings)
-    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=4)
+    paths = exact_run(tmp_path_factory.mktemp("made") / "run", groups=4, forks=4)
     trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings(max_policy_lag=STEPS))
     reported = [trainer.step(step, 1).metrics for step in range(1, STEPS + 1)]
     assert checkpoint_steps(paths) == [2, 3] and all(metrics["train/loss"] for metrics in reported)
@@ -223,15 +205,14 @@ def test_returns_that_do_not_follow_from_the_blend_are_found(paths, again):
 
 
 def test_it_computes_on_the_recorded_number_of_threads_and_gives_them_back(paths, again, monkeypatch):
-    # vLLM, once it ran in this process, has put a function without effect in its place.
-    monkeypatch.setattr(torch, "set_num_threads", torch._C.set_num_threads)
-    before = torch.get_num_threads()
-    seen = []
+    threads, seen = [1], []  # torch's own would compute with one thread more, and wait for it
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
     step = Trainer.step
     monkeypatch.setattr(Trainer, "step", lambda *words: seen.append(torch.get_num_threads()) or step(*words))
-    alter(paths, 1, lambda stored: stored.update(threads=before + 1))
+    alter(paths, 1, lambda stored: stored.update(threads=2))
     again(paths, 1)
-    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+    assert (seen, threads) == ([2], [1, 2, 1])
 
 
 def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(paths, again):
@@ -256,6 +237,20 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
     alter(paths, 1, lambda stored: stored["updates"][0]["micro_batches"].__setitem__(0, 1.0))
     difference = again(paths, 1).difference
     assert difference is not None and difference.micro_batch == 1
+
+
+def test_another_machine_has_a_bound_on_a_cpu_too_and_it_is_said_how_far_off_the_weights_are(paths, model: Path):
+    allowed, storage = TOLERANCES["float32"], StorageSettings(max_policy_lag=STEPS)
+    alter(
+        paths,
+        1,
+        lambda stored: stored["updates"][0]["micro_batches"].__setitem__(0, stored["updates"][0]["micro_batches"][0] + 1e-6),
+    )
+    nudge(paths, 1, 0.5 * allowed.weights * SETTINGS.learning_rate)
+    found = replay_step(paths, 1, model, SETTINGS, storage, same_machine=False)
+    assert (found.difference, found.tolerance) == (None, allowed)
+    assert found.weights_off == pytest.approx(0.5 * allowed.weights / SETTINGS.updates_per_step, rel=1e-3)
+    assert replay_step(paths, 1, model, SETTINGS, storage).difference is not None
 
 
 def test_figures_that_were_not_finite_repeat_as_such(paths, again):

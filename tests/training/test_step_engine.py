@@ -85,10 +85,8 @@ def test_compiled_blocks_come_to_the_same_gradient(batch):
     assert not compiled.layout.fallback
 
 
-def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop_the_run(
-    run_with_rows, exact_engine, model, monkeypatch
-):
-    paths = run_with_rows(exact_engine(), groups=6, forks=4)
+def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop_the_run(exact_run, model, monkeypatch, tmp_path):
+    paths = exact_run(tmp_path / "run", groups=6, forks=4)
     settings = TrainingSettings(learning_rate=1e-2)
     trainer = Trainer(paths, Policy(model, settings), settings, StorageSettings())
     before = [weight.detach().clone() for weight in trainer._policy.parameters()]

@@ -29,20 +29,9 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
 @pytest.fixture(scope="module")
-def played(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+def played(exact_run, tmp_path_factory) -> RunPaths:
     """One run with rows, played once; tests copy it."""
-    import asyncio
-
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("played") / "run").create()
-    settings = RolloutSettings(start_groups=4, forks_per_group=6, horizon_years=1)
-    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(4)], 0, settings)
-    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=4)
-    return paths
+    return exact_run(tmp_path_factory.mktemp("played") / "run", groups=4, forks=4)
 
 
 @pytest.fixture

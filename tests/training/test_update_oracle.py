@@ -1,7 +1,6 @@
 """What the trainer makes of a real run's rows, against a plain forward of one row after another and float64 loops over it; and
 what moves from step to step, across a resumption."""
 
-import asyncio
 import json
 import shutil
 from dataclasses import replace
@@ -48,18 +47,9 @@ MOVING = SETTINGS.model_copy(
 
 
 @pytest.fixture(scope="module")
-def played(exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+def played(exact_run, tmp_path_factory) -> RunPaths:
     """One run with rows; tests copy it."""
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("played") / "run").create()
-    settings = RolloutSettings(start_groups=4, forks_per_group=4, horizon_years=1)
-    plan = plan_start_groups([(positions[index], "FRANCE") for index in range(4)], 0, settings)
-    rolled = asyncio.run(roll_out(plan, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=4)
-    return paths
+    return exact_run(tmp_path_factory.mktemp("played") / "run", groups=4, forks=4)
 
 
 @pytest.fixture

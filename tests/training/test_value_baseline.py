@@ -1,10 +1,8 @@
 """The value head as a baseline: estimates of a loop, no bias, equal from packed and separate prompts, and bit for bit again."""
 
-import asyncio
 import itertools
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,15 +32,6 @@ VALUE = {"value_weight": 0.5, "advantage_baseline": "value"}
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", **VALUE, gae_lambda=0.7)
 STORAGE = StorageSettings(max_policy_lag=3)
 BLEND = {"centres_gained": 1.0, "sos_share": 2.0, "final_centres_gained": 0.5}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Beside other work, two threads would wait for one another longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def by_loop(ends: list, values: list, boards: list, gae_lambda: float) -> list[float]:
@@ -146,17 +135,9 @@ def test_where_forks_share_a_board_the_head_changes_nothing_and_without_it_retur
 
 
 @pytest.fixture(scope="module")
-def trained(one_thread, exact_engine, model, tokens, positions, tmp_path_factory) -> RunPaths:
+def trained(exact_run, model, tmp_path_factory) -> RunPaths:
     """A run of two steps with the value head as baseline; tests change copies of it."""
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("trained") / "run").create()
-    settings = RolloutSettings(start_groups=4, forks_per_group=3, horizon_years=1)
-    groups = plan_start_groups([(positions[index], "FRANCE") for index in range(4)], 0, settings)
-    rolled = asyncio.run(roll_out(groups, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=4)
+    paths = exact_run(tmp_path_factory.mktemp("trained") / "run", groups=4, forks=3)
     trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, STORAGE)
     for step in (1, 2):
         assert trainer.step(step, 2).metrics["train/branching_tokens"] > 0

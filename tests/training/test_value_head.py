@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,29 +42,10 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, devic
 STORAGE = StorageSettings(max_policy_lag=3)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Beside other work, two threads would wait for one another longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def trained(one_thread, exact_engine, model, tokens, positions, tmp_path_factory) -> tuple[RunPaths, list[dict[str, float]]]:
+def trained(exact_run, model, tmp_path_factory) -> tuple[RunPaths, list[dict[str, float]]]:
     """A run of two steps with a value head, and what its steps reported; tests change copies of it."""
-    import asyncio
-
-    from rollouts.roll_out import plan_start_groups, roll_out
-    from rollouts.settings import RolloutSettings
-    from storage.shards import publish_shard
-
-    paths = RunPaths(tmp_path_factory.mktemp("trained") / "run").create()
-    settings = RolloutSettings(start_groups=2, forks_per_group=3, horizon_years=1)
-    plan_of_groups = plan_start_groups([(positions[index], "FRANCE") for index in range(2)], 0, settings)
-    rolled = asyncio.run(roll_out(plan_of_groups, exact_engine(), tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, rolled.decisions, rolled.plies, {}, next_start_group=2)
+    paths = exact_run(tmp_path_factory.mktemp("trained") / "run", groups=2, forks=3)
     trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, STORAGE)
     return paths, [trainer.step(step, 1).metrics for step in (1, 2)]
 

@@ -96,12 +96,8 @@ class PlainEngine:
         return EngineStats(
             requests=len(self.requests),
             prompt_tokens=sum(len(request.prompt_ids) for request in self.requests),
-            cached_tokens=0,
             completion_tokens=self._tokens,
             drawn_tokens=self._tokens,
-            engine_steps=0,
-            forced_tokens=0,
-            preemptions=0,
             running=self._running,
             policy_version=self.newest,
         )

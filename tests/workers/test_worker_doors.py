@@ -87,6 +87,24 @@ def test_no_door_opens_without_the_key_or_says_what_is_behind_it(locked, path):
     assert knock(locked, "/health", None, KEY)[0] == 200
 
 
+def test_a_probe_without_the_key_learns_only_whether_the_worker_is_ready(locked, model, root):
+    class Starting(PlainEngine):
+        async def start(self) -> None:
+            await asyncio.sleep(1.0)
+
+    assert knock(locked, "/ready", None, None) == (200, b'{"ready":true}')
+    assert told(knock(locked, "/ready", b"{}", None)) == (401, "key"), "a body is for whoever has the key"
+    assert told(knock(locked, "/ready/", None, None)) == (401, "key")
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=10) as probe:
+        probe.sendall(b"GET /ready HTTP/1.1\r\nhost: here\r\ncontent-length: 5\r\n\r\n")
+        assert b" 413 " in probe.recv(64), "nor is one waited for"
+    end = WorkerHere(Starting("starting"), model, root, key=KEY).begin()
+    try:
+        assert knock(end, "/ready", None, None) == (503, b'{"ready":false}')
+    finally:
+        end.stop()
+
+
 def test_keys_are_compared_in_constant_time(locked, monkeypatch: pytest.MonkeyPatch):
     compared = []
     plain = http_guards.hmac.compare_digest

@@ -1,6 +1,7 @@
 """Workers' Prometheus pages, read on a beat: what a step and a question in SQL are told of them."""
 
 import asyncio
+import itertools
 import json
 import logging
 import time
@@ -24,10 +25,6 @@ from workers.worker_metrics import WorkerMetrics
 from workers.worker_scrape import WorkerScrape, read_series
 
 KEY = "a key"
-NO_STATS = EngineStats(
-    requests=0, prompt_tokens=0, cached_tokens=0, completion_tokens=0, drawn_tokens=0, engine_steps=0, forced_tokens=0,
-    preemptions=0, running=0, policy_version=0,
-)  # fmt: skip
 
 
 def test_a_page_gives_ours_and_vllms_series_summed_over_labels_without_buckets():
@@ -131,7 +128,7 @@ def test_gpus_of_a_worker_s_host_stand_on_its_page_and_reach_the_step(monkeypatc
             return readings
 
     monkeypatch.setattr(worker_metrics, "Nvml", TwoGpus)
-    page = WorkerMetrics().text(NO_STATS, 0).decode()
+    page = WorkerMetrics().text(EngineStats(), 0).decode()
     assert 'entente_gpu_utilisation{device="1"} 0.75' in page
     series = read_series(page)
     assert series["entente_gpu_utilisation"] == 0.75, "the busiest"
@@ -145,7 +142,7 @@ def test_gpus_of_a_worker_s_host_stand_on_its_page_and_reach_the_step(monkeypatc
 
 
 def test_a_worker_without_gpus_has_none_on_its_page():
-    assert "entente_gpu" not in WorkerMetrics().text(NO_STATS, 0).decode()
+    assert "entente_gpu" not in WorkerMetrics().text(EngineStats(), 0).decode()
 
 
 def test_a_beat_of_nothing_reads_nothing(pair, host: EngineHost, tmp_path: Path):
@@ -175,14 +172,17 @@ def test_a_page_that_is_none_or_hangs_is_counted_and_hinders_no_other(host: Engi
 
 def test_the_file_of_readings_is_bounded(host: EngineHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker_scrape, "LARGEST_FILE", 500)
-    file = tmp_path / "workers.jsonl"
+    file, numbers, enough = tmp_path / "workers.jsonl", itertools.count(1), asyncio.Event()
 
     async def read(url: str) -> str:
-        return f"entente_running {time.monotonic()}\n"
+        if (number := next(numbers)) > 40:  # all before it are written
+            enough.set()
+            await asyncio.sleep(60)
+        return f"entente_running {number}\n"
 
     async def some_beats() -> None:
         task = asyncio.create_task(WorkerScrape(0.002, file).run(lambda: ["one"], read))
-        await asyncio.sleep(0.5)
+        await enough.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -1,0 +1,150 @@
+"""`entente compare`: several runs side by side."""
+
+import json as jsonlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from cli.options import AsJson, RunsRoot, which_runs
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from reports.compared import Compared
+
+
+def compare(
+    *names: Annotated[str, Parameter(help="Runs, or patterns such as 'sweep-*'; the others are compared with the first.")],
+    runs_root: RunsRoot = Path("runs"),
+    output: Annotated[Path | None, Parameter(help="The page to write; default: in the first run's folder.")] = None,
+    open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
+    json: AsJson = False,
+) -> None:
+    """Compare runs on one page and in one table: settings, curves, scores on the same positions, cost, where they part.
+
+    Scores are compared position by position, as every run is scored from the same ones. A difference is claimed only if its 95 %
+    interval excludes 0. Also works while the runs train. The page needs no network and no other file.
+
+    Examples
+
+        entente compare mine other
+
+        entente compare base 'sweep-*' --output sweep.html --open
+
+        entente compare mine other --json
+    """
+    from pipeline.run_settings import enters_rows_or_weights
+    from reports.compare_page import write_comparison
+    from reports.compared import compare_runs
+    from storage.runs import RunPaths
+
+    chosen = which_runs(names, runs_root)
+    found = compare_runs([RunPaths(runs_root / name) for name in chosen], enters_rows_or_weights)
+    file = output or runs_root / chosen[0] / _page_name(chosen[1:])
+    write_comparison(found, file, runs_root)
+    _show(found, runs_root)
+    print(file)
+    if json:
+        print(jsonlib.dumps(_facts(found)))
+    if open:
+        import webbrowser
+
+        webbrowser.open(file.resolve().as_uri())
+
+
+def _page_name(others: list[str]) -> str:
+    return f"compare-{others[0]}{f'-and-{len(others) - 1}-more' if len(others) > 1 else ''}.html"
+
+
+def _show(found: "Compared", runs_root: Path) -> None:
+    """The table, and below it what it means in sentences."""
+    from cli.terminal import output_console
+    from reports import compare_sentences
+    from telemetry.plain_text import shown
+
+    console = output_console()
+    console.print(_table(found))
+    said = [*compare_sentences.verdicts(found), *map(compare_sentences.first_difference, found.first_differences)]
+    said += [f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles]
+    said += [f"{reason}: {command}" for reason, command in compare_sentences.next_commands(found, runs_root)]
+    for sentence in said:
+        console.print(shown(sentence), markup=False, soft_wrap=not console.is_terminal)
+
+
+def _table(found: "Compared") -> "Table":
+    """A block each for scores, their differences, cost and settings; a column for each run."""
+    from rich.table import Table
+
+    from cli.terminal import cell
+    from evaluation.intervals import format_interval
+    from reports.compare_page import score_rows, total_rows
+    from reports.settings_tree import value_text
+
+    names = [run.name for run in found.runs]
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("", *names):
+        table.add_column(cell(name), overflow="fold")
+    blocks: dict[str, list[tuple[str, list[str]]]] = {"scores, centres gained": score_rows(found)}
+    differences: dict[str, list[str]] = {}
+    for pair in found.paired:
+        if not isinstance(pair.found, str):
+            row = differences.setdefault(pair.label, [""] * len(names))
+            text = f"{pair.found.difference.mean:+.2f} {format_interval(pair.found.difference.interval, '+.2f')}"
+            row[names.index(pair.other)] = text + (" shown" if pair.found.shown else "")
+    blocks[f"more than {names[0]}, same starts"] = list(differences.items())
+    blocks["cost"] = total_rows(found.runs)
+    blocks["settings that differ"] = [(name, [value_text(value) for value in values]) for name, values in found.settings]
+    for heading, rows in blocks.items():
+        if rows:
+            table.add_section()
+            table.add_row(cell(heading), style="bold")
+            for what, texts in rows:
+                table.add_row(cell(f"  {what}"), *map(cell, texts))
+    return table
+
+
+def _facts(found: "Compared") -> dict[str, Any]:
+    """The comparison as data; a figure that nobody counted is null."""
+    from dataclasses import asdict
+
+    from reports.compared import TOTALS
+
+    def number(value: float) -> float | None:
+        return None if math.isnan(value) else value
+
+    def estimate(each: Any) -> dict[str, Any]:
+        return {"mean": each.mean, "interval": each.interval, "clusters": each.clusters}
+
+    return {
+        "runs": [
+            {
+                "name": run.name,
+                "cost": {name: number(count(run)) for name, (_, count) in TOTALS.items()},
+                "scores": {label: estimate(record.score.estimate) for label, record in run.scores.items()},
+                "curve": [
+                    {"first_step": point.first, "last_step": point.last, "rows": point.rows, **estimate(point.mean_return)}
+                    for point in run.curve
+                ],
+                "troubles": list(run.troubles),
+            }
+            for run in found.runs
+        ],
+        "settings": {name: dict(zip((run.name for run in found.runs), values, strict=True)) for name, values in found.settings},
+        "differences": [
+            {
+                "run": pair.other,
+                "from": found.runs[0].name,
+                "score": pair.label,
+                "opponents": pair.opponents,
+                **(
+                    {"not_paired": pair.found}
+                    if isinstance(pair.found, str)
+                    else {"starts": pair.found.forks, "shown": pair.found.shown, **estimate(pair.found.difference)}
+                ),
+            }
+            for pair in found.paired
+        ],
+        "first_differences": [asdict(each) for each in found.first_differences],
+    }

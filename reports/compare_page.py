@@ -1,0 +1,106 @@
+"""Builds the page of a comparison: one HTML file without scripts, network access or other files."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from evaluation.intervals import format_interval
+from evaluation.score_files import ScoreRecord
+from reports import compare_plots, compare_sentences
+from reports.compared import TOTALS, Compared, ComparedRun
+from reports.match_sentence import describe_match
+from reports.settings_tree import value_text
+from storage.runs import durable_write
+from telemetry.errors import InputError
+
+_MATCHES_SHOWN = 4
+"""Newest matches between the runs of which a sentence is shown."""
+
+
+def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
+    """Write the page to `file`.
+
+    Raises:
+        InputError: its folder does not exist.
+    """
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder '{file.parent}' to write the page to: make it, or name another with --output")
+    durable_write(file, html_of(found, runs_root).encode())
+
+
+def html_of(found: Compared, runs_root: Path) -> str:
+    """The page as text."""
+    template = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("compare.html.jinja")
+    first = found.runs[0].name
+    return template.render(
+        names=[run.name for run in found.runs],
+        colours=compare_plots.COLOURS,
+        verdicts=compare_sentences.verdicts(found),
+        troubles=[f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles],
+        plots={
+            "returns": compare_plots.returns(found),
+            "strength": compare_plots.strength(found),
+            "paired": compare_plots.paired(found),
+            "by_version": compare_plots.by_version(found),
+        },
+        steps_together=max((point.last - point.first + 1 for run in found.runs for point in run.curve), default=1),
+        scores=score_rows(found),
+        paired=[
+            f"{pair.label}: {compare_sentences.paired(pair, first)}"
+            for pair in found.paired
+            if pair.label != compare_sentences.HEADLINE and not isinstance(pair.found, str)
+        ],
+        matches=[describe_match(record) for record in found.matches[-_MATCHES_SHOWN:]],
+        parted=[compare_sentences.first_difference(each) for each in found.first_differences],
+        settings=found.settings,
+        environment=found.environment,
+        totals=total_rows(found.runs),
+        commands=commands(found, runs_root),
+        value=value_text,
+    )
+
+
+def total_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
+    """What the runs took: meaning, and the figure of each as text."""
+    return [(meaning, [_figure(name, count(run)) for run in runs]) for name, (meaning, count) in TOTALS.items()]
+
+
+def score_rows(found: Compared) -> list[tuple[str, list[str]]]:
+    """Scores with their intervals: label, and the figure of each run as text, empty where it was not measured."""
+    labels = dict.fromkeys(label for run in found.runs for label in run.scores)
+    return [(label, [_score(run.scores.get(label)) for run in found.runs]) for label in labels]
+
+
+def commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
+    """Further commands: a reason and the command line."""
+    names = ",".join(run.name for run in found.runs)
+    both = f"entente sql --runs {shlex.quote(names)}{compare_sentences.root_flag(runs_root)}"
+    by_version = "select run, policy_version, avg(centres_gained) from decisions group by all order by all"
+    return [
+        *compare_sentences.next_commands(found, runs_root),
+        ("Gain by run and version", f"{both} {shlex.quote(by_version)}"),
+        ("What each step trained on", f"{both} @what_a_step_trained_on"),
+    ]
+
+
+def _score(record: ScoreRecord | None) -> str:
+    if record is None:
+        return ""
+    return f"{record.score.mean:+.2f} {format_interval(record.score.estimate.interval, '+.2f')}"
+
+
+def _figure(name: str, value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    if name.endswith("_share"):
+        return f"{value:.0%}"
+    return f"{value:,.2f}" if name.endswith("_s") and value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,109 @@
+"""Plots that show several runs together: an SVG element, or None if there is nothing to draw. A run has one colour everywhere."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from evaluation.intervals import Estimate
+from reports.compared import Compared, ComparedRun, Paired
+from reports.drawing import (
+    BLUE,
+    BROWN,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    TEAL,
+    YELLOW,
+    legend_above,
+    new_plot,
+    to_svg,
+)
+from reports.strength_plots import dots
+
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, YELLOW, BROWN)
+
+
+def returns(found: Compared) -> str | None:
+    """The learning curves with their intervals."""
+    drawn = [(run, colour) for run, colour in zip(found.runs, COLOURS, strict=False) if run.curve]
+    if not drawn:
+        return None
+    figure, (axes,) = new_plot(high=3.4)
+    for run, colour in drawn:
+        places = [(point.first + point.last) / 2 for point in run.curve]
+        _band(axes, places, [point.mean_return for point in run.curve], colour, run.name)
+    _step_axis(axes, "step")
+    axes.set_ylabel("mean return, centres")
+    legend_above(axes)
+    ends = "; ".join(f"{run.name} {run.curve[-1].mean_return.mean:+.2f}" for run, _ in drawn)
+    return to_svg(figure, "returns", f"Mean return by step, at last: {ends}.")
+
+
+def strength(found: Compared) -> str | None:
+    """Scores by version with their intervals; None if no run measured three versions."""
+    drawn = [(run, colour) for run, colour in zip(found.runs, COLOURS, strict=False) if len(run.track) > 2]
+    if not drawn:
+        return None
+    figure, (axes,) = new_plot(high=3.4)
+    for run, colour in drawn:
+        _band(axes, list(run.track), [record.score.estimate for record in run.track.values()], colour, run.name)
+    _step_axis(axes, "policy version")
+    axes.set_ylabel("centres gained")
+    legend_above(axes)
+    return to_svg(figure, "strength", f"Strength by version: {'; '.join(_ends(run) for run, _ in drawn)}.")
+
+
+def paired(found: Compared) -> str | None:
+    """The paired differences of scores, each with its interval; None if none could be paired."""
+    colours = {run.name: colour for run, colour in zip(found.runs, COLOURS, strict=False)}
+    drawn = [(pair, pair.found.difference) for pair in found.paired if not isinstance(pair.found, str)]
+    rows = [(_row_name(pair, found), difference, colours[pair.other]) for pair, difference in drawn]
+    summary = "; ".join(f"{name} {difference.mean:+.2f}" for name, difference, _ in rows)
+    alt = f"Differences from {found.runs[0].name} on the same positions: {summary}."
+    return dots(rows, "paired", f"centres gained more than {found.runs[0].name}", alt, "{:+.2f}", 0.0)
+
+
+def by_version(found: Compared) -> str | None:
+    """The paired differences of equal versions; None if no two runs measured two versions in the same way."""
+    drawn = [(run, c) for run, c in zip(found.runs, COLOURS, strict=False) if len(found.by_version.get(run.name, {})) > 1]
+    if not drawn:
+        return None
+    figure, (axes,) = new_plot(high=3.2)
+    axes.axhline(0, color=INK, alpha=0.35, linewidth=0.8)
+    for run, colour in drawn:
+        differences = found.by_version[run.name]
+        _band(axes, list(differences), [each.difference for each in differences.values()], colour, run.name)
+    _step_axis(axes, "policy version")
+    axes.set_ylabel(f"centres more than {found.runs[0].name}")
+    legend_above(axes)
+    last = "; ".join(f"{run.name} {list(found.by_version[run.name].values())[-1].difference.mean:+.2f}" for run, _ in drawn)
+    return to_svg(figure, "by-version", f"Difference from {found.runs[0].name} by version, at last: {last}.")
+
+
+def _band(axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], colour: str, name: str) -> None:
+    """A line of means with dots, and a band of the intervals that there are."""
+    low, high = np.array([each.interval or (np.nan, np.nan) for each in estimates]).T
+    means = [each.mean for each in estimates]
+    axes.plot(places, means, color=colour, marker="o", markersize=3.5, label=name)
+    if len(places) > 1:
+        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+    else:
+        axes.vlines(places, low, high, color=colour, alpha=0.4, linewidth=3)
+
+
+def _step_axis(axes: Axes, label: str) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    axes.set_xlabel(label)
+
+
+def _row_name(pair: Paired, found: Compared) -> str:
+    return pair.label if len(found.runs) == 2 else f"{pair.other}, {pair.label}"
+
+
+def _ends(run: ComparedRun) -> str:
+    version, record = list(run.track.items())[-1]
+    return f"{run.name} version {version} {record.score.mean:+.2f}"

@@ -1,0 +1,52 @@
+"""Gathers the files that a recorded step is repeated from: its ledger, the rows and lessons that the ledger names, its lineage.
+
+They are put into the folder of another run. Rows and lessons are linked, because a published file never changes. The run that
+they come from is not changed and may be in progress.
+"""
+
+import shutil
+
+from storage.files import FILES
+from storage.ledger import ledger_path, read_ledger
+from storage.lessons import recorded_lessons
+from storage.lineages import lineage_path, read_lineage
+from storage.runs import RunPaths
+from telemetry.errors import InputError
+
+
+def copy_lineages(paths: RunPaths, to: RunPaths, lineage: str) -> None:
+    """Copy the records of a lineage and its parents."""
+    while (fork := read_lineage(paths, lineage)) is not None:
+        lineage_path(to, lineage).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(FILES.fetch(lineage_path(paths, lineage)), lineage_path(to, lineage))
+        lineage = fork.parent
+
+
+def copy_step(paths: RunPaths, to: RunPaths, lineage: str, step: int) -> None:
+    """Copy the ledger of `step`, and link the shards and lessons that it names.
+
+    Raises:
+        InputError: one of these files is gone.
+        DataError: the ledger is damaged.
+    """
+    rows = read_ledger(paths, lineage, step)
+    if rows is None:
+        raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
+    copy = ledger_path(to, lineage, step)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(FILES.fetch(ledger_path(paths, lineage, step)), copy)
+    for name in dict.fromkeys(rows["shard"].to_pylist()):
+        shard, link = paths.shards / name, to.shards / name
+        if not FILES.exists(shard):
+            raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        for file in (shard.parent / name for name in FILES.names(shard.parent) if name.startswith(f"{shard.stem}.")):
+            if not (link.parent / file.name).is_symlink():
+                (link.parent / file.name).symlink_to(FILES.fetch(file).resolve())
+    for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
+        file, link = paths.lessons / name, to.lessons / name
+        if not FILES.exists(file):
+            raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(FILES.fetch(file).resolve())

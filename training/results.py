@@ -1,0 +1,74 @@
+"""What one process computes of a work: of an update, and of a forward without gradient. Those of several processes are joined."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from training.step_metrics import NOTHING_FORETOLD, Gauges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulated:
+    """Results of forward and backward of one update. The gradient itself is in the parameters."""
+
+    losses: list[float]
+    """Loss of each micro-batch, already divided; their sum is the update's loss."""
+    gauges: Gauges
+    """Figures of the update's branching tokens."""
+    raw_tokens: int
+    """As in `Cut`."""
+    unique_tokens: int
+    """As in `Cut`."""
+    kl_weight: float
+    """Weight of the KL divergence."""
+    distil: float = 0.0
+    """The part of the loss that lessons have; 0 without lessons."""
+    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
+    """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came; [0, 2, 2] without a head."""
+    plan_s: float
+    """Seconds of planning the micro-batches."""
+    forward_s: float
+    """Seconds of the forwards, with those of the reference, measured on the host."""
+    backward_s: float
+    """Seconds of the backwards, measured on the host."""
+
+    @classmethod
+    def join(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
+        """Join the results of several processes that worked at the same time."""
+        return cls(
+            losses=[loss for part in parts for loss in part.losses],
+            gauges=Gauges.join([part.gauges for part in parts]),
+            raw_tokens=sum(part.raw_tokens for part in parts),
+            unique_tokens=sum(part.unique_tokens for part in parts),
+            kl_weight=parts[0].kl_weight,
+            distil=sum(part.distil for part in parts),
+            foretold=np.concatenate([part.foretold for part in parts]),
+            plan_s=max(part.plan_s for part in parts),
+            forward_s=max(part.forward_s for part in parts),
+            backward_s=max(part.backward_s for part in parts),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What the present policy says of some rows: B branching tokens and V decisions with a value, in no certain order."""
+
+    index: np.ndarray
+    """int64 [B]: index into the completion positions of the batch."""
+    chosen: np.ndarray
+    """float32 [B]: log-probability of the drawn token over its legal set, nats."""
+    value_rows: np.ndarray
+    """int64 [V]: rows of the batch."""
+    values: np.ndarray
+    """float32 [V, 2]: what the value head foretells for them; [0, 2] without a head."""
+
+    @classmethod
+    def join(cls, parts: Sequence["Evaluated"]) -> "Evaluated":
+        """Join the results of several micro-batches or processes."""
+        return cls(
+            index=np.concatenate([np.empty(0, np.int64), *(part.index for part in parts)]),
+            chosen=np.concatenate([np.empty(0, np.float32), *(part.chosen for part in parts)]),
+            value_rows=np.concatenate([np.empty(0, np.int64), *(part.value_rows for part in parts)]),
+            values=np.concatenate([np.empty((0, 2), np.float32), *(part.values for part in parts)]),
+        )
