@@ -12,7 +12,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -151,7 +151,7 @@ class Objects:
         """All objects whose key begins with `prefix`, by key; with `after` only those with a greater key."""
         import obstore
 
-        def attempt() -> list[Any]:
+        def attempt() -> Sequence[Any]:
             return obstore.list(self._store, prefix, offset=after or None).collect()
 
         return map(_meta, self._patiently(f"list {prefix}", attempt))
@@ -271,7 +271,7 @@ def _from_environment(bucket: str) -> "S3Store":
     return S3Store(
         bucket,
         region=region,
-        **({"endpoint": endpoint} if endpoint else {}),
+        config={"endpoint": endpoint} if endpoint else None,
         client_options={
             "allow_http": bool(endpoint and endpoint.startswith("http://")),
             "timeout": timedelta(seconds=_REQUEST_S),
