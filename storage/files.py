@@ -37,13 +37,13 @@ class PosixFiles:
         return publish_file(temp, final)
 
     def replace(self, path: Path, content: bytes, *, sole_writer: bool = False) -> None:
-        temp = name_aside(path)
+        aside = name_aside(path)
         try:
-            temp.write_bytes(content)
-            sync_file(temp)
-            os.replace(temp, path)
+            aside.write_bytes(content)
+            sync_file(aside)
+            os.replace(aside, path)
         finally:
-            temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
+            aside.unlink(missing_ok=True)  # leave no part of a file on a full disk
         sync_directory(path.parent)
 
     def publish_folder(self, aside: Path, final: Path) -> None:

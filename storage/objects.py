@@ -12,7 +12,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +25,7 @@ from telemetry.errors import InputError, StoreAwayError
 from telemetry.progress import reporter
 
 if TYPE_CHECKING:
-    from obstore.store import S3Config, S3Store
+    from obstore.store import S3Store
 
 PATIENCE_S = 1200.0
 """Seconds for which a store that does not answer is waited for: longer than the ten minutes of a restart or a failover."""
@@ -151,8 +151,8 @@ class Objects:
         """All objects whose key begins with `prefix`, by key; with `after` only those with a greater key."""
         import obstore
 
-        def attempt() -> list[Any]:
-            return list(obstore.list(self._store, prefix, offset=after or None).collect())
+        def attempt() -> Sequence[Any]:
+            return obstore.list(self._store, prefix, offset=after or None).collect()
 
         return map(_meta, self._patiently(f"list {prefix}", attempt))
 
@@ -267,12 +267,11 @@ def _from_environment(bucket: str) -> "S3Store":
     from obstore.store import S3Store
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    config: S3Config = {"region": os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"}
-    if endpoint:
-        config["endpoint"] = endpoint
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return S3Store(
         bucket,
-        config=config,
+        region=region,
+        config={"endpoint": endpoint} if endpoint else None,
         client_options={
             "allow_http": bool(endpoint and endpoint.startswith("http://")),
             "timeout": timedelta(seconds=_REQUEST_S),

@@ -99,13 +99,12 @@ class Seaweed:
         import obstore
         from obstore.store import S3Store
 
-        options = {"allow_http": True, "timeout": "5s"}
         until = time.monotonic() + 90
         while True:
             try:
                 root = S3Store(
                     BUCKET, endpoint=self.address, access_key_id="admin", secret_access_key="admin", region="us-east-1",
-                    client_options=options, retry_config={"max_retries": 0},
+                    client_options={"allow_http": True, "timeout": "5s"}, retry_config={"max_retries": 0},
                 )  # fmt: skip
                 obstore.put(root, ".awake", b"")
                 return
