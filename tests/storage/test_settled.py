@@ -197,7 +197,7 @@ def shards_named(paths: RunPaths, lineage: str) -> set[str]:
 
 TestHistory: Any = History.TestCase
 TestHistory.settings = settings(
-    max_examples=6,
+    max_examples=4,
     stateful_step_count=14,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -299,8 +299,9 @@ def test_a_record_that_does_not_fit_the_run_is_not_believed(long_run: RunPaths, 
 
 
 def test_a_record_counts_for_its_own_rule_of_returns_alone(long_run: RunPaths) -> None:
-    other = {"blend": {"survival": 1.0}}
-    index, whole = Index(long_run, reach=Reach(policy_version=12, max_policy_lag=LAG), **other), Index(long_run, **other)
+    other = {"survival": 1.0}
+    index = Index(long_run, blend=other, reach=Reach(policy_version=12, max_policy_lag=LAG))
+    whole = Index(long_run, blend=other)
     for each in (index, whole):
         each.refresh()
     assert index.eligible(query(12, max_uses=9)) == whole.eligible(query(12, max_uses=9))
