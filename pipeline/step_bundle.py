@@ -19,7 +19,7 @@ from pipeline.bundle_file import unpack_bundle_file, write_bundle_file
 from pipeline.export_adapter import MOST_BASE_BYTES, copy_base
 from pipeline.plans.find_model import model_here, model_of
 from pipeline.published_folder import check_paths
-from pipeline.run_settings import RunSettings, check_objective, settings_at
+from pipeline.run_settings import RunSettings, check_objective, enters_rows_or_weights, settings_at
 from records.value_head import base_head
 from storage.lineages import lineage_at
 from storage.outcome import outcome_path
@@ -230,8 +230,9 @@ def computing_environment() -> dict[str, str]:
 
 
 def _training(settings: RunSettings) -> TrainingSettings:
-    """The trainer's settings, with the run's seed."""
-    return settings.training.model_copy(update={"seed": settings.seed})
+    """The trainer's settings on which a step depends, with the run's seed; the others are left at their defaults."""
+    kept = {name: value for name, value in settings.training if enters_rows_or_weights(f"training.{name}")}
+    return TrainingSettings.model_validate({**kept, "seed": settings.seed})
 
 
 def _add_state_before(paths: RunPaths, inside: RunPaths, step: int) -> None:

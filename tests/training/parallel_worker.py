@@ -35,7 +35,7 @@ def main(model: Path, file: Path, given: dict[str, Any]) -> None:
     updater = Updater(policy, settings, peers)
     batch = made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
     found: dict[str, Any] = {"losses": [], "gradients": [], "tokens": []}
-    found["base"] = sum(getattr(weight, "_local_tensor", weight).numel() for weight in policy.model.parameters())
+    found["weights_here"] = sum(getattr(weight, "_local_tensor", weight).numel() for weight in policy.model.parameters())
     evaluated = updater.evaluate(batch, range(CASE.rows))
     order = np.argsort(evaluated.index)
     found["logprobs"] = (evaluated.index[order], evaluated.chosen[order])
