@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cyclopts import App
 
-_UP = "Start Prefect's server, deployments and a worker here; stop them."
+_UP = "Start Prefect's server, deployments and a worker; stop them."
 _EVALUATE = "Measure strength; check a result card."
-_SERVE = "Serve an engine or orders over HTTP; play for a run elsewhere."
-_PLAY = "Play against versions in a browser; play on a server of others."
+_SERVE = "Serve an engine or orders; play for a run elsewhere."
+_PLAY = "Play against versions in a browser, or on others' servers."
 _HAND_ON = "Write a version for transformers and vLLM; a step to repeat."
 _PAGES = "Write a run as one page, or several side by side."
+_LISTED = "List, inspect, repeat or clean runs; watch one train."
+_CHECKED = "Check this environment; try a run's parts on a new card."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
@@ -26,8 +28,8 @@ COMMANDS = {
         "bundle": ("cli.bundle:bundle", _HAND_ON),
     },
     "Look into runs": {
-        "runs": ("cli.runs:app", "List runs; inspect, explain, repeat or clean one."),
-        "watch": ("cli.watch:watch", "Watch the figures of a run on one screen while it trains."),
+        "runs": ("cli.runs:app", _LISTED),
+        "watch": ("cli.watch:watch", _LISTED),
         "report": ("cli.report:report", _PAGES),
         "compare": ("cli.compare:compare", _PAGES),
         "replay": ("cli.replay_game:replay", "Step through a game of a run in a browser."),
@@ -40,8 +42,8 @@ COMMANDS = {
         "down": ("cli.up:down", _UP),
     },
     "This machine": {
-        "doctor": ("cli.doctor:doctor", "Check this environment, and say how to repair it."),
-        "smoke": ("cli.smoke:smoke", "Try every part of a run on a new card, and recommend settings."),
+        "doctor": ("cli.doctor:doctor", _CHECKED),
+        "smoke": ("cli.smoke:smoke", _CHECKED),
         "settings": ("cli.settings:settings", "Print settings as TOML, or the reference of all settings."),
         "bench": ("cli.bench:app", "Measure this machine: benchmarks, profiles, engine tuning."),
     },
@@ -85,7 +87,7 @@ def overview() -> str:
         names: dict[str, list[str]] = {}  # commands with one line share it
         for name, (_, line) in commands.items():
             names.setdefault(line, []).append(name)
-        lines += [f"{heading}:", *(f"  {', '.join(same):<9} {line}" for line, same in names.items())]
+        lines += [f"{heading}:", *(f"  {', '.join(same):<15} {line}" for line, same in names.items())]
     return "\n".join([*lines, ""])
 
 

@@ -67,8 +67,8 @@ def which_runs(wanted: Iterable[str], runs_root: Path) -> list[str]:
         matching = [word] if word in there else [name for name in there if fnmatchcase(name, word)]
         if not matching:
             known = f"; runs there: {', '.join(there[-5:])}" if there else ""
-            from storage.run_roots import shown
+            from storage.run_roots import as_given
 
-            raise InputError(f"no run in '{shown(runs_root)}' is called '{word}'{known}")
+            raise InputError(f"no run in '{as_given(runs_root)}' is called '{word}'{known}")
         found |= dict.fromkeys(matching)
     return list(found)

@@ -81,8 +81,8 @@ def entente_commands() -> list[Any]:
     found: dict[tuple[str, ...], Any] = {}
     for where, line in [*shown, *help_lines()]:
         nested = re.findall(r"\$\((entente [^)]*)\)", line)
-        # In the help, what follows a wide gap is a remark.
-        for command in [re.split(r"\s{3,}", line.strip())[0], *nested]:
+        # What follows a wide gap or a # is a remark.
+        for command in [re.split(r"\s+# |\s{3,}", line.strip())[0], *nested]:
             words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command)) if "entente " in command else []
             words = words[: words.index(">")] if ">" in words else words
             if words[:1] == ["entente"]:
@@ -210,6 +210,8 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
             given = get_args_parser().parse_args(words)
             assert given.module and given.training_script == "training.follow", line
             follow_command_line().parse_args(given.training_script_args)
+        elif tool == "export":
+            assert [word for word in words if not re.fullmatch(r"AWS_[A-Z_]+=\S+", word)] == [], line
         elif tool == "buildah":
             assert words[-1] == "." and (ROOT / "Containerfile").is_file(), line
         elif tool == "kubectl":

@@ -181,6 +181,15 @@ def test_set_up_tells_another_platform_what_to_do(tmp_path: Path, platform: str)
     assert not (tmp_path / ".venv").exists()
 
 
+def test_set_up_leaves_what_a_link_points_to_alone(tmp_path: Path):
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "theirs").touch()
+    (tmp_path / ".venv").symlink_to(others)
+    done = run_setup(tmp_path, PYTHON=str(stand_in(tmp_path / "python", "3.11.7")))
+    assert done.returncode == 2 and ".venv is a link" in done.stderr and (others / "theirs").exists()
+
+
 def set_up_with_card(folder: Path, *, exit_code: int = 0, says: str = "NVIDIA Card 1\nNVIDIA Card 2", **variables: str) -> str:
     """What set-up says on a machine whose driver answers so; its Python makes no environment, so it ends there."""
     stand_in(folder / "python", "3.11.7")

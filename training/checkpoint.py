@@ -103,7 +103,7 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
 def checkpoint_steps(paths: RunPaths) -> list[int]:
     """Steps of the checkpoints that have a manifest, ascending."""
     found = (match for name in FILES.folders(paths.checkpoints) if (match := _NAME.fullmatch(name)))
-    return sorted({int(match[1]) for match in found if FILES.exists(paths.checkpoint(int(match[1])) / _MANIFEST)})
+    return sorted({int(match[1]) for match in found if _MANIFEST in FILES.names(paths.checkpoint(int(match[1])))})
 
 
 def load_checkpoint(

@@ -28,6 +28,7 @@ from training.packed_attention import use_packed_attention
 from training.packed_forward import uncovered_reason
 from training.row_checks import RowLimits
 from training.settings import TrainingSettings
+from training.state_tensors import seed_generators
 from training.value_head import ValueHead
 
 
@@ -68,7 +69,7 @@ class Policy:
         leave_room(self.device)
         self.attention = "auto"
         self._settings = settings
-        torch.manual_seed(settings.seed)
+        seed_generators(settings.seed)
         base: Any = model
         if isinstance(model, PreTrainedModel):
             targets = architecture_of(model.config.to_dict(), type(model).__name__).targets(settings.lora_targets)

@@ -35,6 +35,13 @@ class StateValues:
     """The normal number that Python's generator stores for its next call."""
 
 
+def seed_generators(seed: int) -> None:
+    """Seed all generators whose state a checkpoint holds, so that equal steps leave equal checkpoints."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[dict[str, Tensor], StateValues]:
     """The state that determines the next step beside the weights; GPU generators only if `device` is a GPU."""
     state = optimiser.state_dict()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -134,7 +135,13 @@ def test_shards_wait_while_there_are_start_groups_to_spare_and_come_at_once_when
         assert status is not None and status.in_flight == QUOTA, "the trainer knows that they will come"
         played.desk.ask(quota=2 * QUOTA, gather=False)
 
-    played.run(waits, lambda: played.desk.stop("over"))
+    def goes_on() -> None:
+        until = time.monotonic() + 30
+        while (status := read_producer(played.paths, "x")) is None or status.next_group < 2 * QUOTA:
+            assert time.monotonic() < until, status
+            time.sleep(0.05)
+
+    played.run(waits, goes_on, lambda: played.desk.stop("over"))
     assert played.shards()[0] == "000000.arrow" and "000001.arrow" not in played.shards(), "those that waited are one shard"
     assert "000003.arrow" in played.shards(), "after that each comes alone"
     assert [group for _, group, _ in played.rows()] == list(range(2 * QUOTA))

@@ -28,7 +28,7 @@ class Engines:
         self.heard: list[int] = []
         last = TrainedStep(published=step(step_done) if step_done else BASE, metrics={})
         self.resume_point = ResumePoint(last=last, set_aside=(), lineage="main")
-        self.paths = None
+        self.paths = self.control = None
 
     async def serve(self, policy: PolicyVersion) -> None:
         await asyncio.sleep(0)

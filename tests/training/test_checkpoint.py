@@ -6,6 +6,7 @@ import pickle
 import random
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,16 @@ def test_a_damaged_manifest_costs_one_checkpoint_and_not_the_run(paths: RunPaths
     trainer = Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
     assert trainer.step_done == 1 and len(trainer.set_aside) == 1
     assert not paths.checkpoint(2).exists() and len(list(paths.checkpoints.glob(".step_000002.damaged-*"))) == 1
+
+
+def test_equal_steps_leave_equal_checkpoints_whatever_the_process_drew_before(tmp_path: Path):
+    written = []
+    for name in ("one", "two"):
+        draws()
+        paths = RunPaths(tmp_path / name).create()
+        folder = save_checkpoint(paths, state_of(1), *learner(), keep=1)
+        written.append({file.name: sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()})
+    assert written[0] == written[1]
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_not_that_step(paths: RunPaths):

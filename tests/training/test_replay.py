@@ -258,8 +258,8 @@ def test_figures_that_were_not_finite_repeat_as_such(paths, again):
     recorded = read_outcome(paths, MAIN, 1)
     assert recorded is not None
     skipped = replace(recorded.updates[0], loss=nan, micro_batches=[nan], gradient_norm=nan)
-    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[nan]), EXACT) is None
-    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[0.0]), EXACT) is not None
+    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[nan]), EXACT, True) is None
+    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[0.0]), EXACT, True) is not None
 
 
 @pytest.mark.parametrize(
