@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.bench_dry_run import check_every, check_paper, check_trainer, plannable
-from cli.options import AsJson
+from cli.options import AsJson, open_root
 from cli.settings_from_flags import ConfigFiles
 from inference.settings import InferenceSettings
 
@@ -346,6 +346,34 @@ def producers(
         cache_of(settings)
         model = make_tiny_model(runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
         outcome = bench_producers(settings=settings, model=model, rounds=rounds, start_groups=start_groups, cores=cores)
+    show_outcome(outcome, json=json)
+
+
+@app.command
+@plannable("minutes")
+def bucket(
+    *,
+    bucket: Annotated[Path, Parameter(help="Folder of runs in an object store; the runs stay there.", converter=open_root)],
+    rounds: Rounds = 3,
+    steps: Annotated[int, Parameter(help="Training steps of each run.")] = 12,
+    config: ConfigFiles = None,
+    runs_root: RunsRoot = Path("runs"),
+    seed: Seed = 0,
+    json: AsJson = False,
+) -> None:
+    """Steps of a run in an object store, compared with those of a run in a local folder. Takes minutes.
+
+    Example
+
+        AWS_ENDPOINT_URL=http://127.0.0.1:8333 entente bench bucket --bucket s3://bench/runs --json
+    """
+    from benchmarks.bucket import bench_bucket
+    from cli.screen import progress_shown
+
+    files = [word for file in config or () for word in ("--config", str(file))]
+    arguments = [*files, "--seed", str(seed), "--steps", str(steps), "--evaluation.positions", "2", "--telemetry.no-report"]
+    with progress_shown():
+        outcome = bench_bucket(arguments, runs_root.resolve(), bucket, rounds=rounds)
     show_outcome(outcome, json=json)
 
 
