@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from reports.stages_plot import write_stages
 from telemetry.errors import EngineError, InputError
 
 _OWN = {"run", "runs_root", "seed"}
+_COUNT_EVERY_S = 30.0
+"""Seconds between two counts of the time that a command takes: what a kill may take from the count."""
 _PROGRAM = """
 from telemetry.parent import end_with_parent
 end_with_parent(gently=True, parent={parent})
@@ -98,35 +102,45 @@ def _check_commands(plan: StagedPreset, staged: Staged) -> None:
 
 def _one_stage(staged: Staged) -> None:
     while (words := staged.next_command()) is not None:
-        staged.command_done(words, _run(words)[0])
-    seconds, out = _run(staged.match_command())
-    print(_line(staged.stage_done(jsonlib.loads(out.strip().splitlines()[-1]), seconds)), flush=True)
+        _run(words, staged.spend)
+        staged.command_done(words)
+    out = _run(staged.match_command(), staged.spend)
+    print(_line(staged.stage_done(jsonlib.loads(out.strip().splitlines()[-1]))), flush=True)
     write_stages(staged.root, [asdict(figure) for figure in staged.figures])
 
 
-def _run(words: list[str]) -> tuple[float, str]:
-    """Run one command to its end; its seconds, and its output where it ends with a JSON object.
+def _run(words: list[str], spend: Callable[[float], None]) -> str:
+    """Run one command to its end; its output where it ends with a JSON object.
+
+    Args:
+        spend: called at least every `_COUNT_EVERY_S` with the seconds since its last call.
 
     Raises:
         EngineError: it failed.
         KeyboardInterrupt: a signal asked this process to end; the command got it too, and has ended.
     """
     sys.stderr.write(f"entente {subprocess.list2cmdline(words)}\n")
-    began, wanted = time.monotonic(), subprocess.PIPE if words[-1] == "--json" else None
+    counted, wanted = time.monotonic(), subprocess.PIPE if words[-1] == "--json" else None
     program = [sys.executable, "-P", "-c", _PROGRAM.format(parent=os.getpid()), *words]
     # In a session of its own the command gets one signal, from here, and not a second one from the terminal.
     child = subprocess.Popen(program, stdout=wanted, text=True, start_new_session=True)
+    out: str | None = None
     try:
-        out = child.communicate()[0]
+        while child.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                out = child.communicate(timeout=_COUNT_EVERY_S)[0]
+            spend((now := time.monotonic()) - counted)
+            counted = now
     except KeyboardInterrupt:
         child.send_signal(end_by_signal.heard() or signal.SIGINT)
         child.wait()
+        spend(time.monotonic() - counted)
         raise
     if child.returncode:
         raise EngineError(
             f"the stage stopped: its command ended with {child.returncode} (see above); after a repair continue with --resume"
         )
-    return time.monotonic() - began, out or ""
+    return out or ""
 
 
 def _line(figure: StageFigure) -> str:

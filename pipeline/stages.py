@@ -246,15 +246,19 @@ class Staged:
             return ["train", "--run", run, "--resume", *root] if RunPaths(self.runs_root / run).settings.is_file() else words
         return words
 
-    def command_done(self, words: Sequence[str], seconds: float) -> None:
-        """Note that the next command has ended, and how long it took."""
-        self._record["done"].append(list(words))
+    def spend(self, seconds: float) -> None:
+        """Add to the time of the training. It is called while a command runs, so that a kill costs little of the count."""
         self._record["seconds"] += seconds
         self._write()
 
-    def stage_done(self, match: Mapping[str, Any], seconds: float) -> StageFigure:
+    def command_done(self, words: Sequence[str]) -> None:
+        """Note that the next command has ended."""
+        self._record["done"].append(list(words))
+        self._write()
+
+    def stage_done(self, match: Mapping[str, Any]) -> StageFigure:
         """Note the match of the current stage, from its JSON object."""
-        preset, self._record["seconds"] = self.preset, self._record["seconds"] + seconds
+        preset = self.preset
         player = match["players"][0]
         found = player["measures"][preset.measure]
         figure = StageFigure(

@@ -52,7 +52,7 @@ def test_a_command_that_was_begun_is_continued_and_one_that_is_done_is_not_given
 
 
 def test_the_next_stage_begins_with_the_model_of_the_stage_before(staged: Staged):
-    staged.stage_done(_match(0.1), 60)
+    staged.stage_done(_match(0.1))
     again = _again(staged)
     words = again.next_command()
     assert words is not None and words[words.index("--inference.model") + 1] == (staged.root / "imitate").as_posix()
@@ -60,24 +60,27 @@ def test_the_next_stage_begins_with_the_model_of_the_stage_before(staged: Staged
     run.mkdir()
     (run / "settings.json").write_text("{}")
     assert again.next_command() == ["train", "--run", "night-l", "--resume", "--runs-root", staged.runs_root.as_posix()]
-    again.command_done(words, 60)
+    again.command_done(words)
     assert _again(again).next_command() == again.commands()[1], "with --resume it is given as it stands"
     assert again.match_command()[2] == (staged.root / "learn").as_posix()
 
 
 @pytest.mark.parametrize(("low", "done"), [(0.15, False), (0.1501, True)], ids=["reaches it", "lies above it"])
 def test_a_stage_whose_interval_lies_above_the_target_is_the_last(staged: Staged, low: float, done: bool):
-    figure = staged.stage_done(_match(low), 1800)
+    staged.spend(900)
+    again = _again(staged)
+    again.spend(900)
+    figure = again.stage_done(_match(low))
     assert (figure.hours, figure.low, figure.games) == (0.5, low, 70)
-    assert _again(staged).is_done is done
+    assert _again(again).is_done is done
 
 
 def test_without_a_target_all_stages_are_done(tmp_path: Path):
     staged = Staged("night", tmp_path)
     staged.begin(_preset(), 0)
-    staged.stage_done(_match(0.9), 1)
+    staged.stage_done(_match(0.9))
     assert not staged.is_done
-    staged.stage_done(_match(0.9), 1)
+    staged.stage_done(_match(0.9))
     assert staged.is_done and [figure.stage for figure in staged.figures] == ["imitate", "learn"]
 
 
