@@ -56,11 +56,13 @@ def what_if(
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
     from evaluation.what_if import Continuation, asked_power, other_orders
-    from reports.what_if_page import describe_change, write_what_if
+    from reports.what_if_page import check_folder, describe_change, write_what_if
     from telemetry.errors import InputError
 
     if orders and version:
         raise InputError("--orders and --version both say what is ordered: give one of them")
+    if output:
+        check_folder(output)
     position, owner = _position(game, phase, run, runs_root)
     power = power.strip().upper()
     given = [order for text in orders for order in text.replace(";", ",").split(",") if order.strip()]

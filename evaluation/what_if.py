@@ -135,7 +135,7 @@ def other_orders(position: RecordedPosition, given: Sequence[str], power: str = 
         InputError: names the order that is not legal.
     """
     legal, named = position.board.legal_orders(), dict[str, list[str]]()
-    for order in (" ".join(order.upper().split()) for order in given):
+    for order in (" ".join(order.upper().replace("-", " - ").split()) for order in given):
         if order == WAIVE and power in legal and legal[power].kind is OrderKind.BUILD:
             named.setdefault(power, [])
             continue

@@ -106,18 +106,23 @@ def centre_rows(found: WhatIf) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
+def check_folder(file: Path) -> None:
+    """Check that there is a folder for the page, before anything is played.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder '{file.parent}' to write the page to: make it, or name another with --output")
+
+
 def write_what_if(found: WhatIf, change: str, command: str, file: Path) -> None:
     """Write the page to `file`.
 
     Args:
         change: what differs, in words.
         command: asks the same question again.
-
-    Raises:
-        InputError: there is no folder for it.
     """
-    if not file.parent.is_dir():
-        raise InputError(f"there is no folder '{file.parent}' to write the page to: make it, or name another with --output")
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
