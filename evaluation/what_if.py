@@ -159,7 +159,7 @@ def asked_power(position: RecordedPosition, power: str, changed: OrderSets | Non
         raise InputError(f"there is no power '{power}': the powers are {', '.join(POWERS)}")
     legal = position.board.legal_orders()
     if power and not changed and power not in legal:
-        raise InputError(f"{power} has nothing to order in {position.board.phase}: {', '.join(legal)} have")
+        raise InputError(f"{power} has nothing to order in {position.board.phase}: it is the turn of {', '.join(legal)}")
     if power:
         return power
     if changed is None or len(changed) != 1:
