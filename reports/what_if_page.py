@@ -83,7 +83,7 @@ def verdict(found: WhatIf) -> str:
         gained = f"{who} has {abs(difference.mean):.2f} centres {more} after {years} than with the orders that were played"
         return f"{gained} ({interval}; {pairs})."
     needed = clusters_to_show([pair.difference(found.power) for pair in found.pairs])
-    hint = f" A difference of this size takes about {needed} pairs." if needed else ""
+    hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(found.pairs) else ""
     return f"No difference is shown for {who} after {years}: {difference.mean:+.2f} centres ({interval}; {pairs}).{hint}"
 
 
