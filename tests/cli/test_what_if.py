@@ -1,4 +1,4 @@
-"""`entente what-if`: the answer as table, data and page, for games of runs and played games; and what is refused, in a sentence."""
+"""`entente what-if`: the answer as table, data and page, for games of runs and of people; and what is refused, in a sentence."""
 
 import json
 import shutil

@@ -115,7 +115,7 @@ def test_an_order_that_cannot_be_given_is_named(autumn, orders: list[str], sente
 
 def test_builds_are_given_as_a_whole_and_a_power_without_orders_is_refused(autumn):
     board = autumn.board.fork()
-    board.step(holds(board) | other_orders(autumn, ["A BUR - BEL", "A MAR - SPA"]))
+    board.step({**holds(board), **other_orders(autumn, ["A BUR - BEL", "A MAR - SPA"])})
     winter = RecordedPosition(game="game test", board=board, orders={"FRANCE": ("WAIVE", "WAIVE")})
     changed = other_orders(winter, ["a par b"])
     assert changed == {"FRANCE": ("A PAR B", "WAIVE")} and asked_power(winter, "", changed) == "FRANCE"
