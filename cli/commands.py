@@ -32,7 +32,7 @@ COMMANDS = {
         "watch": ("cli.watch:watch", _LISTED),
         "report": ("cli.report:report", _PAGES),
         "compare": ("cli.compare:compare", _PAGES),
-        "replay": ("cli.replay_game:replay", "Step through a game of a run in a browser."),
+        "replay": ("cli.replay_game:replay", "Step through a game; 'what-if' continues it with other orders."),
         "sql": ("cli.sql:sql", "Query the rows of runs with SQL, also while they train."),
     },
     "Services": {
@@ -61,6 +61,9 @@ RENAMED = {
     "tune": "bench tune",
 }
 """First word of an older spelling -> the words that replace it. The older spelling still runs, and says the new one."""
+
+SHORT = {"what-if": "runs what-if"}
+"""First word of a short spelling -> the words that it stands for. It stays, and nothing is said about it."""
 
 
 def command_line() -> "App":
@@ -93,6 +96,8 @@ def overview() -> str:
 
 def current_spelling(words: list[str]) -> tuple[list[str], str]:
     """The words in today's spelling, and the sentence that says so where they were in an older one (else "")."""
+    if words and words[0] in SHORT:
+        return [*SHORT[words[0]].split(), *words[1:]], ""
     new = RENAMED.get(words[0]) if words else None
     if new is None:
         return words, ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shlex
 import webbrowser
 from contextlib import nullcontext
 from pathlib import Path
@@ -134,7 +135,7 @@ def _play(
             game.keep = lambda: kept.write(game)
             await game.keep()
             key, address = new_key(), f"127.0.0.1:{listener.getsockname()[1]}"
-            app = play_app(game, seated.names, key, address)
+            app = play_app(game, seated.names, key, address, shlex.quote(str(file)))
             url = f"http://{address}/?key={key}"
             server = make_server(app, drain_s=1, on_shutdown=lambda: game.changed.set())
             await serve(server, listener, on_ready=lambda: _announce(url, file, browser=browser))

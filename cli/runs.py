@@ -1,4 +1,4 @@
-"""`entente runs`: the list of runs, and the commands that look into one, repeat a step of it, or remove old files."""
+"""`entente runs`: the list of runs, and the commands that look into one, repeat a step, continue a game, or remove old files."""
 
 import json as jsonlib
 import time
@@ -20,6 +20,7 @@ app = App(name="runs")
 app.command("cli.inspect:app", name="inspect")
 app.command("cli.explain:explain", name="explain")
 app.command("cli.replay_step:replay_step", name="replay-step")
+app.command("cli.what_if:what_if", name="what-if")
 app.command("cli.losses:losses", name="losses")
 app.command("cli.clean:clean", name="clean")
 

@@ -173,5 +173,15 @@ def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:
         return versions[-1]
     number = BASE_VERSION if wanted == "base" else int(str(wanted).removeprefix("v"))
     if number not in versions:
+        if number < versions[-1]:
+            raise InputError(
+                f"run '{run}' has no policy version {number} any more: it was retired; the run keeps {_listed(versions)}"
+            )
         raise InputError(f"run '{run}' has no policy version {number}; its newest is {versions[-1]}")
     return number
+
+
+def _listed(versions: list[int]) -> str:
+    """As 'base, v5, v9'; of many the newest."""
+    names = ["base" if version == BASE_VERSION else f"v{version}" for version in versions]
+    return ", ".join(names if len(names) <= 8 else [names[0], "...", *names[-6:]])

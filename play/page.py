@@ -18,13 +18,14 @@ from storage.played_games import SavedProposal
 _DIGITS = 6
 
 
-def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str) -> str:
+def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str, file: str = "") -> str:
     """The whole page; it loads nothing else.
 
     Args:
         players: names that may give hints.
         key: sent with each request of the page.
         nonce: of the page's own script and style.
+        file: where the game is stored, as a shell reads it; empty: nowhere.
     """
     reports = Path(__file__).parents[1] / "reports"
     template = Environment(
@@ -42,6 +43,7 @@ def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str) ->
         "seats": [game.seats[power] for power in POWERS],
         "players": list(players),
         "name": game.name,
+        "file": file,
         "lands": list(LAND),
         "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
     }

@@ -2,7 +2,7 @@
 (() => {
   const page = JSON.parse(document.getElementById("page").textContent);
   const game = { ...page, plies: [] };
-  const { at, html, svg, map, place, mark, showUnits, showGround, showShare, percent, told, counted, centresOf } = boardOf(game);
+  const { at, html, svg, map, place, mark, showUnits, showGround, showShare, percent, told, counted, centresOf, whatIf } = boardOf(game);
   const SIZE = 1000 / 44, still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   let state = { revision: -1 }, now = -1, timer = null, asking = false;
   let mine = null, drafts = {}, picked = null, clicks = [], kind = ""; // kind: of the order, S or C, after the first of its clicks
@@ -273,6 +273,7 @@
       for (const [order, results] of given) body.append(html("tr", {}, html("td", { class: "order" }, order), html("td", { class: "result" }, told(results))));
       card.append(html("table", {}, body));
       if (ply.tried[p]) card.append(tried(ply.tried[p], given.map(([order]) => order)));
+      if (page.file) card.append(whatIf(page.file, ply, p, given));
       return card;
     }));
   }

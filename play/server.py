@@ -68,12 +68,13 @@ def new_key() -> str:
     return secrets.token_urlsafe(24)
 
 
-def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str) -> FastAPI:
+def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str, file: str = "") -> FastAPI:
     """The app of one game.
 
     Args:
         players: names that may give hints.
         address: host and port under which it is served, as a browser names them.
+        file: where the game is stored, as a shell reads it; empty: nowhere.
     """
     app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(RequestReader, refuse=partial(_refusal, key=key, address=address))
@@ -106,7 +107,7 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str)
             "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
         headers = {"content-security-policy": policy, "referrer-policy": "no-referrer", "cache-control": "no-store"}
-        return HTMLResponse(page_html(game, players, key, nonce), headers=headers)
+        return HTMLResponse(page_html(game, players, key, nonce, file), headers=headers)
 
     @app.get("/game")
     async def state(seen: Annotated[int, Query(ge=-1)] = -1) -> Response:

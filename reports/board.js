@@ -153,5 +153,9 @@ const boardOf = game => {
     });
   }
 
-  return { at, html, svg, map, place, mark, sure, moves, showUnits, showGround, showShare, percent, told, signed, counted, centresOf };
+  // The command that continues this phase with other orders of a power; `named`: how it names the game.
+  const whatIf = (named, ply, power, given) => html("details", {}, html("summary", {}, "what if it had ordered otherwise"), html("code", {},
+    `entente runs what-if --phase ${ply.short} --power ${game.powers[power].toLowerCase()} --orders "${given.map(([order]) => order).join(", ")}" --game ${named}`));
+
+  return { at, html, svg, map, place, mark, sure, moves, showUnits, showGround, showShare, percent, told, signed, counted, centresOf, whatIf };
 };

@@ -102,6 +102,11 @@ def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> Ga
     raise InputError(f"run '{run}' has no game {asked}; {listing([g for g in games if g.start_group == group] or games)}")
 
 
+def is_name_of_run(asked: str) -> bool:
+    """Whether `asked` can name a game of a run; games that people play have other names."""
+    return asked in _CHOICES or asked.isdecimal() or "/" in asked
+
+
 def listing(games: list[GameName]) -> str:
     """A short list of the games that can be replayed."""
     shown = ", ".join(game.name for game in games[-LISTED:])

@@ -2,7 +2,7 @@
 // Puts one position at a time on the map that the page has, and the orders beside it.
 (() => {
   const game = JSON.parse(document.getElementById("game").textContent);
-  const { at, html, map, mark, sure, showUnits, showGround, showShare, percent, told, signed, counted, centresOf } = boardOf(game);
+  const { at, html, map, mark, sure, showUnits, showGround, showShare, percent, told, signed, counted, centresOf, whatIf } = boardOf(game);
   let now = -1, playing = null;
 
   // -- one position ---------------------------------------------------------------------------------------------------------
@@ -79,6 +79,7 @@
       box.append(html("table", {}, body));
     }
     if (own) box.append(facts(ply, p, decision, given));
+    if (given.length) box.append(whatIf(game.what_if, ply, p, given));
     return box;
   }
 

@@ -1,0 +1,345 @@
+"""What if other orders had been given: pairs of forks from a recorded position, and the difference with its 95 % interval.
+
+Both forks of a pair begin in the same phase, one with the orders that were played, one with other orders of one or more powers.
+All else is equal: the other powers' orders in that phase, the players who continue, and their random numbers, which are named by
+pair, phase and power. So equal orders have a difference of exactly 0. The interval resamples pairs: it is about the luck of the
+continuation, and not about other positions or other players.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from evaluation.intervals import Estimate, estimate
+from game.board import Board, PhaseResult
+from game.legal import WAIVE, LegalOrders, OrderKind
+from game.players import player
+from game.scores import Standing
+from game.snapshot import POWERS
+from rollouts.deciders import Decider, DecisionRequest
+from rollouts.fork import ForkPlan, PlayedPly, play_fork
+from rollouts.seeds import dice
+from telemetry.errors import DataError, EngineError, InputError
+
+FEWEST_FORKS = 2
+"""Pairs of forks; a difference with an interval takes more (`evaluation.intervals`)."""
+_AT_ONCE = 32
+"""Pairs in progress: they share the batches of an engine."""
+_SHOWN = 6
+"""Legal orders that are listed where one is refused."""
+_RESAMPLES = 2000
+
+OrderSets = Mapping[str, tuple[str, ...]]
+"""Whole order sets by power."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPosition:
+    """A position of a game, and what was ordered there."""
+
+    game: str
+    """The game in words, as 'game 12/3 of run mine'."""
+    board: Board
+    """Nobody steps it."""
+    orders: OrderSets
+    """By every power that had something to order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """How both forks of a pair go on after the phase."""
+
+    forks: int = 64
+    """Pairs."""
+    years: int = 2
+    """Game years from the phase to the end."""
+    players: tuple[str, ...] = ("dumbbot",)
+    """Who plays all seats; of several, each seat draws one by lot, the same in both forks."""
+    seed: int = 0
+    """Names the luck."""
+    temperature: float = 1.0
+    """Of the draws of policy versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """One of the two forks of a pair."""
+
+    plies: tuple[PlayedPly, ...]
+    """From the recorded position to the end; empty in pairs that are not shown."""
+    end: Standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two forks of equal luck."""
+
+    number: int
+    """From 0; names the luck."""
+    played: Fork
+    """With the orders that were played."""
+    changed: Fork
+
+    def difference(self, power: str) -> int:
+        """Centres at the end with the other orders, less those with the orders that were played."""
+        seat = POWERS.index(power)
+        return self.changed.end.centres[seat] - self.played.end.centres[seat]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The answer."""
+
+    position: RecordedPosition
+    power: str
+    """Whose centres count."""
+    how: Continuation
+    pairs: tuple[Pair, ...] = field(repr=False)
+    telling: Pair
+    """The pair with the largest difference of `power`, with its plies; of several the first."""
+
+    @property
+    def difference(self) -> Estimate:
+        """Centres of `power` that the other orders gain."""
+        return self.difference_of(self.power)
+
+    def difference_of(self, power: str) -> Estimate:
+        """Mean over pairs, and its interval."""
+        return self._estimate([pair.difference(power) for pair in self.pairs])
+
+    def centres(self, power: str) -> tuple[Estimate, Estimate]:
+        """Centres at the end: with the orders that were played, and with the others."""
+        seat = POWERS.index(power)
+        played = self._estimate([pair.played.end.centres[seat] for pair in self.pairs])
+        return played, self._estimate([pair.changed.end.centres[seat] for pair in self.pairs])
+
+    @property
+    def spread(self) -> dict[int, int]:
+        """Difference of `power` -> number of pairs."""
+        return dict(sorted(Counter(pair.difference(self.power) for pair in self.pairs).items()))
+
+    def _estimate(self, values: Sequence[int]) -> Estimate:
+        return estimate(values, range(len(values)), _RESAMPLES, self.how.seed)
+
+
+def other_orders(position: RecordedPosition, given: Sequence[str], power: str = "") -> OrderSets:
+    """The order sets of the powers whose units `given` orders; a unit that is not named keeps the order that was played.
+
+    Builds and disbands are given as a whole: a build that is not named is waived.
+
+    Args:
+        power: whose builds WAIVE declines; empty: nobody's.
+
+    Raises:
+        InputError: names the order that is not legal.
+    """
+    legal, named = position.board.legal_orders(), dict[str, list[str]]()
+    for order in (" ".join(order.upper().replace("-", " - ").split()) for order in given):
+        if order == WAIVE and power in legal and legal[power].kind is OrderKind.BUILD:
+            named.setdefault(power, [])
+            continue
+        owner = next((each for each, own in legal.items() if _site(order, own) is not None), None)
+        if owner is None:
+            raise InputError(_refusal(order, legal, position.board.phase))
+        named.setdefault(owner, []).append(order)
+    return {owner: _whole(legal[owner], own, position) for owner, own in named.items()}
+
+
+def asked_power(position: RecordedPosition, power: str, changed: OrderSets | None) -> str:
+    """The power whose centres count: `power`, or the one that is given other orders.
+
+    Args:
+        changed: other orders; None if a player gives them, or nobody.
+
+    Raises:
+        InputError: there is no such power, it had nothing to order, or nobody says which one counts.
+    """
+    if power and power not in POWERS:
+        raise InputError(f"there is no power '{power}': the powers are {', '.join(POWERS)}")
+    legal = position.board.legal_orders()
+    if power and not changed and power not in legal:
+        raise InputError(f"{power} has nothing to order in {position.board.phase}: it is the turn of {', '.join(legal)}")
+    if power:
+        return power
+    if changed is None or len(changed) != 1:
+        raise InputError(f"say with --power whose centres count: {', '.join(changed or legal)}")
+    return next(iter(changed))
+
+
+async def orders_of_player(
+    position: RecordedPosition, power: str, name: str, how: Continuation, decider: Decider | None
+) -> list[OrderSets]:
+    """What the player called `name` orders for `power` in each pair.
+
+    Args:
+        decider: chooses for it; None: it is a scripted player.
+
+    Raises:
+        EngineError, DataError: a decision failed.
+    """
+    legal = position.board.legal_orders()[power]
+
+    async def choose(number: int) -> OrderSets:
+        luck = _luck(position, how, number)
+        if decider is None:
+            return {power: tuple(player(name)(legal, dice(luck, position.board.phase, power), position.board))}
+        request = DecisionRequest(
+            game=f"{luck}/orders",
+            dice=luck,
+            ply=0,
+            power=power,
+            legal=legal,
+            board=position.board,
+            snapshot_id=_snapshot_id(position.board),
+            temperature=how.temperature,
+        )
+        return {power: tuple(await _SamePhaseSameLuck(decider).decide(request))}
+
+    return list(await asyncio.gather(*map(choose, range(how.forks))))
+
+
+async def play_pairs(
+    position: RecordedPosition,
+    changed: Sequence[OrderSets],
+    power: str,
+    how: Continuation,
+    deciders: Mapping[str, Decider] | None = None,
+) -> WhatIf:
+    """Play all pairs.
+
+    Args:
+        changed: other order sets, one mapping for each pair.
+        deciders: of those in `how.players` who are not scripted, by name.
+
+    Raises:
+        DataError: the recorded orders are not legal.
+        EngineError: a decision failed.
+    """
+    wrapped = {name: _SamePhaseSameLuck(decider) for name, decider in (deciders or {}).items() if name in how.players}
+    starts, places = _Starts(position.board), asyncio.Semaphore(_AT_ONCE)
+    telling: Pair | None = None
+
+    async def play(number: int, other: OrderSets) -> Pair:
+        nonlocal telling
+        async with places:
+            luck = _luck(position, how, number)
+            played, replaced = await asyncio.gather(
+                _play(starts.after(dict(position.orders)), f"{luck}/played", luck, how, wrapped),
+                _play(starts.after({**position.orders, **other}), f"{luck}/changed", luck, how, wrapped),
+            )
+        pair = Pair(number=number, played=played, changed=replaced)
+        if telling is None or _how_telling(pair, power) > _how_telling(telling, power):
+            telling = pair
+        return replace(pair, played=replace(played, plies=()), changed=replace(replaced, plies=()))
+
+    pairs = await asyncio.gather(*(play(number, other) for number, other in enumerate(changed)))
+    assert telling is not None, "the caller asks for at least one pair"
+    return WhatIf(position=position, power=power, how=how, pairs=tuple(pairs), telling=telling)
+
+
+def _how_telling(pair: Pair, power: str) -> tuple[int, int]:
+    return abs(pair.difference(power)), -pair.number
+
+
+class _Starts:
+    """The boards after the phase, each played once."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._after: dict[tuple[tuple[str, tuple[str, ...]], ...], tuple[PlayedPly, Board]] = {}
+
+    def after(self, orders: OrderSets) -> tuple[PlayedPly, Board]:
+        """The phase with these orders, and a board of its own for the fork that goes on."""
+        key = tuple(sorted(orders.items()))
+        if key not in self._after:
+            board = self._board.fork()
+            self._after[key] = _first_ply(self._board, board.step(orders)), board
+        first, board = self._after[key]
+        return first, board.fork()
+
+
+def _first_ply(board: Board, result: PhaseResult) -> PlayedPly:
+    if sum(result.rejected.values()):
+        raise DataError(f"the recorded orders of {result.phase} are not legal there: the game's file is damaged")
+    snapshot = board.snapshot(game_id="", seed=0, source="")
+    return PlayedPly(
+        ply=0,
+        phase=result.phase,
+        snapshot_id=snapshot.snapshot_id,
+        position=snapshot.position,
+        orders=result.orders,
+        results=result.results,
+    )
+
+
+async def _play(start: tuple[PlayedPly, Board], name: str, luck: str, how: Continuation, deciders: Mapping[str, Decider]) -> Fork:
+    """The rest of one fork."""
+    first, board = start
+    lot = dice(luck, "seats")
+    plan = ForkPlan(
+        name=name,
+        shared_name=luck,
+        dice=luck,
+        seats={power: lot.choice(how.players) for power in POWERS},
+        horizon_years=how.years,
+        counted_from=first.phase,
+        temperature=how.temperature,
+        snapshot_id=first.snapshot_id,
+    )
+    fork = await play_fork(plan, board, None, None, deciders=deciders)
+    if fork.end is None or fork.status != "complete":
+        raise EngineError(f"a fork from {first.phase} failed: {fork.reason}")
+    return Fork(plies=(first, *fork.plies), end=fork.end)
+
+
+class _SamePhaseSameLuck:
+    """Names a decision's dice by its phase, not by its ply: a retreat in one fork of a pair must not shift the other's luck."""
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+
+    async def decide(self, request: DecisionRequest) -> Sequence[str]:
+        """See `Decider`."""
+        phase = request.board.phase
+        return await self._decider.decide(replace(request, game=f"{request.game}/{phase}", dice=f"{request.dice}/{phase}", ply=0))
+
+
+def _luck(position: RecordedPosition, how: Continuation, number: int) -> str:
+    return f"what-if/{how.seed}/{_snapshot_id(position.board)}/{number}"
+
+
+def _snapshot_id(board: Board) -> str:
+    return board.snapshot(game_id="", seed=0, source="").snapshot_id
+
+
+def _site(order: str, legal: LegalOrders) -> int | None:
+    return next((site for site, options in enumerate(legal.options) if order in options), None)
+
+
+def _whole(legal: LegalOrders, given: list[str], position: RecordedPosition) -> tuple[str, ...]:
+    """The canonical order set of one power."""
+    phase, sites = position.board.phase, [_site(order, legal) for order in given]
+    for place, site in enumerate(sites):
+        if site in sites[:place]:
+            raise InputError(f"'{given[place]}' is a second order for {legal.sites[site or 0]} of {legal.power} in {phase}")
+    keeps = legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
+    whole = legal.completed([*given, *position.orders.get(legal.power, ())] if keeps else given)
+    if whole is None or not legal.admits(whole):
+        must = "may give" if legal.kind is OrderKind.BUILD else "must give"
+        raise InputError(
+            f"{legal.power} {must} {legal.picks} {legal.kind} orders in {phase}, and {len(given)} are named: name all"
+        )
+    return whole
+
+
+def _refusal(order: str, legal: Mapping[str, LegalOrders], phase: str) -> str:
+    """Why an order is refused, with what its unit can do."""
+    unit = " ".join(order.split()[:2])
+    for power, own in legal.items():
+        can = [option for options in own.options for option in options if option.startswith(f"{unit} ")]
+        if can:
+            more = f" and {len(can) - _SHOWN} more" if len(can) > _SHOWN else ""
+            return f"'{order[:60]}' is no legal order of {power} in {phase}: {unit} can do {', '.join(can[:_SHOWN])}{more}"
+    sites = "; ".join(f"{power} {', '.join(own.sites)}" for power, own in legal.items())
+    return f"'{order[:60]}' is no legal order in {phase}: what can be ordered there is {sites}"

@@ -1,0 +1,164 @@
+"""Writes the answer to a what-if question as one HTML file without scripts, network access or other files; and its sentences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from evaluation.intervals import clusters_to_show, format_interval
+from evaluation.what_if import OrderSets, WhatIf
+from game.board import Board
+from game.render import draw_board
+from game.scores import horizon_reached
+from game.snapshot import POWERS, make_snapshot
+from rollouts.fork import PlayedPly
+from storage.runs import durable_write
+from telemetry.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPhase:
+    """A phase of the most telling pair."""
+
+    phase: str
+    orders: tuple[OrderSets | None, OrderSets | None]
+    """With the orders that were played, and with the others; None if that fork skipped the phase."""
+    boards: tuple[Board | None, Board | None]
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """Powers that ordered otherwise, or in one fork only."""
+        played, changed = (orders or {} for orders in self.orders)
+        return tuple(power for power in POWERS if played.get(power) != changed.get(power))
+
+
+def telling_phases(found: WhatIf) -> list[ShownPhase]:
+    """The phases of the most telling pair, in the order of play."""
+    sides = [{ply.phase: ply for ply in fork.plies} for fork in (found.telling.played, found.telling.changed)]
+    phases = list(sides[0])
+    for phase in sides[1]:
+        if phase not in sides[0]:
+            later = [place for place, other in enumerate(phases) if horizon_reached(phase, other, 0)]
+            phases.insert(later[0] if later else len(phases), phase)
+    pairs = [(phase, sides[0].get(phase), sides[1].get(phase)) for phase in phases]
+    return [
+        ShownPhase(
+            phase=phase,
+            orders=(played and played.orders, changed and changed.orders),
+            boards=(played and _board(played), changed and _board(changed)),
+        )
+        for phase, played, changed in pairs
+    ]
+
+
+def describe_change(found: WhatIf, changed: OrderSets | None, version: str) -> str:
+    """What differs, in words.
+
+    Args:
+        changed: other orders; None if a player gave them, or nobody.
+        version: the player who gave them; empty: there is none.
+    """
+    phase = found.position.board.phase
+    if version:
+        return f"{found.power.title()} in {phase} by {version}"
+    parts = []
+    for power, orders in (changed or {}).items():
+        played = found.position.orders.get(power, ())
+        new, old = ([each for each in some if each not in others] for some, others in ((orders, played), (played, orders)))
+        if new:
+            parts.append(f"{power.title()} in {phase}: {', '.join(new)} instead of {', '.join(old) or 'nothing'}")
+    return "; ".join(parts) or f"{found.power.title()} in {phase} as it was played"
+
+
+def verdict(found: WhatIf) -> str:
+    """The answer in one sentence, which claims a difference only where the interval excludes 0."""
+    who, years = found.power.title(), f"{found.how.years} year{'s' if found.how.years > 1 else ''}"
+    difference, pairs = found.difference, f"{len(found.pairs)} pairs of forks with equal luck"
+    interval = difference.describe("+.2f", "pairs")
+    if set(found.spread) == {0}:
+        return f"Nothing changes for {who}: after {years} it has as many centres in both forks of each of {pairs}."
+    if difference.excludes_zero:
+        more = "more" if difference.mean > 0 else "fewer"
+        gained = f"{who} has {abs(difference.mean):.2f} centres {more} after {years} than with the orders that were played"
+        return f"{gained} ({interval}; {pairs})."
+    needed = clusters_to_show([pair.difference(found.power) for pair in found.pairs])
+    hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(found.pairs) else ""
+    return f"No difference is shown for {who} after {years}: {difference.mean:+.2f} centres ({interval}; {pairs}).{hint}"
+
+
+def telling_sentence(found: WhatIf) -> str:
+    """What happened in the most telling pair."""
+    played, changed = (fork.end.centres[POWERS.index(found.power)] for fork in (found.telling.played, found.telling.changed))
+    return (
+        f"Pair {found.telling.number} has the largest difference: {found.power.title()} ends with {changed} centres, and with "
+        f"{played} after the orders that were played."
+    )
+
+
+def centre_rows(found: WhatIf) -> list[tuple[str, str, str, str, str]]:
+    """Power, centres at the end with both orders, difference, its interval; the asked power first."""
+    rows = []
+    for power in (found.power, *(each for each in POWERS if each != found.power)):
+        (played, changed), difference = found.centres(power), found.difference_of(power)
+        shown = f"{played.mean:.2f}", f"{changed.mean:.2f}", f"{difference.mean:+.2f}"
+        rows.append((power.title(), *shown, format_interval(difference.interval, "+.2f")))
+    return rows
+
+
+def check_folder(file: Path) -> None:
+    """Check that there is a folder for the page, before anything is played.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder '{file.parent}' to write the page to: make it, or name another with --output")
+
+
+def write_what_if(found: WhatIf, change: str, command: str, file: Path) -> None:
+    """Write the page to `file`.
+
+    Args:
+        change: what differs, in words.
+        command: asks the same question again.
+    """
+    template = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("what_if.html.jinja")
+    page = template.render(
+        game=found.position.game,
+        phase=found.position.board.long_phase.title(),
+        change=change,
+        verdict=verdict(found),
+        players=", ".join(found.how.players),
+        years=found.how.years,
+        rows=centre_rows(found),
+        spread=found.spread,
+        power=found.power.title(),
+        telling=telling_sentence(found),
+        phases=[_drawn(shown) for shown in telling_phases(found)],
+        command=command,
+    )
+    durable_write(file, page.encode())
+
+
+def _board(ply: PlayedPly) -> Board:
+    return Board.restore(make_snapshot(ply.position, ply.phase, source="what-if", game_id="", seed=0))
+
+
+def _drawn(shown: ShownPhase) -> dict[str, object]:
+    sides = zip(("as played", "what if"), shown.boards, shown.orders, strict=True)
+    return {
+        "phase": shown.phase,
+        "sides": [(side, None if board is None else draw_board(board, orders)) for side, board, orders in sides],
+        "differing": [(power.title(), [_texts(orders, power) for orders in shown.orders]) for power in shown.differing],
+    }
+
+
+def _texts(orders: OrderSets | None, power: str) -> Sequence[str]:
+    return orders.get(power, ()) if orders else ()

@@ -1,0 +1,99 @@
+"""`entente what-if`: the answer as table, data and page, for games of runs and of people; and what is refused, in a sentence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from game.board import POWERS, Board
+from game.players import player
+from rollouts.seeds import dice
+from storage.played_games import HUMAN, SavedGame, SavedTurn
+from storage.runs import RunPaths
+from tests.command import Entente
+from tests.reports.conftest import Page
+
+GAME = "--game", "2/0", "--run", "before", "--phase", "S1902M"
+PLAYED = "F GAS S A MAR - SPA, A MAR - SPA, A PAR - GAS"
+"""Of France, in that game."""
+
+
+@pytest.fixture
+def ask(run_of_before: RunPaths) -> Entente:
+    """The command beside the stored run and a played game of one year."""
+    folder = run_of_before.root.parent
+    board, turns = Board.start(), []
+    while board.year == 1901:
+        legal = board.legal_orders()
+        orders = {power: tuple(player("dumbbot")(legal[power], dice("game", board.phase, power), board)) for power in legal}
+        turns.append(SavedTurn(phase=board.phase, orders=orders))
+        board.step(orders)
+    seats = dict.fromkeys(POWERS, "dumbbot") | {"FRANCE": HUMAN}
+    (folder / "_games").mkdir()
+    saved = SavedGame(name="evening", seats=seats, turns=tuple(turns)).model_dump_json()
+    (folder / "_games" / "evening.json").write_text(saved)
+    (folder / "_games" / "damaged.json").write_text(saved.replace("A MAR", "A MOS"))
+    return Entente(folder)
+
+
+def answer(ask: Entente, *words: str) -> dict:
+    done = ask("what-if", *words, "--runs-root", ".", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_s_game_goes_on_with_other_orders_and_the_page_shows_the_telling_pair(ask: Entente):
+    page = ask.folder / "page.html"
+    found = answer(ask, *GAME, "--orders", "A MAR-BUR, A PAR S A MAR-BUR, F GAS - SPA/NC", "--forks", "8", "--output", str(page))
+    assert found["power"] == "FRANCE" and found["changed"] == {"FRANCE": ["F GAS - SPA/NC", "A MAR - BUR", "A PAR S A MAR - BUR"]}
+    gains = [changed - played for played, changed in found["pairs"]]
+    assert found["difference"]["mean"] == sum(gains) / 8 and len(found["difference"]["interval"]) == 2
+    telling = found["telling"]
+    assert abs(gains[telling["pair"]]) == max(map(abs, gains))
+    assert telling["phases"][0]["played"] == found["played"]
+    shown = Page(page.read_text())
+    boards = sum((phase["played"] is not None) + (phase["changed"] is not None) for phase in telling["phases"])
+    assert [tag for tag, _ in shown.elements].count("svg") == boards and "script" not in dict(shown.elements)
+    assert ["France", *(f"{found['centres']['FRANCE'][side]['mean']:.2f}" for side in ("played", "changed"))] in [
+        row[:3] for row in shown.rows
+    ]
+
+
+@pytest.mark.parametrize("change", [["--orders", PLAYED], ["--power", "france"]], ids=["the same orders", "no other orders"])
+def test_as_it_was_played_the_difference_is_exactly_0(ask: Entente, change: list[str]):
+    found = answer(ask, *GAME, *change, "--forks", "6")
+    assert found["difference"] == {"mean": 0, "interval": [0, 0]} and found["change"] == "France in S1902M as it was played"
+
+
+def test_a_played_game_goes_on_with_another_player_s_orders(ask: Entente):
+    words = "--phase", "F1901M", "--power", "france", "--version", "hold", "--forks", "6", "--players", "hold"
+    found = answer(ask, "--game", "evening", *words)
+    assert found["difference"]["mean"] < 0 and found["version"] == "hold", "dumbbot took a centre, and who holds does not"
+    assert answer(ask, "--game", "_games/evening.json", *words) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--game", "nobody", "--phase", "S1901M"], "there is no game 'nobody' in '_games'"),
+        (["--game", "99/0", "--run", "before", "--phase", "S1901M"], "run 'before' has no game 99/0"),
+        (["--game", "damaged", "--phase", "S1901M"], "game file '_games/damaged.json' was changed"),
+        (["--game", "evening", "--phase", "S1905M"], "game evening has no phase 'S1905M': its phases with orders are S1901M"),
+        (["--game", "2/0", "--run", "before", "--phase", "S1903M"], "ended in S1903M, so nothing was ordered there"),
+        ([*GAME, "--orders", "A PAR - MOS"], "'A PAR - MOS' is no legal order of FRANCE in S1902M"),
+        ([*GAME, "--orders", "A PAR H", "--version", "base"], "--orders and --version both say what is ordered"),
+        ([*GAME, "--power", "france", "--forks", "1"], "--forks. Must be >= 2"),
+        (
+            [*GAME, "--power", "france", "--version", "v1"],
+            "has no policy version 1 any more: it was retired; the run keeps base, v2",
+        ),
+        ([*GAME, "--power", "france", "--output", "no/page.html"], "there is no folder 'no'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_cannot_be_asked_is_refused_in_one_sentence(ask: Entente, words: list[str], sentence: str):
+    shutil.rmtree(ask.folder / "before" / "adapters" / "v000001")
+    done = ask("what-if", *words, "--runs-root", ".")
+    assert done.returncode == 2 and sentence in done.stderr and not done.stdout
+    assert not list(Path(ask.folder).glob("*.html"))
