@@ -16,7 +16,7 @@ def report(
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
     pictures: Annotated[
         Path | None,
-        Parameter(help="Also write curve, ladder, board and replay as SVG, those there are, into this folder."),
+        Parameter(help="Also write curve, ladder, ratings, board and replay as SVG, those there are, into this folder."),
     ] = None,
     ablation: Annotated[
         Path | None, Parameter(help="A stored result of `entente bench ablation --json`, to be shown beside the run.")

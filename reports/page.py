@@ -146,7 +146,11 @@ def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path |
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' to write pictures to: make it first")
     positions = shown_positions(facts.scores, 1)
-    plotted = {"curve.svg": plots.returns(facts), "ladder.svg": strength_plots.ladder(facts.track)}
+    plotted = {
+        "curve.svg": plots.returns(facts),
+        "ladder.svg": strength_plots.ladder(facts.track),
+        "ratings.svg": strength_plots.rated(facts.ratings),
+    }
     pictures = {name: stand_alone(plot) for name, plot in plotted.items() if plot}
     if positions:
         pictures["board.svg"] = positions[0].views[-1].picture
