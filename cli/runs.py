@@ -21,6 +21,7 @@ app.command("cli.inspect:app", name="inspect")
 app.command("cli.explain:explain", name="explain")
 app.command("cli.replay_step:replay_step", name="replay-step")
 app.command("cli.losses:losses", name="losses")
+app.command("cli.rehearse:rehearse", name="rehearse")
 app.command("cli.clean:clean", name="clean")
 
 
