@@ -68,7 +68,7 @@ def rewind_index(index: Index, paths: RunPaths, then: PastChoice) -> Selection:
 
 
 def rewind_tables(index: Index, paths: RunPaths, then: PastChoice) -> dict[str, int]:
-    """Delete from an index what was not published, or not used, when a step was chosen; returns the lineages that counted as used.
+    """Delete from an index what was not published, or not used, when a step was chosen; returns the lineages that count as used.
 
     It changes the tables of `index`, so nothing else may use that index; earlier steps of the same history can follow.
     """

@@ -2,7 +2,7 @@
 
 The query is one SELECT over the table `candidates` (`CANDIDATES`, made by `candidates.sql`): the start groups with an advantage
 group that the step can train on. It returns their `shard` and `start_group` in the order in which they are wanted. The step takes
-them, each with all its eligible advantage groups, until it has enough. So lag, uses and whole groups are as in `select_batch.sql`.
+them, each with all its eligible advantage groups, until it has enough. So it cannot change lag, uses or whole groups.
 
 The query runs in a database of its own, in memory, with these rows alone: without files, network, settings or Python's variables,
 for `SECONDS` at most. What it calls must depend on its arguments alone, so that the same candidates give the same choice. A query
