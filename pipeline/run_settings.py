@@ -5,6 +5,7 @@ Layers, later ones win: a preset, TOML files, command-line flags. The resolved t
 
 import json
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,6 +44,7 @@ from training.value_baseline import check_value_baseline
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
 """Folders under `runs_root`: state caches, and models made on this machine."""
+_LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
 _PRESETS = Path(__file__).with_name("presets")
 
 
@@ -277,9 +279,15 @@ def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = Fals
         if not (fork and forkable):
             cure = "leave it out, continue in a new lineage with --fork-lineage NAME," if forkable else "leave it out,"
             raise InputError(
-                f"run '{stored.run}' was started with {name} {before!r} and cannot continue with {after!r}: "
+                f"run '{stored.run}' was started with {name} {_in_short(before)} and cannot continue with {_in_short(after)}: "
                 f"{cure} or start another run"
             )
+
+
+def _in_short(value: Any) -> str:
+    """A value in a sentence; of a long one the beginning, and a hash that tells it from others."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({sha256(text.encode()).hexdigest()[:8]})"
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -394,6 +402,10 @@ def check_objective(settings: RunSettings) -> None:
     check_blend(settings.storage.blend)
     check_loss_name(settings.training.loss)
     check_value_baseline(settings.training, settings.storage)
+    if settings.storage.selection:
+        from storage.own_selection import check_selection  # DuckDB is loaded only where it is needed
+
+        check_selection(settings.storage.selection)
 
 
 def _check_simulated(settings: RunSettings) -> None:

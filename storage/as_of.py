@@ -60,10 +60,17 @@ def read_past_choice(paths: RunPaths, step: int) -> PastChoice:
 
 
 def rewind_index(index: Index, paths: RunPaths, then: PastChoice) -> Selection:
-    """Delete from an index what was not published, or not used, when the step was chosen, and choose again.
+    """Choose the rows of a step again, from what there was then; see `rewind_tables`.
 
-    It changes the tables of `index`, so nothing else may use that index. The table `standings` then has the standing of every
-    advantage group at that time (see `select_batch.sql`).
+    The table `standings` then has the standing of every advantage group at that time (see `select_batch.sql`).
+    """
+    return select(index.connection, then.query, rewind_tables(index, paths, then))
+
+
+def rewind_tables(index: Index, paths: RunPaths, then: PastChoice) -> dict[str, int]:
+    """Delete from an index what was not published, or not used, when a step was chosen; returns the lineages that count as used.
+
+    It changes the tables of `index`, so nothing else may use that index; earlier steps of the same history can follow.
     """
     connection, last_used = index.connection, counts_as_used(paths, then.lineage, before_step=then.query.step)
     spans = [(producer, first, after) for producer, ranges in then.seen.items() for first, after in ranges]
@@ -78,7 +85,7 @@ def rewind_index(index: Index, paths: RunPaths, then: PastChoice) -> Selection:
         kept = " OR ".join("(lineage = ? AND step <= ?)" for _ in last_used)
         connection.execute(f"DELETE FROM {table} WHERE NOT ({kept})", [value for pair in last_used.items() for value in pair])
     connection.unregister("seen")
-    return select(connection, then.query, last_used)
+    return last_used
 
 
 def make_next_standings(index: Index, paths: RunPaths) -> None:

@@ -18,7 +18,7 @@ from duckdb.func import ARROW, SPECIAL
 
 from storage.answers import Form, convert
 from storage.archive import archive_path
-from storage.as_of import make_next_standings, read_past_choice, rewind_index
+from storage.as_of import make_next_standings, read_past_choice, rewind_tables
 from storage.files import FILES
 from storage.index import Index
 from storage.lessons import open_lessons
@@ -27,6 +27,7 @@ from storage.played_games import game_files, game_rows
 from storage.run_roots import located
 from storage.runs import GAMES_FOLDER, RunPaths, refresh_run
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
+from storage.selection import make_standings
 from storage.suggestions import suggest_names
 from telemetry.errors import DataError, InputError
 
@@ -119,7 +120,8 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
     if as_of is None:
         make_next_standings(index, paths)
     else:
-        rewind_index(index, paths, read_past_choice(paths, as_of))
+        then = read_past_choice(paths, as_of)
+        make_standings(connection, then.query, rewind_tables(index, paths, then))
         payload = f"FROM ({payload}) SEMI JOIN decisions USING (decision_id)"
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
     for name, rows in {

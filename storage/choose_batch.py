@@ -51,6 +51,7 @@ def batch_query(
         seed=seed,
         max_uses=settings.max_uses,
         draw=settings.draw,
+        selection=settings.selection,
     )
 
 

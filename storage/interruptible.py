@@ -25,12 +25,14 @@ def run_interruptible(
     work: Callable[[duckdb.DuckDBPyConnection], _Found],
     *,
     seconds: float,
+    late: str = "",
     cannot_end: Callable[[BaseException], None],
 ) -> _Found:
     """Open a connection, do the work, close the connection, and return the result of the work.
 
     Args:
         seconds: time limit of the work.
+        late: the sentence where it took longer; empty: that of a question of `entente sql`.
         cannot_end: called with the exception that is about to be raised, if DuckDB did not stop within `STOPS_WITHIN_S` of the
             interrupt; its thread then still runs.
 
@@ -64,8 +66,8 @@ def run_interruptible(
         if found.done():
             thread.join()
             raise
-        late = InputError(f"the question was ended after {seconds:g} seconds: ask for less, or give it longer with --max-seconds")
-        raised = late if isinstance(error, TimeoutError) else error
+        late = late or f"the question was ended after {seconds:g} seconds: ask for less, or give it longer with --max-seconds"
+        raised = InputError(late) if isinstance(error, TimeoutError) else error
         try:
             _stop(thread, at_work, listed)
         finally:  # also after a second signal

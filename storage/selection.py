@@ -16,9 +16,12 @@ import duckdb
 import pyarrow as pa
 
 from storage.ledger import ROWS_SCHEMA
+from storage.own_selection import keys_of, order_candidates
 from storage.totals import Eligible
 
 _SQL = Path(__file__).with_name("select_batch.sql").read_text()
+_FROM_DRAWN = "WITH " + _SQL[_SQL.index("chosen AS (") :]
+"""The end of `select_batch.sql`: from the start groups in a table `drawn` to their rows."""
 STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
 
 
@@ -48,10 +51,12 @@ class SelectionQuery:
     """Draw one for each power before a second one for any."""
     draw: Literal["start_group", "advantage_group"] = "start_group"
     """What is drawn, always whole."""
+    selection: str = ""
+    """The user's query that chooses the start groups instead of the draw; empty: the draw."""
 
     def to_json(self) -> str:
         """The query as JSON, for the ledger."""
-        return json.dumps(asdict(self))
+        return json.dumps({name: value for name, value in asdict(self).items() if value or name != "selection"})
 
     @classmethod
     def from_json(cls, text: str) -> "SelectionQuery":
@@ -92,7 +97,8 @@ class Selection:
     @property
     def enough(self) -> bool:
         """Whether as many start groups were found as wanted."""
-        return self.counts["waiting"] > 0 or self.start_groups >= self.query.start_groups
+        left = self.counts["waiting"] > 0 and not self.query.selection  # such a query may want none of what is left
+        return left or self.start_groups >= self.query.start_groups
 
 
 def select(
@@ -106,17 +112,27 @@ def select(
     Args:
         counts_as_used: lineages whose ledgers count as used, each with its last step that counts.
         settled: advantage groups by standing that are not in the tables, because no step can reach them (`storage/settled.py`).
+
+    Raises:
+        InputError: the user's query breaks a rule (`storage/own_selection.py`).
     """
     _, choice = connection.extract_statements(_SQL)
     make_standings(connection, query, counts_as_used)
+    if query.selection:
+        drawn = order_candidates(connection, query).slice(length=query.start_groups).select(["shard", "start_group"])
+        places, parts = pa.array(range(drawn.num_rows), pa.int64()), pa.repeat("", drawn.num_rows)
+        connection.register("drawn", drawn.append_column("place", places).append_column("part", parts))
+        (choice,) = connection.extract_statements(_FROM_DRAWN)
     values = asdict(query)
     chosen = connection.sql(choice.query, params={name: values[name] for name in choice.named_parameters})
     rows = chosen.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+    if query.selection:
+        connection.unregister("drawn")
     found = dict(connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
     groups = len(set(rows["advantage_group"].to_pylist()))
     counts = {name: found.get(name, 0) + settled.get(name, 0) for name in STANDINGS}
     counts |= {"chosen": groups, "waiting": counts["eligible"] - groups}
-    start_groups = len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
+    start_groups = len(set(keys_of(rows)))
     return Selection(rows=rows, start_groups=start_groups, counts=counts, query=query)
 
 
@@ -133,6 +149,9 @@ def eligible(
         FROM standings
     """
     ((start_groups, advantage_groups, expired),) = connection.sql(counted).fetchall()
+    if query.selection:
+        wanted = order_candidates(connection, query)
+        start_groups, advantage_groups = wanted.num_rows, sum(wanted["advantage_groups"].to_pylist())
     expired += settled.get("expired_with_spread", 0)
     return Eligible(start_groups=start_groups, advantage_groups=advantage_groups, expired=expired)
 

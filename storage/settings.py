@@ -1,8 +1,11 @@
 """Settings of storage: how returns are computed, and how old the rows of a step may be."""
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from telemetry.read_file import read_text
 
 BLENDS: dict[str, dict[str, float]] = {
     "centres": {"centres_gained": 1.0},
@@ -21,6 +24,10 @@ BLENDS: dict[str, dict[str, float]] = {
 half a point per dislodgement, and 0.2 of the final centres, leader gap and balance. It leaves out that system's terms for
 units, influence and threats, which follow from centres, and its bonus for rank.
 """
+
+
+_LONGEST_QUERY = 16_384
+"""Largest size in bytes of a file that `selection` names. Settings and each ledger hold its text."""
 
 
 class StorageSettings(BaseModel):
@@ -46,6 +53,10 @@ class StorageSettings(BaseModel):
     """Unit of the draw: start groups, whose rows share prompt prefixes; or advantage groups, as many as that many start groups
     hold on average, which balances powers better.
     """
+    selection: str = ""
+    """A query that chooses the start groups of a step instead of the draw: a file that ends in .sql, whose text is kept, or the
+    text itself; empty: the draw.
+    """
 
     @field_validator("blend", mode="before")
     @classmethod
@@ -55,6 +66,20 @@ class StorageSettings(BaseModel):
                 raise ValueError(f"there is no blend {blend!r}; named ones are {', '.join(BLENDS)}")
             return dict(BLENDS[blend])
         return blend
+
+    @field_validator("selection", mode="before")
+    @classmethod
+    def _text_of_file(cls, selection: Any) -> Any:
+        if isinstance(selection, str) and selection.endswith(".sql") and "\n" not in selection:
+            text = read_text(Path(selection), at_most=_LONGEST_QUERY, what="query")
+            return text.strip() + "\n"  # the text of a file is never the name of one
+        return selection
+
+    @model_validator(mode="after")
+    def _whole_start_groups(self) -> Self:
+        if self.selection and self.draw != "start_group":
+            raise ValueError(f"selection takes whole start groups, and draw is {self.draw!r}: leave one of the two out")
+        return self
 
     @field_validator("blend")
     @classmethod

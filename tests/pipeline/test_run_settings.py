@@ -309,6 +309,23 @@ def test_what_would_make_a_resumed_run_another_one_is_refused_with_both_values(b
         resumed_settings((), {**begun, room: {leaf: after}} if room else {**begun, leaf: after})
 
 
+def test_a_resumed_run_keeps_the_text_of_its_query_and_another_text_needs_a_fork(tmp_path: Path):
+    file, named = tmp_path / "mine.sql", {"run": "queried", "runs_root": str(tmp_path)}
+    file.write_text("FROM candidates SELECT shard, start_group ORDER BY spread DESC")
+    settings = layered_settings("laptop", [], {**named, "storage": {"selection": str(file)}})
+    settings.paths.create().settings.write_text(settings.model_dump_json())
+    file.write_text("FROM candidates SELECT shard, start_group ORDER BY lag")
+    assert "spread DESC" in resumed_settings((), named).storage.selection
+    changed = {**named, "storage": {"selection": str(file)}}
+    with pytest.raises(
+        InputError, match=r"started with storage\.selection .*spread DESC.* cannot continue with .*lag.*--fork-lineage"
+    ):
+        resumed_settings((), changed)
+    assert "BY lag" in resumed_settings((), changed, fork=True).storage.selection
+    with pytest.raises(InputError, match=r"^storage\.selection must be one SELECT"):
+        layered_settings("laptop", [], {"storage": {"selection": "DROP TABLE candidates"}})
+
+
 def test_a_resumed_run_may_have_more_steps_and_another_engine_s_limits(begun: dict[str, Any]):
     wanted = resumed_settings((), {**begun, "steps": 999, "inference": {"max_sequences": 5}, "pipeline": {"buffer_depth": 1}})
     assert (wanted.steps, wanted.inference.max_sequences, wanted.pipeline.buffer_depth) == (999, 5, 1)

@@ -1,0 +1,201 @@
+"""A user's query chooses the start groups of a step, within rules that it cannot change (`storage.selection`).
+
+The query is one SELECT over the table `candidates` (`CANDIDATES`, made by `candidates.sql`): the start groups with an advantage
+group that the step can train on. It returns their `shard` and `start_group` in the order in which they are wanted. The step takes
+them, each with all its eligible advantage groups, until it has enough. So it cannot change lag, uses or whole groups.
+
+The query runs in a database of its own, in memory, with these rows alone: without files, network, settings or Python's variables,
+for `SECONDS` at most. What it calls must depend on its arguments alone, so that the same candidates give the same choice. A query
+that breaks a rule ends the step with one sentence; nothing is trained on instead.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from storage.interruptible import run_interruptible
+from telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from storage.selection import SelectionQuery
+
+SECONDS = 10.0
+"""Time limit of a query. One over ten thousand candidates takes milliseconds."""
+MEMORY_MIB = 1024
+_SQL = Path(__file__).with_name("candidates.sql").read_text()
+CANDIDATES = pa.schema(
+    {
+        "shard": pa.string(),
+        "start_group": pa.int64(),
+        "producer": pa.string(),
+        "step": pa.int32(),
+        "policy_version": pa.int32(),
+        "lag": pa.int32(),
+        "power": pa.string(),
+        "year": pa.int32(),
+        "opponents": pa.string(),
+        "snapshot_id": pa.string(),
+        "advantage_groups": pa.int32(),
+        "decisions": pa.int32(),
+        "forks": pa.int32(),
+        "branching_tokens": pa.int32(),
+        "mean_return": pa.float64(),
+        "spread": pa.float64(),
+        "uniform": pa.float64(),
+    }
+)
+"""Columns of `candidates`; docs/data-format.md says what each holds."""
+_WANTED = {"shard", "start_group"}
+_TABLE_FUNCTIONS = {"generate_series", "range", "unnest"}
+VARYING = frozenset({
+    "ago", "current_connection_id", "current_database", "current_date", "current_localtime", "current_localtimestamp",
+    "current_query", "current_query_id", "current_schema", "current_schemas", "current_setting", "current_time",
+    "current_timestamp", "current_transaction_id", "currval", "error", "gen_random_uuid", "get_current_time",
+    "get_current_timestamp", "getvariable", "in_search_path", "localtime", "localtimestamp", "nextval", "now", "random",
+    "setseed", "setval", "sleep_ms", "stats", "today", "transaction_timestamp", "txid_current", "uuid", "uuidv4",
+    "uuidv7", "vector_type", "write_log",
+})  # fmt: skip
+"""Functions whose result does not follow from their arguments. A test compares them with DuckDB's own list."""
+Key = tuple[str, int]
+"""Shard and number of a start group."""
+
+
+def list_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuery") -> pa.Table:
+    """The start groups that the step can train on, with the columns of `CANDIDATES`, from the table `standings` of an index."""
+    values = asdict(query)
+    (statement,) = connection.extract_statements(_SQL)
+    found = connection.sql(statement.query, params={name: values[name] for name in statement.named_parameters})
+    return found.to_arrow_table().cast(CANDIDATES).combine_chunks()
+
+
+def order_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuery") -> pa.Table:
+    """The candidates that the query of the step returns, in its order.
+
+    Raises:
+        InputError: the query breaks a rule.
+    """
+    candidates = list_candidates(connection, query)
+    return candidates.take(pa.array(_places(query.selection, candidates, partial(_standing, connection)), pa.int64()))
+
+
+def check_selection(selection: str) -> None:
+    """Check that a query of `storage.selection` can be run, over no candidates.
+
+    Raises:
+        InputError: it cannot.
+    """
+    _places(selection, CANDIDATES.empty_table(), lambda key: "")
+
+
+def _places(selection: str, candidates: pa.Table, standing: Callable[[Key], str]) -> list[int]:
+    """Places in `candidates` of the start groups that the query returns.
+
+    Args:
+        standing: says of a start group that is no candidate why it is none; "": it is unknown.
+    """
+    place_of = {key: place for place, key in enumerate(keys_of(candidates))}
+    returned = run_interruptible(
+        partial(_closed_database, candidates),
+        partial(_ask, selection=selection, at_most=candidates.num_rows + 1),
+        seconds=SECONDS,
+        cannot_end=lambda error: None,
+        late=f"storage.selection was ended after {SECONDS:g} seconds: let the query do less",
+    )
+    places: dict[int, None] = {}
+    for key in returned:
+        shard, start_group = key
+        if (place := place_of.get(key)) is None:
+            why = standing(key)
+            known = f"which a step cannot train on: it is {why}" if why else "which is no start group that a step can choose"
+            raise InputError(
+                f"storage.selection returns start group {start_group} of shard {shard}, {known}; take `candidates` alone"
+            )
+        if place in places:
+            raise InputError(f"storage.selection returns start group {start_group} of shard {shard} twice: return each once")
+        places[place] = None
+    return list(places)
+
+
+def keys_of(rows: pa.Table) -> list[Key]:
+    """Shard and start group of each row."""
+    return list(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True))
+
+
+def _standing(connection: duckdb.DuckDBPyConnection, key: Key) -> str:
+    """Standings of the advantage groups of a start group, as 'used' or 'expired and used'."""
+    shard, start_group = map(str, key)
+    found = connection.execute(
+        "SELECT DISTINCT standing FROM standings WHERE shard = ? AND start_group::VARCHAR = ? ORDER BY ALL", [shard, start_group]
+    )
+    return " and ".join(standing for (standing,) in found.fetchall())
+
+
+@contextmanager
+def _closed_database(candidates: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory with the table `candidates` alone."""
+    with duckdb.connect(":memory:", config={"threads": 1, "memory_limit": f"{MEMORY_MIB}MiB"}) as connection:
+        connection.register("given", candidates)
+        connection.execute("CREATE TABLE candidates AS FROM given")
+        connection.unregister("given")
+        for setting in ("python_enable_replacements = false", "temp_directory = ''", "enable_progress_bar = false"):
+            connection.execute(f"SET {setting}")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection
+
+
+def _ask(connection: duckdb.DuckDBPyConnection, selection: str, at_most: int) -> list[Key]:
+    """At most so many start groups that the query returns, in its order."""
+    try:
+        statements = connection.extract_statements(selection)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise InputError("storage.selection must be one SELECT over `candidates`, and nothing else")
+        _check_calls(connection, statements[0].query)
+        found = connection.sql(statements[0].query)
+        if sorted(found.columns) != sorted(_WANTED):
+            raise InputError(
+                f"storage.selection returns {', '.join(found.columns)}: return shard and start_group alone, because start groups "
+                "are taken whole"
+            )
+        return found.limit(at_most).project("shard, start_group").fetchall()
+    except duckdb.Error as error:
+        columns = ", ".join(CANDIDATES.names)
+        raise InputError(f"storage.selection failed: {str(error).splitlines()[0]}; `candidates` has {columns}") from error
+
+
+def _check_calls(connection: duckdb.DuckDBPyConnection, selection: str) -> None:
+    """Check that the result follows from the candidates alone.
+
+    Raises:
+        InputError: the query draws, asks for the time, or calls a function that makes a table.
+    """
+    ((text,),) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [selection]).fetchall()
+    for node in _nodes(json.loads(text)):
+        names = node.get("column_names") or []
+        if node.get("type") == "TABLE_FUNCTION" and (name := node["function"]["function_name"]) not in _TABLE_FUNCTIONS:
+            raise InputError(f"storage.selection calls {name}, which makes a table: a query takes `candidates` alone")
+        called = str(node.get("function_name", "")).lower()
+        if len(names) == 1 and (word := str(names[0]).lower()).startswith(("current_", "local")):  # called without brackets
+            called = word
+        if called in VARYING:
+            raise InputError(
+                f"storage.selection calls {called}, whose result changes: draw with the column uniform, so that the same "
+                "candidates give the same choice"
+            )
+        if node.get("sample"):
+            raise InputError("storage.selection takes a sample, which changes: draw with the column uniform instead")
+
+
+def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
+    """All objects in a JSON value."""
+    if isinstance(tree, Mapping):
+        yield tree
+    for inner in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ():
+        yield from _nodes(inner)
