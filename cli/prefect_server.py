@@ -55,6 +55,9 @@ def prefect_server() -> Iterator[None]:
             _flush_prefect()
         finally:
             _end(process)
+            # In a notebook the next call starts a server of its own.
+            del os.environ["PREFECT_API_URL"]
+            _reload_settings()
 
 
 def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
