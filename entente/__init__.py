@@ -1,8 +1,8 @@
 """Runs as objects, for a notebook or a program; and what the author of a package that extends Entente imports.
 
-`entente.run("mine")` and the other functions are of `entente.notebook`, which is loaded when one of them is first used: `import
-entente` loads none of Entente's other folders. `entente.bots`, `entente.losses` and `entente.rewards` say what a bot, a loss and a reward is;
-docs/extending.md has examples. Of these only `entente.losses` loads torch.
+`entente.run("mine")` and the other functions are of `entente.notebook`, which is loaded when one of them is first used:
+`import entente` loads none of Entente's other folders. `entente.bots`, `entente.losses` and `entente.rewards` say what a bot, a
+loss and a reward is; docs/extending.md has examples. Of these only `entente.losses` loads torch.
 """
 
 from typing import TYPE_CHECKING, Any
