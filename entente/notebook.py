@@ -143,7 +143,7 @@ class Run:
         return f"<run {self.name!r} in {as_given(self.paths.root.parent)}{then}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Game:
     """One game of a run. A notebook shows it as the page of `entente replay`."""
 
@@ -168,6 +168,9 @@ class Game:
     def orders(self) -> list[dict[str, list[str]]]:
         """The orders of each phase by power; none in the final position."""
         return [{power: [given.order for given in orders] for power, orders in ply.orders.items()} for ply in self.phases]
+
+    def __repr__(self) -> str:
+        return f"<game {self.replayed.game.name} of run {self.replayed.run!r}>"
 
     def _repr_html_(self) -> str:
         from reports.replay_page import replay_html

@@ -3,6 +3,7 @@ sentence, and the notebook of the docs runs.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,7 +135,8 @@ def test_settings_that_are_damaged_are_named_when_they_are_asked(run_of_before: 
 
 def test_pages_are_those_of_the_commands(run_of_before: RunPaths):
     root = run_of_before.root.parent
-    page, both = entente.report("before", runs_root=root), entente.compare("before", "before", runs_root=root)
+    shutil.copytree(run_of_before.root, root / "other")
+    page, both = entente.report("before", runs_root=root), entente.compare("before", "oth*", runs_root=root)
     assert page.path == run_of_before.root / "report.html" and "<title" in page.path.read_text()
     assert both.path.is_file() and "srcdoc" in page._repr_html_()
 
