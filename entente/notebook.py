@@ -206,7 +206,8 @@ def run(name: str = LATEST, *, runs_root: str | Path = "runs") -> Run:
         InputError: there is no such run, or no run can have this name.
     """
     root = located(runs_root)
-    paths = RunPaths(root / check_name(which_run(check_name(name, "run"), root), "run"))
+    wanted = check_name(name, "run")
+    paths = RunPaths(root / which_run(wanted, root))
     if not FILES.exists(paths.settings):
         from pipeline.run_settings import settings_of
 
