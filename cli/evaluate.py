@@ -170,14 +170,16 @@ def evaluate(
         print(jsonlib.dumps(result))
 
 
-def run_evaluation(*given: Any, **named: Any) -> dict[str, Any]:
+def run_evaluation(
+    run: str, version: int, runs_root: Path, evaluation: Any, match: Any, tactical: bool, times: tuple[int, ...], *, play: Any
+) -> dict[str, Any]:
     """The result of the flow `evaluate_policy`, with a Prefect server and progress on standard error."""
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy
 
     with prefect_server(), progress_shown():
-        return run_flow(evaluate_policy(*given, **named))
+        return run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times, play=play))
 
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:

@@ -271,7 +271,7 @@ def evaluate(
     root = paths.root.parent
     with _as_a_command():
         wanted = evaluation_of(paths.root.name, root, positions, None if opponents is None else [*opponents], uses_engine=True)
-        return run_evaluation(paths.root.name, version, root, wanted)
+        return run_evaluation(paths.root.name, version, root, wanted, None, False, (), play=None)
 
 
 def compare(*names: str, runs_root: str | Path = "runs", output: str | Path | None = None) -> Page:
