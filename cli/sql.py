@@ -92,7 +92,8 @@ def sql(
     question = ready_query(ready) if ready else query
     if runs and run != LATEST:
         raise InputError(f"--run {run} and --runs {runs} contradict each other: leave one out")
-    texts, asked = list[RunText](), list[AskedRun]()
+    texts: list[RunText] = []
+    asked: list[AskedRun] = []
     with ExitStack() as stack:
         names = which_runs([runs], runs_root) if runs else [run]
         for root, settings in (stack.enter_context(_opened_run(name, runs_root, as_of)) for name in names):
