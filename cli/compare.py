@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,19 @@ def compare(
 
         entente compare mine other --json
     """
+    found, file = compare_on_page(names, runs_root, output)
+    _show(found, runs_root)
+    print(file)
+    if json:
+        print(jsonlib.dumps(_facts(found)))
+    if open:
+        import webbrowser
+
+        webbrowser.open(file.resolve().as_uri())
+
+
+def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None = None) -> "tuple[Compared, Path]":
+    """Compare these runs and write the page; the comparison, and the page's file."""
     from pipeline.run_settings import enters_rows_or_weights
     from reports.compare_page import write_comparison
     from reports.compared import compare_runs
@@ -44,14 +58,7 @@ def compare(
     found = compare_runs([RunPaths(runs_root / name) for name in chosen], enters_rows_or_weights)
     file = output or runs_root / chosen[0] / _page_name(chosen[1:])
     write_comparison(found, file, runs_root)
-    _show(found, runs_root)
-    print(file)
-    if json:
-        print(jsonlib.dumps(_facts(found)))
-    if open:
-        import webbrowser
-
-        webbrowser.open(file.resolve().as_uri())
+    return found, file
 
 
 def _page_name(others: list[str]) -> str:

@@ -143,7 +143,7 @@ def evaluate(
         from search.search import check_search
 
         check_search(play.search, has_policy=True)
-    evaluation = None if alone else _evaluation(run, runs_root, positions, None if match else opponents, uses_engine)
+    evaluation = None if alone else evaluation_of(run, runs_root, positions, None if match else opponents, uses_engine)
     if dry_run:
         from pipeline.plans.plan_evaluate import plan_evaluate, plan_match
 
@@ -151,12 +151,7 @@ def evaluate(
             return show_plan(plan_match(run, runs_root, match), json=json)
         assert evaluation is not None, "only a match needs no run"
         return show_plan(plan_evaluate(run, version, runs_root, evaluation, play), json=json)
-    from cli.prefect_server import prefect_server
-    from cli.screen import progress_shown
-    from flows.evaluate_policy import evaluate_policy
-
-    with prefect_server(), progress_shown():
-        result = run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times, play=play))
+    result = run_evaluation(run, version, runs_root, evaluation, match, tactical, times, play=play)
     if match is not None:
         _show_match(result)
         if card is not None:
@@ -175,7 +170,19 @@ def evaluate(
         print(jsonlib.dumps(result))
 
 
-def _evaluation(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
+def run_evaluation(
+    run: str, version: int, runs_root: Path, evaluation: Any, match: Any, tactical: bool, times: tuple[int, ...], *, play: Any
+) -> dict[str, Any]:
+    """The result of the flow `evaluate_policy`, with a Prefect server and progress on standard error."""
+    from cli.prefect_server import prefect_server
+    from cli.screen import progress_shown
+    from flows.evaluate_policy import evaluate_policy
+
+    with prefect_server(), progress_shown():
+        return run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times, play=play))
+
+
+def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
     """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
     from pipeline.plans.find_model import check_room
     from pipeline.run_settings import check_settings, settings_of

@@ -24,6 +24,8 @@ from telemetry.errors import InputError
 _ANSWERS_WITHIN_S = 10.0
 _HANDS_OVER_WITHIN_S = 10.0
 _STARTS_WITHIN_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+_ended: set[str] = set()
+"""Addresses of our own servers that have ended: a notebook calls several commands in one process, each with a server."""
 
 
 @contextmanager
@@ -36,12 +38,13 @@ def prefect_server() -> Iterator[None]:
     from prefect.settings import get_current_settings
 
     given = get_current_settings().api.url
-    if given:
+    if given and given not in _ended:
         send_key(given)
         _reload_settings()
         _check(given)
         yield
         return
+    os.environ.pop("PREFECT_API_URL", None)
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
     # Two servers that start at once without a database would both create its tables. After the time limit the second starts too.
     with held(log.with_name("server.starting"), wait_s=_limit_s()):
@@ -55,6 +58,7 @@ def prefect_server() -> Iterator[None]:
             _flush_prefect()
         finally:
             _end(process)
+            _ended.add(address)
 
 
 def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -1,12 +1,16 @@
 """`entente report`: the page of a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
+
+if TYPE_CHECKING:
+    from reports.read_run import RunFacts
+    from storage.runs import RunPaths
 
 
 def report(
@@ -38,18 +42,13 @@ def report(
         entente report --run mine --ablation ablation.json
     """
     from pipeline.plans.find_model import model_or_none
-    from pipeline.run_settings import layered_settings, preset_names, settings_of
-    from reports.ablation import read_ablation
-    from reports.page import write_pictures, write_report
-    from reports.read_run import read_run
+    from pipeline.run_settings import settings_of
+    from reports.page import write_pictures
     from storage.runs import RunPaths
 
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
-    facts = read_run(paths)
-    presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
-    file = output or runs_root / run / "report.html"
-    write_report(facts, file, presets, runs_root, read_ablation(ablation) if ablation else None)
+    facts, file = report_run(paths, output, ablation)
     print(file)
     if pictures:
         for picture in write_pictures(facts, pictures, paths, model_or_none(settings_of(paths), runs_root, run)):
@@ -58,3 +57,16 @@ def report(
         import webbrowser
 
         webbrowser.open(file.resolve().as_uri())
+
+
+def report_run(paths: "RunPaths", output: Path | None = None, ablation: Path | None = None) -> "tuple[RunFacts, Path]":
+    """Write the page of a run; what it was made from, and its file."""
+    from pipeline.run_settings import layered_settings, preset_names
+    from reports.ablation import read_ablation
+    from reports.page import write_report
+    from reports.read_run import read_run
+
+    facts, file = read_run(paths), output or paths.root / "report.html"
+    presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
+    write_report(facts, file, presets, paths.root.parent, read_ablation(ablation) if ablation else None)
+    return facts, file

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from decoding.codec import Codec
     from pipeline.run_settings import RunSettings
+    from storage.asking import AskedRun
 
 Format = Literal["table", "csv", "json", "parquet"]
 _BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -77,7 +78,7 @@ def sql(
 
         entente sql --runs 'mine,sweep-*' "select run, step, value from metrics where name = 'train/return_mean'"
     """
-    from storage.asking import QUERIES, AskedRun, ask, connect_run, ready_query
+    from storage.asking import QUERIES, ask, connect_run, ready_query
     from storage.asking_runs import connect_runs, ready_query_of_runs
     from storage.interruptible import run_interruptible
 
@@ -91,21 +92,14 @@ def sql(
     question = ready_query(ready) if ready else query
     if runs and run != LATEST:
         raise InputError(f"--run {run} and --runs {runs} contradict each other: leave one out")
-    texts, asked = list[_RunText](), list[AskedRun]()
+    texts: list[RunText] = []
+    asked: list[AskedRun] = []
     with ExitStack() as stack:
         names = which_runs([runs], runs_root) if runs else [run]
         for root, settings in (stack.enter_context(_opened_run(name, runs_root, as_of)) for name in names):
-            text = _RunText(settings, root)
+            each, text = asked_run(settings, root)
             texts.append(text)
-            asked.append(
-                AskedRun(
-                    folder=root,
-                    blend=settings.storage.blend,
-                    discount=settings.storage.discount,
-                    token_text=text.of_token,
-                    read_thought=text.of_thought,
-                )
-            )
+            asked.append(each)
 
         def answered(connection: "DuckDBPyConnection") -> pa.Table:
             sql = ready_query_of_runs(connection, asked, ready) if runs and ready else question
@@ -148,7 +142,6 @@ def _opened_run(run: str, runs_root: Path, as_of: int | None) -> "Iterator[tuple
             yield paths.root, RunSettings()
         return
     paths = RunPaths(runs_root / which_run(run, runs_root))
-    # With the run's own blend, "return" is the value that the trainer used.
     yield paths.root, settings_of(paths) if as_of is None else settings_at(paths, as_of)
 
 
@@ -172,7 +165,16 @@ def _form(format: Format | None, output: Path | None) -> Format:
     return format or by_suffix or "table"
 
 
-class _RunText:
+def asked_run(settings: "RunSettings", run: Path) -> "tuple[AskedRun, RunText]":
+    """The run in this folder with its own blend and discount, so that "return" is the trainer's, and the text of its tokens."""
+    from storage.asking import AskedRun
+
+    text = RunText(settings, run)
+    blend, discount = settings.storage.blend, settings.storage.discount
+    return AskedRun(folder=run, blend=blend, discount=discount, token_text=text.of_token, read_thought=text.of_thought), text
+
+
+class RunText:
     """Text of a run's tokens by its own tokenizer, which is loaded on first use."""
 
     def __init__(self, settings: "RunSettings", run: Path) -> None:

@@ -3,7 +3,7 @@
 import json as jsonlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,8 +13,10 @@ from cli.prefect_server import prefect_server
 from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
+from pipeline.run_settings import RunSettings
 from pipeline.stages import is_staged
 from storage.run_roots import as_given
+from storage.runs import RunPaths
 from telemetry.errors import InputError
 
 
@@ -71,6 +73,15 @@ def train(
         from pipeline.plans.plan_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
+    _, summary = train_run(chosen, resume=resume, fork_lineage=fork_lineage)
+    for line in _lines(summary):
+        print(line)
+    if json:
+        print(jsonlib.dumps(summary))
+
+
+def train_run(chosen: RunSettings, *, resume: bool, fork_lineage: str = "") -> tuple[RunPaths, dict[str, Any]]:
+    """Train a run to its end with a Prefect server and progress on standard error; its folder and its summary."""
     from flows.open_run import check_inputs, with_run_name
 
     check_inputs(chosen, resume=resume, fork_lineage=fork_lineage)
@@ -79,16 +90,12 @@ def train(
     chosen = with_run_name(chosen)
     try:
         with prefect_server(), progress_shown():
-            summary = run_flow(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
+            return chosen.paths, run_flow(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
     except BaseException as error:
         if chosen.paths.settings.is_file() and not isinstance(error, InputError):
             root = "" if chosen.runs_root == Path("runs") else f" --runs-root {as_given(chosen.runs_root)}"
             sys.stderr.write(f"finished steps are kept; continue with: entente train --run {chosen.run}{root} --resume\n")
         raise
-    for line in _lines(summary):
-        print(line)
-    if json:
-        print(jsonlib.dumps(summary))
 
 
 def _root(summary: dict) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from game.board import Board
-from game.render import COLOURS, draw_board, draw_empty_map, mix_colours
+from game.render import COLOURS, draw_empty_map, mix_colours
 from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from game.snapshot import POWERS
 from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
@@ -72,17 +72,9 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
 
 
 def still(game: ReplayedGame) -> str:
-    """SVG of the first position in which the policy moved, with all orders; its own are thicker if more probable."""
+    """SVG of the first position in which the policy moved; see `ShownPly.drawn`."""
     moved = [ply for ply in game.plies if ply.decisions and ply.board.phase_type == "M"] or list(game.plies)
-    ply = moved[0]
-    sure = {
-        given.order: 0.12 if given.probability is None else 0.25 + 0.75 * given.probability
-        for orders in ply.orders.values()
-        for given in orders
-    }
-    return draw_board(
-        ply.board, {power: [given.order for given in orders] for power, orders in ply.orders.items()}, certainty=sure
-    )
+    return moved[0].drawn()
 
 
 def _about(game: ReplayedGame) -> str:

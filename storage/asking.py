@@ -187,10 +187,7 @@ def ask(
     """
     batches: list[pa.RecordBatch] = []
     try:
-        statements = connection.extract_statements(question)
-        if len(statements) != 1 or statements[0].type not in _READ_ONLY:
-            raise InputError("ask one question with SELECT: a run cannot be changed here")
-        with convert(connection.sql(question), form).to_arrow_reader(_FETCHED_ROWS) as reader:
+        with convert(relation(connection, question), form).to_arrow_reader(_FETCHED_ROWS) as reader:
             schema, rows, size = reader.schema, 0, 0
             for batch in reader:
                 batches.append(batch)
@@ -204,6 +201,21 @@ def ask(
                     )
         return pa.Table.from_batches(batches, schema)
     except (duckdb.Error, pa.ArrowException, OSError) as error:  # errors while rows are fetched come through Arrow
+        raise InputError(_refusal(connection, question, str(error).strip())) from error
+
+
+def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.DuckDBPyRelation:
+    """One query as a relation: no row is read before rows are asked of it.
+
+    Raises:
+        InputError: see `ask`.
+    """
+    try:
+        statements = connection.extract_statements(question)
+        if len(statements) != 1 or statements[0].type not in _READ_ONLY:
+            raise InputError("ask one question with SELECT: a run cannot be changed here")
+        return connection.sql(question)
+    except duckdb.Error as error:
         raise InputError(_refusal(connection, question, str(error).strip())) from error
 
 

@@ -72,7 +72,9 @@ class FactTables:
         rule = [sorted(weights.items()), discount, sha256(GROUPS_SQL.encode()).hexdigest()[:16]]
         self.rule = json.dumps(rule) if {name.removeprefix(FINAL) for name in weights} <= set(COMPONENTS) else ""
         self.connection = duckdb.connect(":memory:") if connection is None else connection
-        self.connection.execute("SET enable_progress_bar = false")
+        # In a notebook without ipywidgets DuckDB has no bar, and refuses to be told so.
+        if self.connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() != [(False,)]:
+            self.connection.execute("SET enable_progress_bar = false")
         if threads:
             self.connection.execute(f"SET threads = {threads}")
         self._insert_decisions(

@@ -21,6 +21,10 @@ class EntenteError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback: the sentence alone, as the command line does."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class InputError(EntenteError):
     """A setting, argument or path given by the user cannot be used."""

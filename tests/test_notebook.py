@@ -1,0 +1,168 @@
+"""Claims about `import entente`: it is light and lazy, what it shows is what `entente sql` and the files hold, an error is one
+sentence, and the notebook of the docs runs.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import entente
+from game.board import Board
+from game.render import draw_board
+from pipeline.run_settings import MODEL_FOLDER
+from reports.replay_page import as_data
+from reports.replayed import read_game
+from storage.asking import connect
+from storage.runs import RunPaths
+from telemetry.errors import DataError, EntenteError, InputError
+from tests.reports.conftest import Page
+from tests.test_project import HEAVY, ROOT
+
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+
+
+def test_a_run_is_found_without_loading_what_reads_or_trains_it(run_of_before: RunPaths):
+    program = f"""
+import sys, entente
+rooms = {{"cli", "storage", "pipeline", "game", "duckdb"}}
+assert not rooms & set(sys.modules), rooms & set(sys.modules)
+import entente.bots
+assert entente.API_VERSION == 1 and "run" in dir(entente)
+run = entente.run("before", runs_root={str(run_of_before.root.parent)!r})
+print(run, *entente.runs({str(run_of_before.root.parent)!r}))
+assert not {HEAVY | {"duckdb"}!r} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("<run 'before' in ") == 2
+
+
+def test_no_shard_is_opened_before_rows_are_asked(run_of_before: RunPaths):
+    for file in run_of_before.shards.rglob("*.arrow"):
+        file.write_bytes(b"damaged")
+    run = entente.run("before", runs_root=run_of_before.root.parent)
+    assert run.settings.steps == 2 and run.as_of(1).name == "before" and run.scores.fetchall()
+    with pytest.raises(DataError, match="has no game that can be read"):
+        run.game("0/0")
+    assert run.refused.fetchall() and not run.decisions.fetchall()
+
+
+def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(run_of_before: RunPaths):
+    root = run_of_before.root.parent
+    settings = entente.run("before", runs_root=root).settings
+    with connect(run_of_before.root, blend=settings.storage.blend, discount=settings.storage.discount) as asked:
+        for view in ("decisions", "batches", "plies", "standings"):
+            rows = getattr(entente.run("before", runs_root=root), view)
+            wanted = asked.sql(f"FROM {view} ORDER BY ALL").fetchall()
+            assert wanted and rows.order("ALL").fetchall() == wanted
+    run = entente.run("before", runs_root=root)
+    assert run.sql("SELECT count(*) FROM tokens WHERE text IS NULL").fetchall() == [(0,)]
+    assert run.sql("@return_by_version_and_power").fetchall()
+    assert {step for (step,) in run.as_of(2).sql("SELECT DISTINCT policy_version FROM decisions").fetchall()} <= {0, 1}
+
+
+def test_steps_and_scores_are_those_of_the_files(run_of_before: RunPaths):
+    run = entente.run("before", runs_root=run_of_before.root.parent)
+    figures: dict[int, dict[str, Any]] = {}
+    for line in run_of_before.metrics.read_text().splitlines():
+        record = json.loads(line)
+        figures.setdefault(record.pop("step"), {}).update(record)
+    shown = {row["step"]: row for row in run.steps.to_arrow_table().to_pylist()}
+    assert list(shown) == sorted(figures)
+    for step, values in figures.items():
+        given = {name: value for name, value in shown[step].items() if value is not None and name != "step"}
+        assert given == {name: value for name, value in values.items() if isinstance(value, int | float)}
+    files = {file.stem: json.loads(file.read_text()) for file in run_of_before.scores.glob("*.json")}
+    scores = {row["label"]: row for row in run.scores.to_arrow_table().to_pylist()}
+    measured = {label: file["score"]["mean"] for label, file in files.items()}
+    assert {label: row["mean"] for label, row in scores.items()} == measured
+    assert all(row["low"] is None for row in scores.values()), "from two source games there is no interval"
+
+
+def test_a_game_is_the_one_of_the_replay_and_draws_itself(run_of_before: RunPaths):
+    game = entente.run("before", runs_root=run_of_before.root.parent).game("1/2")
+    (model,) = (run_of_before.root.parent / MODEL_FOLDER).glob("tiny-*")
+    root = run_of_before.root.parent
+    assert as_data(game.replayed, root) == as_data(read_game(run_of_before, "1/2", model), root)
+    board = Board.start()
+    assert board._repr_svg_() == draw_board(board)
+    first, last = game.phases[0], game.phases[-1]
+    assert game.boards[0] is first.board and game.orders[-1] == {} and last._repr_svg_() == draw_board(last.board)
+    assert set(game.orders[0]) == set(first.orders) and first._repr_svg_().count("<path") > last._repr_svg_().count("<path")
+    (frame,) = (each for kind, each in Page(game._repr_html_()).elements if kind == "iframe")
+    assert frame["sandbox"] == "allow-scripts" and Page(frame["srcdoc"]).count  # its own tags nest
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        pytest.param(lambda root: entente.run("../before", runs_root=root / "x"), "cannot name a folder", id="another folder"),
+        pytest.param(lambda root: entente.run("", runs_root=root), "cannot name a folder", id="no name"),
+        pytest.param(lambda root: entente.run("never", runs_root=root), "runs there: before", id="no such run"),
+        pytest.param(lambda root: entente.run(runs_root=root / "x"), "there is no run in", id="no run at all"),
+        pytest.param(lambda root: entente.runs(root / "x"), "there is no folder", id="no folder"),
+        pytest.param(lambda root: entente.run("before", runs_root=root).sql("DROP VIEW tokens"), "SELECT", id="a change"),
+        pytest.param(lambda root: entente.run("before", runs_root=root).sql("FROM decision"), 'mean "decisions"', id="misspelt"),
+        pytest.param(lambda root: entente.run("before", runs_root=root).game("9/9"), "has no game 9/9", id="no such game"),
+        pytest.param(lambda root: entente.train(runs_root=root, wrong=1), "no setting 'wrong'", id="no such setting"),
+        pytest.param(lambda root: entente.train("hour", runs_root=root), "in a terminal", id="stages"),
+        pytest.param(lambda root: entente.evaluate("never", runs_root=root), "there is no run", id="nothing to evaluate"),
+        pytest.param(lambda root: entente.compare("before", "never", runs_root=root), "called 'never'", id="nothing to compare"),
+        pytest.param(lambda root: entente.report("..", runs_root=root), "cannot name a folder", id="a page elsewhere"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_in_a_notebook_too(run_of_before: RunPaths, ask: Callable, said: str):
+    with pytest.raises(InputError, match=said) as refused:
+        ask(run_of_before.root.parent)
+    assert refused.value._render_traceback_() == [f"InputError: {refused.value}"]
+    assert "\n" not in str(refused.value)
+
+
+def test_settings_that_are_damaged_are_named_when_they_are_asked(run_of_before: RunPaths):
+    run_of_before.settings.write_text('{"steps": ')
+    run = entente.run("before", runs_root=run_of_before.root.parent)
+    with pytest.raises(EntenteError, match=r"settings\.json' cannot be used"):
+        _ = run.decisions
+    with pytest.raises(AttributeError, match="a run has no 'decision'"):
+        _ = run.decision
+
+
+def test_pages_are_those_of_the_commands(run_of_before: RunPaths):
+    root = run_of_before.root.parent
+    shutil.copytree(run_of_before.root, root / "other")
+    page, both = entente.report("before", runs_root=root), entente.compare("before", "oth*", runs_root=root)
+    assert page.path == run_of_before.root / "report.html" and "<title" in page.path.read_text()
+    assert both.path.is_file() and "srcdoc" in page._repr_html_()
+
+
+def test_the_notebook_is_stored_without_outputs():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert [cell for cell in cells if cell["cell_type"] == "code" and (cell["outputs"] or cell["execution_count"])] == []
+
+
+@pytest.mark.system
+def test_the_notebook_runs_and_shows_what_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In a kernel of its own, which trains and evaluates, each with a Prefect server of its own."""
+    import nbclient
+    import nbformat
+
+    for name, value in {"PYTHONPATH": ROOT, "IPYTHONDIR": tmp_path / "ipython", "JUPYTER_PLATFORM_DIRS": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    book.cells.append(nbformat.v4.new_code_cell('entente.run("never")', metadata={"tags": ["raises-exception"]}))
+    nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    shown = {cell.source: [each.data for each in cell.outputs if "data" in each] for cell in code}
+    refused = code[-1].outputs[0]
+    assert refused.traceback == ["InputError: there is no run in 'runs/never': it has no settings.json; runs there: notebook"]
+    assert "image/svg+xml" in shown["game.phases[0]"][0] and "image/svg+xml" in shown["game.boards[-1]"][0]
+    assert "<iframe" in shown['entente.report("notebook")'][0]["text/html"]
+    assert "trained" in shown["run.scores"][0]["text/plain"]
+    said = "".join(each.text for cell in code for each in cell.outputs if each.output_type == "stream")
+    assert "step 2/2" in said
