@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cyclopts import App
 
+_TRAIN = "Train a policy, or one for each of several settings and seeds."
 _UP = "Start Prefect's server, deployments and a worker; stop them."
 _EVALUATE = "Measure strength; check a result card."
 _SERVE = "Serve an engine or orders; play for a run elsewhere."
@@ -16,7 +17,8 @@ _CHECKED = "Check this environment; try a run's parts on a new card."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
-        "train": ("cli.train:train", "Train a policy: roll out, train, publish, repeat."),
+        "train": ("cli.train:train", _TRAIN),
+        "sweep": ("cli.sweep:sweep", _TRAIN),
         "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
         "evaluate": ("cli.evaluate:evaluate", _EVALUATE),
         "verify-card": ("cli.verify_card:verify_card", _EVALUATE),

@@ -22,6 +22,7 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
+from flows.kept_engine import kept_engine
 from flows.recovery.mark_crashed import mark_earlier_crashed
 from flows.recovery.outlive_worker import outlive_worker
 from inference.engine import Engine
@@ -212,20 +213,32 @@ async def open_run(
         training = settings.training.model_copy(update={"seed": settings.seed})
         fork = _fork(settings, fork_lineage) if fork_lineage else None
         share = trainer_share(cards, settings.inference)
-        trainer = TrainerProcess(
-            paths, model, training, settings.storage, trainer_threads, fork, cards=cards.trainer, card_share=share
-        )
-        stack.push_async_callback(asyncio.to_thread, trainer.close)
-        past_spreads = PastSpreadsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
-        stack.callback(past_spreads.close)
-        host = EngineHost()
-        stack.callback(host.close)
         simulated = settings.simulated.from_run
         # Where producers play all rollouts, one engine is enough: for scores.
         plays_here = trains_alone or settings.pipeline.task_runner != "producers"
         inference = settings.inference if plays_here else settings.inference.for_evaluation
-        engine = IdleEngine() if simulated else make_engine(inference, model, scraped_into=paths.workers)
-        stack.push_async_callback(_close_engine, host, engine)
+        kept = None if simulated else kept_engine(inference)
+        trainer = TrainerProcess(
+            paths,
+            model,
+            training,
+            settings.storage,
+            trainer_threads,
+            fork,
+            cards=cards.trainer,
+            card_share=share,
+            environment=kept and kept.environment,
+        )
+        stack.push_async_callback(asyncio.to_thread, trainer.close)
+        past_spreads = PastSpreadsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+        stack.callback(past_spreads.close)
+        if kept is not None:
+            host, engine = await stack.enter_async_context(kept.lent(inference, model))
+        else:
+            host = EngineHost()
+            stack.callback(host.close)
+            engine = IdleEngine() if simulated else make_engine(inference, model, scraped_into=paths.workers)
+            stack.push_async_callback(_close_engine, host, engine)
         scorer = engine
         if plays_here and settings.inference.evaluation_urls:
             scorer = make_engine(settings.inference.for_evaluation, model)
@@ -236,8 +249,11 @@ async def open_run(
             reporter().say(f"the trainer waits for {elsewhere} processes of other machines: {follow}")
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
-        for each in (engine,) if scorer is engine else (engine, scorer):
-            await start_engine(host, each, inference)
+        if kept is not None:
+            await kept.ready()
+        for each in dict.fromkeys((engine, scorer)):
+            if kept is None or each is not engine:
+                await start_engine(host, each, inference)
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())

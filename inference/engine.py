@@ -84,7 +84,8 @@ class Engine(Protocol):
     async def publish(self, policy: PolicyVersion) -> None:
         """Serve `policy` as the newest version. Requests in flight finish under the version they began with.
 
-        A version that is already served, with the same number and hash, only becomes the newest.
+        A version that is already served, with the same number and hash, only becomes the newest. `BASE` serves the base model
+        again, also after it was retired.
 
         Raises:
             DataError: the adapter cannot be served (unreadable, another base model, rank too high, another hash); nothing

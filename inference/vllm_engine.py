@@ -34,7 +34,7 @@ from inference.settings import AdapterMode, InferenceSettings
 from inference.vllm_arguments import SLOT_RANKS, may_jump, refusals
 from inference.warm_up import throwaway_request
 from records.generation import Generation, GenerationCost, GenerationRequest
-from records.policy_version import PolicyVersion
+from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from telemetry.progress import reporter
 
@@ -158,6 +158,9 @@ class VllmEngine(ABC):
             self._check_alive()
             if self._versions.serves(policy):
                 self._versions.make_newest(policy.version)
+                return
+            if policy == BASE:
+                await self._load_base()
                 return
             most = self._settings.adapter_rank if self.adapters == "slots" else SLOT_RANKS[-1]
             await asyncio.to_thread(check_adapter, policy, self._model, most)
@@ -320,15 +323,27 @@ class VllmEngine(ABC):
                 f"merging adapter '{served.policy.folder}' would lose {lost:.0%} of the update to rounding in "
                 f"{self._settings.dtype}: set inference.dtype to 'float32', or inference.adapters to 'slots'"
             )
+        await self._replace_weights(target, served)
+        shutil.rmtree(target)
+
+    async def _load_base(self) -> None:
+        """Serve the base model again. With slots its weights are still loaded."""
+        served = LoadedVersion(policy=BASE)
+        if self.adapters == "slots":
+            self._versions.add(served)
+        else:
+            await self._replace_weights(self._model, served)
+
+    async def _replace_weights(self, folder: Path, served: LoadedVersion) -> None:
+        """Load the weights in `folder` once the engine is idle, and serve them."""
         self._open.clear()
         try:
             await self._idle.wait()
-            await self._call("collective_rpc", "reload_weights", kwargs={"weights_path": str(target)})
+            await self._call("collective_rpc", "reload_weights", kwargs={"weights_path": str(folder)})
             await self._call("reset_prefix_cache")
             self._versions.add(served)
         finally:
             self._open.set()
-        shutil.rmtree(target)
 
     async def _drop(self, served: LoadedVersion, reason: str) -> None:
         """Cancel the requests in flight under a version that is no longer served, and free its slot."""

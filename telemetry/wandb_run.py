@@ -48,16 +48,19 @@ class Table:
 class WandbRun:
     """A run in W&B; only the first failure is reported."""
 
-    def __init__(self, folder: Path, name: str, project: str, mode: WandbMode, configuration: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, name: str, project: str, mode: WandbMode, configuration: Mapping[str, Any], *, group: str = ""
+    ) -> None:
         """Open it, offline if online is refused.
 
         Args:
             folder: takes W&B's own folder `wandb/`, and the run's id and newest step, so that a resumed run finds them.
+            group: W&B's group of the run; empty: its name.
         """
         import wandb
 
         self._wandb: Any = wandb
-        self._folder, self._name = folder, name
+        self._folder, self._name, self._group = folder, name, group or name
         self._step_file = folder / ".wandb_step"
         newest = self._step_file.read_text() if self._step_file.is_file() else ""
         self._logged_before = int(newest) if newest.isdigit() else -1
@@ -107,7 +110,7 @@ class WandbRun:
                 mode=mode,
                 id=_id_of(self._folder),
                 resume="allow",
-                group=self._name,
+                group=self._group,
                 config=dict(configuration),
                 settings=self._wandb.Settings(
                     silent=True, console="off", x_disable_stats=True, init_timeout=REACH_S, finish_timeout=REACH_S

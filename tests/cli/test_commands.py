@@ -36,7 +36,7 @@ def test_the_overview_names_every_command_on_one_screen():
     assert [name for names in named for name in names.split(", ")] == NAMES
     assert sorted(NAMES) == sorted(name for name in command_line() if not name.startswith("-"))
     assert all(len(line.split()) >= 4 for commands in COMMANDS.values() for _, line in commands.values())
-    assert len(NAMES) <= 24, "a new command belongs to a group, unless everybody uses it"
+    assert len(NAMES) <= 25, "a new command belongs to a group, unless everybody uses it"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--help-all"]], ids=str)

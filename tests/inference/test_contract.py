@@ -22,8 +22,9 @@ from decoding.thinking import thinking_of
 from game.board import Board
 from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
 from records.generation import Generation, GenerationRequest
-from records.policy_version import PolicyVersion
+from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+from workers.pool import RemoteEngine
 
 SLOW_S = 60
 
@@ -352,6 +353,20 @@ def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender
     assert {generation.policy.version for generation in draw(ask("newest"))} == {newest}
     if contender.many_versions:
         assert {generation.policy.version for generation in draw(ask("kept", version=kept))} == {kept}
+
+
+def test_the_base_can_be_served_again_after_other_versions(contender, run, ask, draw, publish, adapters, reference):
+    if isinstance(contender.engine, RemoteEngine):
+        pytest.skip("a torch worker without a supervisor cannot go back")
+    for adapter in adapters:
+        publish(adapter)
+    run(contender.engine.retire(sys.maxsize))
+    run(contender.engine.publish(BASE))
+    run(contender.engine.retire(sys.maxsize))
+    requests = ask("base again")
+    generations = draw(requests)
+    assert {generation.policy for generation in generations} == {BASE}
+    assert gap(reference, requests, generations) < 1e-4
 
 
 def test_retiring_what_is_before_the_first_version_changes_nothing(contender, run, ask, draw, publish, adapters):

@@ -1,0 +1,61 @@
+"""`entente sweep` as a user types it; once with two real runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from storage.runs import RunPaths
+
+SWEEP = """
+name = "two"
+config = ["small.toml"]
+seeds = [5, 13]
+[settings]
+"training.learning_rate" = [3e-3]
+"""
+
+
+def test_a_dry_run_shows_runs_and_what_they_share_and_writes_nothing(entente):
+    (entente.folder / "sweep.toml").write_text('name = "a"\nseeds = [0, 1]\n[settings]\n"cache.seed" = [0, 1]')
+    planned = entente("sweep", "sweep.toml", "--dry-run", "--json")
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    assert plan["runs"]["a-3"] == "seed 0, cache.seed 1" and plan["work"]["runs"] == 4
+    assert plan["made once for all"] == {"state caches": 2, "base models": 1, "scores of the base": 2, "engines": 1}
+    assert not (entente.folder / "runs").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--resume"], ["--table"]], ids=str)
+def test_bad_input_is_one_sentence_and_exit_code_2(entente, words: list[str]):
+    (entente.folder / "sweep.toml").write_text('name = "a"\nseeds = [0]\n[settings]\ntraining.learning_rate = [0, "fast"]')
+    ended = entente("sweep", "sweep.toml", *words)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "training.learning_rate" in ended.stderr
+
+
+@pytest.mark.system
+def test_runs_share_an_engine_and_the_base_s_score_and_are_what_they_are_alone(workplace, trained):
+    """The second run has the settings of the run `first`, which was trained alone."""
+    _, alone, _ = trained
+    root: Path = workplace.folder
+    (root / "two.toml").write_text(SWEEP)
+    done = workplace.process("sweep", "two.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    runs = [RunPaths(root / "runs" / f"two-{number}") for number in (1, 2)]
+    assert done.stderr.count("torch draws in this process") == 1, "the engine starts once"
+    assert done.stderr.count("evaluating base against") == 1, "the base is measured once"
+    for version in (1, 2):
+        weights = [paths.adapter(version) / "adapter_model.safetensors" for paths in (alone, *runs)]
+        assert weights[2].read_bytes() == weights[0].read_bytes() != weights[1].read_bytes()
+    found = json.loads(done.stdout.splitlines()[-1])["settings"][0]
+    assert found["score"]["seeds"] == 2 and found["score"]["interval"] is None
+    scores = [json.loads((paths.scores / "trained.json").read_text())["score"]["mean"] for paths in runs]
+    assert found["score"]["mean"] == pytest.approx(sum(scores) / 2, abs=1e-3)
+    assert json.loads((alone.scores / "trained.json").read_text())["score"]["mean"] == scores[1]
+
+    file = root / "runs" / "_sweeps" / "two.json"
+    before_the_last = {"scores": {"two-1": scores[:1], "two-2": []}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | before_the_last))
+    again = workplace.process("sweep", "two.toml", "--resume", "--json")
+    assert again.returncode == 0, again.stderr
+    assert "run two-2 to step 2" in again.stderr and "two-1" not in again.stderr and "starting the engine" not in again.stderr
