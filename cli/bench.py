@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.bench_dry_run import check_every, check_paper, check_trainer, plannable
-from cli.options import AsJson, open_root
+from cli.options import AsJson
 from cli.settings_from_flags import ConfigFiles
 from inference.settings import InferenceSettings
 
@@ -353,7 +353,7 @@ def producers(
 @plannable("minutes")
 def bucket(
     *,
-    bucket: Annotated[Path, Parameter(help="Folder of runs in an object store; the runs stay there.", converter=open_root)],
+    bucket: Annotated[str, Parameter(help="Folder of runs in an object store; the runs stay there.")] = "s3://bench/runs",
     rounds: Rounds = 3,
     steps: Annotated[int, Parameter(help="Training steps of each run.")] = 12,
     config: ConfigFiles = None,
@@ -369,11 +369,15 @@ def bucket(
     """
     from benchmarks.bucket import bench_bucket
     from cli.screen import progress_shown
+    from storage.run_roots import is_mounted, located
+    from telemetry.errors import InputError
 
+    if not is_mounted(there := located(bucket)):
+        raise InputError(f"--bucket {bucket} is a folder of this machine: name one in an object store, as s3://bench/runs")
     files = [word for file in config or () for word in ("--config", str(file))]
     arguments = [*files, "--seed", str(seed), "--steps", str(steps), "--evaluation.positions", "2", "--telemetry.no-report"]
     with progress_shown():
-        outcome = bench_bucket(arguments, runs_root.resolve(), bucket, rounds=rounds)
+        outcome = bench_bucket(arguments, runs_root.resolve(), there, rounds=rounds)
     show_outcome(outcome, json=json)
 
 

@@ -251,7 +251,7 @@ async def open_run(
             await asyncio.to_thread(trainer.ready)
         if kept is not None:
             await kept.ready()
-        for each in dict.fromkeys((engine, scorer)):
+        for each in (engine,) if scorer is engine else (engine, scorer):
             if kept is None or each is not engine:
                 await start_engine(host, each, inference)
         resume_point = await asyncio.to_thread(trainer.ready)
