@@ -146,13 +146,13 @@ def copy_base(base: Path, folder: Path) -> None:
 
 def _recipe(source: ExportSource, named: str, identity: str) -> dict[str, Any]:
     """How the version was made, how it is prompted, and which base it belongs to."""
-    training, command = trained_by(source.version, source.settings, source.hub_id or source.base.name)
+    training, trained = trained_by(source.version, source.settings, source.hub_id or source.base.name)
     made = published_recipe(source.base, None, None).get(COMMANDS, []) if (source.base / RECIPE).is_file() else []
     return {
         "prompts": source.settings.prompts.model_dump(mode="json"),
         "base": {"name": named or source.base.name, "from_hub": bool(source.hub_id), "identity": identity},
         "training": training,
-        COMMANDS: [*([] if source.settings.inference.model == "tiny" else made), command],
+        COMMANDS: [*([] if source.settings.inference.model == "tiny" else made), *trained],
         "adapter_hash": source.version.adapter_hash,
         "lora": {key: read_object(source.adapter / ADAPTER_FILES[0]).get(key) for key in ("r", "lora_alpha", "target_modules")},
     }

@@ -14,9 +14,11 @@ from pydantic import BaseModel
 from decoding.model_files import RECIPE, file_hash
 from evaluation.contestants import Contestant
 from game.prompt_settings import DEFAULT_PROMPTS
+from pipeline.improve_rounds import ImproveSettings, rounds_until
 from pipeline.plans.find_model import TINY
 from pipeline.run_settings import MODEL_FOLDER, RunSettings, changed_settings, layered_settings
 from storage.json_files import read_object
+from storage.runs import RunPaths
 from training.imitation.settings import ImitationSettings
 from training.settings import TinyModelSettings
 
@@ -44,22 +46,36 @@ def published_recipe(base: Path, version: Contestant | None, settings: RunSettin
         return recipe | {COMMANDS: commands}
     if settings.inference.model == TINY:
         commands = []  # the run makes its base itself
-    training, command = trained_by(version, settings, f"runs/{MODEL_FOLDER}/{base.name}")
-    return recipe | {COMMANDS: [*commands, command], "training": training}
+    training, trained = trained_by(version, settings, f"runs/{MODEL_FOLDER}/{base.name}")
+    return recipe | {COMMANDS: [*commands, *trained], "training": training}
 
 
-def trained_by(version: Contestant, settings: RunSettings, base: str) -> tuple[dict[str, Any], str]:
-    """How a run with `settings` trained the version: the settings that are not the preset's, and the command.
+def trained_by(version: Contestant, settings: RunSettings, base: str) -> tuple[dict[str, Any], list[str]]:
+    """How a run with `settings` trained the version: the settings that are not the preset's, and the commands.
 
     Args:
-        base: the base model as the command names it, if the run does not make it itself.
+        base: the base model as the first command names it, if the run does not make it itself.
     """
     changed = {name: after for name, (_, after) in changed_settings(layered_settings(_PRESET), settings).items()}
     changed = {name: value for name, value in changed.items() if name not in _LEFT_OUT}
-    words = ["entente", "train", "--run", version.run, "--steps", str(version.version)]
-    words += [] if settings.inference.model == TINY else ["--inference.model", base]
-    words += [word for name, value in changed.items() for word in _flag(name, value)]
-    return {"run": version.run, "version": version.version, "preset": _PRESET, "settings": changed}, shlex.join(words)
+    flags = [] if settings.inference.model == TINY else ["--inference.model", base]
+    flags += [word for name, value in changed.items() for word in _flag(name, value)]
+    commands: list[list[str]] = []
+    reached, run = 0, ["--run", version.run]
+    improved = rounds_until(RunPaths(version.adapter.parents[1]), version.version) if version.adapter else []
+    for before, after, improve in [*improved, (version.version, version.version, None)]:
+        if before > reached or not commands:
+            more = ["--resume"] if commands else flags
+            commands.append(["train", *run, "--steps", str(before), *more])
+        if improve is not None:
+            if commands[-1][0] == "improve":
+                commands.pop()  # the rounds before it are among those of this one
+            usual = _dotted(ImproveSettings())
+            given = ((name, value) for name, value in _dotted(improve).items() if value != usual[name])
+            commands.append(["improve", *run, *(word for name, value in given for word in _flag(name, value))])
+        reached = after
+    told = {"run": version.run, "version": version.version, "preset": _PRESET, "settings": changed}
+    return told, [shlex.join(["entente", *words]) for words in commands]
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
@@ -79,6 +95,12 @@ def _base_command(name: str, settings: Mapping[str, Any], prompts: Mapping[str, 
     made = {**settings, **{f"prompts.{key}": value for key, value in prompts.items()}}
     words += [word for key, value in made.items() if value != defaults.get(key) for word in _flag(key, value)]
     return shlex.join(words)
+
+
+def _dotted(improve: ImproveSettings) -> dict[str, Any]:
+    """The settings as on the command line of `entente improve`, those of its search as `search.NAME`."""
+    plain = _plain(improve)
+    return plain | {f"search.{name}": value for name, value in plain.pop("search").items()}
 
 
 def _plain(settings: BaseModel) -> dict[str, Any]:

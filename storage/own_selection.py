@@ -167,7 +167,9 @@ def _ask(connection: duckdb.DuckDBPyConnection, selection: str, at_most: int) ->
         return found.limit(at_most).project("shard, start_group").fetchall()
     except duckdb.Error as error:
         columns = ", ".join(CANDIDATES.names)
-        raise InputError(f"storage.selection failed: {str(error).splitlines()[0]}; `candidates` has {columns}") from error
+        raise InputError(
+            f"storage.selection failed: {str(error).splitlines()[0].rstrip('!')}; `candidates` has {columns}"
+        ) from error
 
 
 def _check_calls(connection: duckdb.DuckDBPyConnection, selection: str) -> None:

@@ -21,7 +21,10 @@ from evaluation.match_table import MatchTable, PlayerResult
 from evaluation.settings import MatchSettings
 from inference.merge import MERGE_LOSS_MAX
 from pipeline import publish_model as publishing
+from pipeline.improve_rounds import ImproveSettings, begin_round, end_round
 from pipeline.publish_model import find_source, publish_model
+from records.policy_version import PolicyVersion
+from search.settings import SearchSettings
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from tests.test_models import check_model
@@ -110,6 +113,21 @@ def test_the_commands_of_a_recipe_can_be_typed(root: Path, run_of_before: RunPat
             command_line().parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
     assert "--recorded games.jsonl" in (imitated / "README.md").read_text()
     assert "22.7 % of its orders are the teacher's" in " ".join((imitated / "README.md").read_text().split())
+
+
+def test_rounds_of_improvement_are_commands_of_the_recipe(run_of_before: RunPaths, tmp_path: Path):
+    """The round began with version 1 and ended with version 2."""
+    copy = RunPaths(shutil.copytree(run_of_before.root, tmp_path / "runs" / "before"))
+    (tmp_path / "runs" / "_models").symlink_to(run_of_before.root.parent / "_models")
+    improve = ImproveSettings(positions=7, search=SearchSettings(scripted=("dumbbot", "territorial")))
+    begin_round(copy, 1, improve, PolicyVersion(version=1, adapter_hash="x", adapter=None))
+    end_round(copy, 1, {"version": 2})
+    source = find_source("before:v2", tmp_path / "runs")
+    folder = publish_model(source, tmp_path / "models" / "two", tmp_path / "runs")
+    first, second = json.loads((folder / "recipe.json").read_text())["commands"]
+    assert first.startswith("entente train --run before --steps 1 ")
+    assert second == "entente improve --run before --positions 7 --search.scripted dumbbot --search.scripted territorial"
+    command_line().parse_args(shlex.split(second)[1:], exit_on_error=False, print_error=False)
 
 
 def test_the_card_shows_the_figures_of_a_match_under_the_published_name(root: Path, tmp_path: Path):
