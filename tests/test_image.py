@@ -3,6 +3,7 @@
 It loads a Debian and the packages of requirements/cpu.lock, and takes some 15 GB of disk for as long as it lasts.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -100,6 +101,7 @@ def test_the_image_holds_the_program_and_no_key(buildah: Callable[..., str], con
     assert not pip.exists() or pip.stat().st_size == 0
     assert entente.stat().st_uid == 0
     assert sorted(path.name for path in entente.rglob("*") if path.lstat().st_uid == 1000) == [".prefect", "runs"]
+    buildah("umount", container)
 
 
 def test_a_run_is_trained_in_the_image_by_a_user_without_rights(buildah: Callable[..., str], container: str, tmp_path: Path):
@@ -108,8 +110,8 @@ def test_a_run_is_trained_in_the_image_by_a_user_without_rights(buildah: Callabl
 
     tmp_path.chmod(0o755)
     (tmp_path / "small.toml").write_text(SMALL_RUN)
-    entrypoint = buildah("inspect", "--type", "image", "--format", "{{json .OCIv1.Config.Entrypoint}}", "entente:cpu")
-    assert entrypoint.strip() == '["entente"]' and run("id", "-u") == "1000\n"
+    image = json.loads(buildah("inspect", "--type", "image", "entente:cpu"))
+    assert image["OCIv1"]["config"]["Entrypoint"] == ["entente"] and run("id", "-u") == "1000\n"
     assert "2 steps" in run("entente", "train", "--config", "/given/small.toml", "--run", "mine")
     assert "mine" in run("entente", "runs", "list")
     assert run("sh", "-c", "touch cli/mine 2>/dev/null || echo refused") == "refused\n", "the program is not its user's to change"
