@@ -65,7 +65,7 @@ RENAMED = {
 """First word of an older spelling -> the words that replace it. The older spelling still runs, and says the new one."""
 
 SHORT = {"what-if": "runs what-if"}
-"""First word of a short spelling -> the words that it stands for. It stays, and nothing is said about it."""
+"""First word of a short spelling -> the words that it stands for. It runs without a notice."""
 
 
 def command_line() -> "App":

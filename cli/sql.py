@@ -124,7 +124,7 @@ def sql(
 
 @contextmanager
 def _opened_run(run: str, runs_root: Path, as_of: int | None) -> "Iterator[tuple[Path, RunSettings]]":
-    """The folder of the run, and its settings. Where games were played before the first run, an empty run stands beside them.
+    """The folder of the run, and its settings. Before the first run, played games have an empty run.
 
     Raises:
         InputError: there is no such run.

@@ -30,6 +30,7 @@ class KeptEngine:
         self.starts = 0
         """Engines started so far."""
         self._running: tuple[InferenceSettings, Path, EngineHost, Engine] | None = None
+        self._started = False
 
     @cached_property
     def environment(self) -> dict[str, str]:

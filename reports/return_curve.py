@@ -1,7 +1,7 @@
 """The learning curve of a run as points that each have an interval: mean returns of several steps together.
 
 A step of a small run has too few start groups for an interval, and a long run more steps than a plot has room for. So each
-point stands for consecutive steps: enough of them for an interval, and at most `MOST_POINTS` in all. Its mean and its interval
+point covers consecutive steps: enough of them for an interval, and at most `MOST_POINTS` in all. Its mean and its interval
 come from the rows that these steps trained on, by their ledgers; of many steps, a few that are spread over them are read.
 """
 
