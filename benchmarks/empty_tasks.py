@@ -150,7 +150,7 @@ def _playing() -> RolloutResources:
         engine=nothing,
         tokens=nothing,
         provenance={},
-        past_spreads=nothing,
+        past_returns=nothing,
         max_policy_lag=0,
     )
 

@@ -61,6 +61,7 @@ def run(words: list[str], *, debug: bool = False) -> int:
     if sentence:
         _show_traceback(error, debug)
         _say(sentence)
+    error = None  # pydantic's errors are unknown to the collector: this one and the frames that it holds would never be freed
     return code
 
 

@@ -53,7 +53,7 @@ from rollouts.fork import Tokens
 from state_cache.store import StateCache, open_cache
 from storage.control import ControlDesk
 from storage.files import FILES
-from storage.learnable_process import PastSpreadsProcess
+from storage.learnable_process import PastReturnsProcess
 from storage.lineages import check_new_lineage, current_lineage
 from storage.run_roots import as_given
 from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
@@ -230,8 +230,8 @@ async def open_run(
             environment=kept and kept.environment,
         )
         stack.push_async_callback(asyncio.to_thread, trainer.close)
-        past_spreads = PastSpreadsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
-        stack.callback(past_spreads.close)
+        past_returns = PastReturnsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+        stack.callback(past_returns.close)
         if kept is not None:
             host, engine = await stack.enter_async_context(kept.lent(inference, model))
         else:
@@ -269,7 +269,7 @@ async def open_run(
             model=model,
             seed=settings.seed,
             rollouts=settings.rollouts,
-            past_spreads=past_spreads,
+            past_returns=past_returns,
             max_policy_lag=settings.storage.max_policy_lag,
             full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             cache=cache,

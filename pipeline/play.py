@@ -19,6 +19,7 @@ from game.snapshot import Snapshot
 from inference.engine import EngineWithPrefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from pipeline.search_opponents import search_opponents
+from pipeline.start_positions import start_positions
 from records.rows import Decision, Ply
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
@@ -134,22 +135,6 @@ async def play_probe(resources: Resources, version: int) -> None:
         if found.missing:
             positions = sample_start_positions(resources.cache.train, count, resources.seed, version)
             await play_groups(resources, "probe", PROBE, positions, version * count, rollouts=alone)
-
-
-def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapshot, str]]:
-    """(snapshot, power that the policy plays) of each start group of `step`. Repeated calls return the same.
-
-    Past spreads count only up to a step that is complete before any task of `step` can start. Rollouts are ahead of the trainer
-    by at most the largest policy lag, for every buffer depth.
-    """
-    rollouts, spreads = resources.rollouts, None
-    if rollouts.sampling == "learnable":
-        complete = max(0, step - 1 - resources.max_policy_lag)
-        numbers = step_numbers(resources.paths, rollouts.start_groups)
-        spreads = resources.past_spreads.before(PRODUCER, numbers.first_of(complete + 1))
-    return sample_start_positions(
-        resources.cache.train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, spreads=spreads
-    )
 
 
 async def play_groups(

@@ -16,7 +16,8 @@ from pipeline.gathering import Gathered, PlayedGroups
 from pipeline.play import publish_groups, roll_out_groups
 from pipeline.producer_desk import ProducerDesk, own_name
 from pipeline.resources import PROBE, PRODUCER
-from pipeline.rollout_side import FOLLOW_S, RolloutSide, SideSettings, check_wanted, producer_positions, side_settings
+from pipeline.rollout_side import FOLLOW_S, RolloutSide, SideSettings, check_wanted, side_settings
+from pipeline.start_positions import producer_positions
 from pipeline.threads import apply_threads, usable_cores
 from storage.control import Control, read_control
 from storage.files import FILES

@@ -24,7 +24,7 @@ from state_cache.store import StateCache
 from storage.control import ControlDesk
 from storage.file_store import Hold
 from storage.files import SharedFolder
-from storage.learnable_process import PastSpreadsProcess
+from storage.learnable_process import PastReturnsProcess
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER
 from telemetry.devices import GpuSampler
@@ -54,7 +54,7 @@ class RolloutResources:
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
-    past_spreads: PastSpreadsProcess
+    past_returns: PastReturnsProcess
     """Spreads of the run's past start groups, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""

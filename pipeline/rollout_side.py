@@ -18,26 +18,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from decoding.codec import Codec
 from decoding.model_files import model_fingerprint, resolve_model
 from game.prompt_settings import PromptSettings
-from game.snapshot import Snapshot
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.game_processes import game_processes
 from pipeline.past_versions import open_opponent_engine
 from pipeline.removed_settings import without_removed
-from pipeline.resources import PRODUCER, RolloutResources
+from pipeline.resources import RolloutResources
 from pipeline.shared_cache import find_shared_cache
 from rollouts.fork import Tokens
-from rollouts.seeds import seed_of
 from rollouts.settings import RolloutSettings
-from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, read_control
 from storage.files import FILES
-from storage.learnable_process import PastSpreadsProcess
-from storage.lineages import step_numbers
+from storage.learnable_process import PastReturnsProcess
 from storage.program import program_differences
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, refresh_run
 from storage.settings import StorageSettings
@@ -147,7 +143,7 @@ class RolloutSide:
         cache = await asyncio.to_thread(_cache, paths, settings)
         inference = settings.inference.model_copy(update={"urls": tuple(urls)} if urls else {})
         async with AsyncExitStack() as stack:
-            spreads = PastSpreadsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+            spreads = PastReturnsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
             stack.callback(spreads.close)
             host = EngineHost()
             stack.callback(host.close)
@@ -167,7 +163,7 @@ class RolloutSide:
                 tokens=tokens,
                 opponent_engine=opponent_engine,
                 provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
-                past_spreads=spreads,
+                past_returns=spreads,
                 max_policy_lag=settings.storage.max_policy_lag,
                 full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             )
@@ -254,28 +250,6 @@ def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> N
         )
     if control.plays != settings.plays:
         raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
-
-
-def producer_positions(
-    resources: RolloutResources, producer: str, first_group: int, count: int, version: int
-) -> list[tuple[Snapshot, str]]:
-    """(snapshot, power that the policy plays) of each start group of a producer.
-
-    Positions are drawn in rounds of a step's size, like the training flow's own, but seeded by the producer's name: two producers
-    share positions no more often than two steps do. A round is the same on each call, unless sampling is "learnable".
-
-    Args:
-        version: policy version up to whose step past spreads count.
-    """
-    rollouts, size, spreads = resources.rollouts, resources.rollouts.start_groups, None
-    if rollouts.sampling == "learnable":
-        spreads = resources.past_spreads.before(PRODUCER, step_numbers(resources.paths, size).first_of(version + 1))
-    seed, found = seed_of("producer", producer, resources.seed), []
-    for number in range(first_group // size, (first_group + count - 1) // size + 1):
-        found += sample_start_positions(
-            resources.cache.train, size, seed, number + 1, sampling=rollouts.sampling, spreads=spreads
-        )
-    return found[first_group % size :][:count]
 
 
 def model_of_side(paths: RunPaths, settings: SideSettings, control: Control) -> Path:

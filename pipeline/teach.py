@@ -26,7 +26,7 @@ from game.snapshot import Snapshot, make_snapshot
 from pipeline.improve_rounds import ImproveSettings, round_name
 from pipeline.play import play_missing
 from pipeline.resources import RolloutResources
-from pipeline.rollout_side import producer_positions
+from pipeline.start_positions import producer_positions
 from records.lesson import Lesson, lesson_id
 from rollouts.deciders import DecisionRequest
 from search.search import SearchResult, propose, search

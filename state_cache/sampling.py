@@ -1,24 +1,26 @@
 """Samples the start positions of a step, and the power that the policy plays in each.
 
 A sample depends only on the arguments, including seed and step, so any step can be sampled again. This module reads no file;
-the caller passes the spread of returns of past groups as numbers.
+the caller passes weights that follow from past groups as numbers.
 
     uniform     all positions have equal probability
     stratified  all strata have equal probability, and all positions within a stratum
     learnable   positions whose past groups had a high spread of returns are more probable: prioritised level replay
                 (Jiang et al. 2021) with the spread instead of the value loss; FLOOR keeps every position possible
+    a query     a user's SELECT gives each position its weight (`pipeline/own_sampling.py`)
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Literal
 
 from game.snapshot import Snapshot, powers_with_units
 from state_cache.strata import Stratum, stratum_of
 from telemetry.errors import InputError
 
-Sampling = Literal["uniform", "stratified", "learnable"]
+SAMPLINGS = ("uniform", "stratified", "learnable")
+WITHOUT_WEIGHTS = SAMPLINGS[:2]
+"""Draws that follow from the positions alone."""
 
 FLOOR = 0.25
 """Share of learnable draws that is uniform: a position without spread keeps a quarter of its uniform probability."""
@@ -30,15 +32,17 @@ def sample_start_positions(
     seed: int,
     step: int,
     *,
-    sampling: Sampling = "uniform",
-    spreads: Mapping[str, float] | None = None,
+    sampling: str = "uniform",
+    weights: Sequence[float] = (),
 ) -> list[tuple[Snapshot, str]]:
     """`count` positions, each with a power that has units there.
 
     A position repeats only after all positions were drawn; with "stratified", after all positions of its stratum were.
 
     Args:
-        spreads: mean spread of the returns of past groups by snapshot id, for "learnable"; a missing position gets the mean.
+        sampling: one of `SAMPLINGS`, or a query.
+        weights: of each position, if `sampling` is not one of `WITHOUT_WEIGHTS`; with weight 0 it is never drawn. Empty: all have
+            the same.
 
     Raises:
         InputError: there are no positions.
@@ -49,7 +53,7 @@ def sample_start_positions(
     rng = random.Random(f"start positions of step {step} with seed {seed}")
     if sampling == "stratified":
         drawn = _draw_strata(snapshots, count, rng)
-    elif sampling == "learnable" and (weights := learnable_weights(snapshots, spreads or {})):
+    elif weights:
         drawn = _draw_weighted(snapshots, weights, count, rng)
     else:
         drawn = _draw_uniform(snapshots, count, rng)
@@ -95,6 +99,6 @@ def _draw_weighted(snapshots: Sequence[Snapshot], weights: Sequence[float], coun
     """Weighted draws without replacement: the positions with the earliest exponential arrivals, at the rate of their weights."""
     drawn: list[Snapshot] = []
     while len(drawn) < count:
-        arrivals = sorted((rng.expovariate(weight), index) for index, weight in enumerate(weights))
+        arrivals = sorted((rng.expovariate(weight), index) for index, weight in enumerate(weights) if weight)
         drawn += [snapshots[index] for _, index in arrivals[: count - len(drawn)]]
     return drawn

@@ -4,31 +4,25 @@ The query is one SELECT over the table `candidates` (`CANDIDATES`, made by `cand
 group that the step can train on. It returns their `shard` and `start_group` in the order in which they are wanted. The step takes
 them, each with all its eligible advantage groups, until it has enough. So it cannot change lag, uses or whole groups.
 
-The query runs in a database of its own, in memory, with these rows alone: without files, network, settings or Python's variables,
-for `SECONDS` at most. What it calls must depend on its arguments alone, so that the same candidates give the same choice. A query
-that breaks a rule ends the step with one sentence; nothing is trained on instead.
+`storage/closed_query.py` says how the query runs. One that breaks a rule ends the step with one sentence; nothing is trained on
+instead.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
 
-from storage.interruptible import run_interruptible
+from storage.closed_query import ask_closed
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from storage.selection import SelectionQuery
 
-SECONDS = 10.0
-"""Time limit of a query. One over ten thousand candidates takes milliseconds."""
-MEMORY_MIB = 1024
 _SQL = Path(__file__).with_name("candidates.sql").read_text()
 CANDIDATES = pa.schema(
     {
@@ -52,17 +46,6 @@ CANDIDATES = pa.schema(
     }
 )
 """Columns of `candidates`; docs/data-format.md says what each holds."""
-_WANTED = {"shard", "start_group"}
-_TABLE_FUNCTIONS = {"generate_series", "range", "unnest"}
-VARYING = frozenset({
-    "ago", "current_connection_id", "current_database", "current_date", "current_localtime", "current_localtimestamp",
-    "current_query", "current_query_id", "current_schema", "current_schemas", "current_setting", "current_time",
-    "current_timestamp", "current_transaction_id", "currval", "error", "gen_random_uuid", "get_current_time",
-    "get_current_timestamp", "getvariable", "in_search_path", "localtime", "localtimestamp", "nextval", "now", "random",
-    "setseed", "setval", "sleep_ms", "stats", "today", "transaction_timestamp", "txid_current", "uuid", "uuidv4",
-    "uuidv7", "vector_type", "write_log",
-})  # fmt: skip
-"""Functions whose result does not follow from their arguments. A test compares them with DuckDB's own list."""
 Key = tuple[str, int]
 """Shard and number of a start group."""
 
@@ -101,12 +84,13 @@ def _places(selection: str, candidates: pa.Table, standing: Callable[[Key], str]
         standing: says of a start group that is no candidate why it is none; "": it is unknown.
     """
     place_of = {key: place for place, key in enumerate(keys_of(candidates))}
-    returned = run_interruptible(
-        partial(_closed_database, candidates),
-        partial(_ask, selection=selection, at_most=candidates.num_rows + 1),
-        seconds=SECONDS,
-        cannot_end=lambda error: None,
-        late=f"storage.selection was ended after {SECONDS:g} seconds: let the query do less",
+    returned = ask_closed(
+        selection,
+        setting="storage.selection",
+        name="candidates",
+        rows=candidates,
+        columns=("shard", "start_group"),
+        why="start groups are taken whole",
     )
     places: dict[int, None] = {}
     for key in returned:
@@ -135,69 +119,3 @@ def _standing(connection: duckdb.DuckDBPyConnection, key: Key) -> str:
         "SELECT DISTINCT standing FROM standings WHERE shard = ? AND start_group::VARCHAR = ? ORDER BY ALL", [shard, start_group]
     )
     return " and ".join(standing for (standing,) in found.fetchall())
-
-
-@contextmanager
-def _closed_database(candidates: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory with the table `candidates` alone."""
-    with duckdb.connect(":memory:", config={"threads": 1, "memory_limit": f"{MEMORY_MIB}MiB"}) as connection:
-        connection.register("given", candidates)
-        connection.execute("CREATE TABLE candidates AS FROM given")
-        connection.unregister("given")
-        for setting in ("python_enable_replacements = false", "temp_directory = ''", "enable_progress_bar = false"):
-            connection.execute(f"SET {setting}")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-        yield connection
-
-
-def _ask(connection: duckdb.DuckDBPyConnection, selection: str, at_most: int) -> list[Key]:
-    """At most so many start groups that the query returns, in its order."""
-    try:
-        statements = connection.extract_statements(selection)
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise InputError("storage.selection must be one SELECT over `candidates`, and nothing else")
-        _check_calls(connection, statements[0].query)
-        found = connection.sql(statements[0].query)
-        if sorted(found.columns) != sorted(_WANTED):
-            raise InputError(
-                f"storage.selection returns {', '.join(found.columns)}: return shard and start_group alone, because start groups "
-                "are taken whole"
-            )
-        return found.limit(at_most).project("shard, start_group").fetchall()
-    except duckdb.Error as error:
-        columns = ", ".join(CANDIDATES.names)
-        raise InputError(
-            f"storage.selection failed: {str(error).splitlines()[0].rstrip('!')}; `candidates` has {columns}"
-        ) from error
-
-
-def _check_calls(connection: duckdb.DuckDBPyConnection, selection: str) -> None:
-    """Check that the result follows from the candidates alone.
-
-    Raises:
-        InputError: the query draws, asks for the time, or calls a function that makes a table.
-    """
-    ((text,),) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [selection]).fetchall()
-    for node in _nodes(json.loads(text)):
-        names = node.get("column_names") or []
-        if node.get("type") == "TABLE_FUNCTION" and (name := node["function"]["function_name"]) not in _TABLE_FUNCTIONS:
-            raise InputError(f"storage.selection calls {name}, which makes a table: a query takes `candidates` alone")
-        called = str(node.get("function_name", "")).lower()
-        if len(names) == 1 and (word := str(names[0]).lower()).startswith(("current_", "local")):  # called without brackets
-            called = word
-        if called in VARYING:
-            raise InputError(
-                f"storage.selection calls {called}, whose result changes: draw with the column uniform, so that the same "
-                "candidates give the same choice"
-            )
-        if node.get("sample"):
-            raise InputError("storage.selection takes a sample, which changes: draw with the column uniform instead")
-
-
-def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
-    """All objects in a JSON value."""
-    if isinstance(tree, Mapping):
-        yield tree
-    for inner in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ():
-        yield from _nodes(inner)

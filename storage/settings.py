@@ -1,11 +1,10 @@
 """Settings of storage: how returns are computed, and how old the rows of a step may be."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from telemetry.read_file import read_text
+from storage.query_text import query_text
 
 BLENDS: dict[str, dict[str, float]] = {
     "centres": {"centres_gained": 1.0},
@@ -24,10 +23,6 @@ BLENDS: dict[str, dict[str, float]] = {
 half a point per dislodgement, and 0.2 of the final centres, leader gap and balance. It leaves out that system's terms for
 units, influence and threats, which follow from centres, and its bonus for rank.
 """
-
-
-_LONGEST_QUERY = 16_384
-"""Largest size in bytes of a file that `selection` names. Settings and each ledger hold its text."""
 
 
 class StorageSettings(BaseModel):
@@ -53,7 +48,7 @@ class StorageSettings(BaseModel):
     """Unit of the draw: start groups, whose rows share prompt prefixes; or advantage groups, as many as that many start groups
     hold on average, which balances powers better.
     """
-    selection: str = ""
+    selection: Annotated[str, BeforeValidator(query_text)] = ""
     """A query that chooses the start groups of a step instead of the draw: a file that ends in .sql, whose text is kept, or the
     text itself; empty: the draw.
     """
@@ -66,14 +61,6 @@ class StorageSettings(BaseModel):
                 raise ValueError(f"there is no blend {blend!r}; named ones are {', '.join(BLENDS)}")
             return dict(BLENDS[blend])
         return blend
-
-    @field_validator("selection", mode="before")
-    @classmethod
-    def _text_of_file(cls, selection: Any) -> Any:
-        if isinstance(selection, str) and selection.endswith(".sql") and "\n" not in selection:
-            text = read_text(Path(selection), at_most=_LONGEST_QUERY, what="query")
-            return text.strip() + "\n"  # the text of a file is never the name of one
-        return selection
 
     @model_validator(mode="after")
     def _whole_start_groups(self) -> Self:

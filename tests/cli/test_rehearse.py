@@ -64,3 +64,12 @@ def test_what_it_cannot_use_is_one_sentence(rehearse: Callable[..., int], capsys
     ):
         assert rehearse("--selection", selection, run=run) == 2
         assert sentence in capsys.readouterr().err
+    for words, sentence in (
+        ([], "give one query"),
+        (["--selection", FIRST, "--sampling", "uniform"], "give one query"),
+        (["--sampling", "learnabel"], "there is no sampling 'learnabel'"),
+        (["--sampling", "FROM positions SELECT year"], "return snapshot_id and weight alone"),
+        (["--sampling", "uniform"], "the state cache of run 'a' is gone"),
+    ):
+        assert rehearse(*words) == 2
+        assert sentence in capsys.readouterr().err

@@ -46,7 +46,7 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
             tokens=tokens,
             trainer=trainer,
             resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
-            past_spreads=trainer,
+            past_returns=trainer,
             max_policy_lag=2,
             provenance={"run": name},
         )

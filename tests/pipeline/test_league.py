@@ -75,7 +75,7 @@ def resources(run: RunPaths, host: Any, engine: Any, tokens: Any, positions: Any
     made = RolloutResources(
         paths=run, model=run.root, seed=5, rollouts=SETTINGS,
         cache=StateCache(path=run.root, settings=CacheSettings(), train=tuple(positions), held_out=()),
-        host=host, engine=engine, tokens=tokens, provenance={}, past_spreads=nothing, max_policy_lag=2,
+        host=host, engine=engine, tokens=tokens, provenance={}, past_returns=nothing, max_policy_lag=2,
     )  # fmt: skip
     return made
 

@@ -39,7 +39,7 @@ def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: P
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
         host=host, engine=engine, scorer=scorer, tokens=nothing, trainer=nothing,
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
-        provenance={}, past_spreads=nothing, max_policy_lag=2,
+        provenance={}, past_returns=nothing, max_policy_lag=2,
     )  # fmt: skip
     asyncio.run(resources.serve(PolicyVersion(version=7, adapter=tmp_path, adapter_hash="hash")))
     assert engine.calls == scorer.calls == [("publish", 7, "hash"), ("retire", 5)]

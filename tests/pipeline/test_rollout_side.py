@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pipeline import rollout_side
-from pipeline.play import play_missing, start_positions
+from pipeline.play import play_missing
 from pipeline.producer_desk import ProducerDesk, next_free_number
-from pipeline.rollout_side import RolloutSide, producer_positions, side_settings
+from pipeline.rollout_side import RolloutSide, side_settings
+from pipeline.start_positions import producer_positions, start_positions
 from rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.control import ProducerStatus, read_control, read_producer, write_producer

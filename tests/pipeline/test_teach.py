@@ -57,7 +57,7 @@ def resources(tmp_path, model, tokens, positions, host, uniform_engine, monkeypa
         engine=uniform_engine(),
         tokens=tokens,
         provenance={"run": "mine"},
-        past_spreads=None,  # type: ignore[arg-type]
+        past_returns=None,  # type: ignore[arg-type]
         max_policy_lag=2,
     )
 

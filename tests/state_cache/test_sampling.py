@@ -53,7 +53,7 @@ def test_uniform_draws_are_the_ones_that_runs_were_made_with(small) -> None:
     for step in range(5):
         rng = random.Random(f"start positions of step {step} with seed 7")
         drawn = rng.sample(train, 30) + rng.sample(train, 10)
-        sampled = sample_start_positions(train, 40, seed=7, step=step, spreads={train[0].snapshot_id: 5.0})
+        sampled = sample_start_positions(train, 40, seed=7, step=step, weights=learnable_weights(train, {}))
         assert [snapshot for snapshot, _ in sampled] == drawn
         assert [power for _, power in sampled] == [
             rng.choice([own["name"] for own in json.loads(s.position)["powers"] if own["units"]]) for s in drawn
@@ -90,7 +90,7 @@ def test_learnable_draws_follow_the_spread_and_keep_every_position_possible(smal
     assert sum(weights) == pytest.approx(1.0) and min(weights) == pytest.approx(FLOOR / len(train))
     steps = 6000
     drawn = Counter(
-        sample_start_positions(train, 1, 0, step, sampling="learnable", spreads=spreads)[0][0].snapshot_id
+        sample_start_positions(train, 1, 0, step, sampling="learnable", weights=weights)[0][0].snapshot_id
         for step in range(steps)
     )
     mean = 3.0 / (len(train) - 1)
@@ -103,12 +103,12 @@ def test_learnable_draws_follow_the_spread_and_keep_every_position_possible(smal
 def test_learnable_draws_repeat_none_before_all_came_and_are_uniform_while_nothing_is_known(small) -> None:
     _, train, _ = small
     spreads = {train[0].snapshot_id: 3.0}
-    drawn = sample_start_positions(train, 2 * len(train), 0, 0, sampling="learnable", spreads=spreads)
+    weights = learnable_weights(train, spreads)
+    drawn = sample_start_positions(train, 2 * len(train), 0, 0, sampling="learnable", weights=weights)
     assert set(Counter(snapshot.snapshot_id for snapshot, _ in drawn).values()) == {2}
-    for nothing in (None, {}, {"elsewhere": 1.0}, {train[0].snapshot_id: 0.0}):
-        assert sample_start_positions(train, 8, 0, 4, sampling="learnable", spreads=nothing) == sample_start_positions(
-            train, 8, 0, 4
-        )
+    for nothing in ({}, {"elsewhere": 1.0}, {train[0].snapshot_id: 0.0}):
+        assert learnable_weights(train, nothing) == []
+    assert sample_start_positions(train, 8, 0, 4, sampling="learnable") == sample_start_positions(train, 8, 0, 4)
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "stratified", "learnable"])
@@ -116,6 +116,15 @@ def test_the_same_figures_give_the_same_draw_in_whatever_order_they_come(small, 
     _, train, _ = small
     spreads = {snapshot.snapshot_id: place / 7 for place, snapshot in enumerate(train)}
     backwards = dict(reversed(spreads.items()))
-    first = sample_start_positions(train, 8, 3, 5, sampling=sampling, spreads=spreads)
-    assert first == sample_start_positions(train, 8, 3, 5, sampling=sampling, spreads=backwards)
-    assert first != sample_start_positions(train, 8, 3, 6, sampling=sampling, spreads=spreads)
+    weights = learnable_weights(train, spreads) if sampling == "learnable" else []
+    assert learnable_weights(train, backwards) == learnable_weights(train, spreads)
+    first = sample_start_positions(train, 8, 3, 5, sampling=sampling, weights=weights)
+    assert first == sample_start_positions(train, 8, 3, 5, sampling=sampling, weights=weights)
+    assert first != sample_start_positions(train, 8, 3, 6, sampling=sampling, weights=weights)
+
+
+def test_a_position_without_weight_is_never_drawn(small) -> None:
+    _, train, _ = small
+    weights = [float(place in (2, 5)) for place in range(len(train))]
+    drawn = sample_start_positions(train, 7, 0, 0, sampling="SELECT ...", weights=weights)
+    assert Counter(snapshot.snapshot_id for snapshot, _ in drawn).keys() == {train[2].snapshot_id, train[5].snapshot_id}

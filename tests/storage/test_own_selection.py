@@ -9,12 +9,13 @@ import duckdb
 import pytest
 from pydantic import ValidationError
 
-from storage import own_selection
+from storage import closed_query, own_selection
 from storage.as_of import read_past_choice, rewind_index
 from storage.choose_batch import choose_batch
+from storage.closed_query import VARYING
 from storage.index import Index
 from storage.ledger import write_ledger
-from storage.own_selection import CANDIDATES, VARYING, check_selection, keys_of
+from storage.own_selection import CANDIDATES, check_selection, keys_of
 from storage.rehearse import rehearse
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
@@ -107,7 +108,7 @@ def test_a_query_that_breaks_a_rule_is_refused_in_a_sentence(paths: RunPaths, ro
 
 
 def test_a_query_without_an_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_selection, "SECONDS", 0.3)
+    monkeypatch.setattr(closed_query, "SECONDS", 0.3)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT '' AS shard, max(i) AS start_group FROM n"
     with pytest.raises(InputError, match=r"storage\.selection was ended after 0\.3 seconds"):
         check_selection(endless)

@@ -48,7 +48,7 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
             tokens=tokens,
             trainer=nothing,
             resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
-            past_spreads=nothing,
+            past_returns=nothing,
             max_policy_lag=2,
             provenance={"run": name},
         )
