@@ -24,10 +24,11 @@ from training.advantages import leave_one_out
 from training.parallel import split_rows
 from training.policy import Policy
 from training.replay import replay_step
+from training.results import Accumulated
 from training.row_checks import RowLimits, find_trainable_lessons
 from training.settings import TrainingSettings
 from training.trainer import Trainer
-from training.update import Accumulated, Updater
+from training.update import Updater
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", distil_weight=0.7)
 QUERY = LessonQuery(round="r", count=4, max_uses=2)

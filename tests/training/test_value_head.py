@@ -31,11 +31,12 @@ from training.advantages import advantages_of
 from training.padded_rows import pad
 from training.policy import Policy
 from training.replay import replay_step
+from training.results import Accumulated, Gauges
 from training.settings import TrainingSettings
-from training.step_metrics import Gauges, explained
+from training.step_metrics import explained
 from training.trainer import Trainer
 from training.trie_plan import plan
-from training.update import Accumulated, Updater
+from training.update import Updater
 from training.value_head import ValueHead, squared_errors
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", value_weight=0.5)
@@ -126,7 +127,7 @@ def test_the_head_is_clipped_apart_from_the_adapter(model: Path):
             parameter.grad = torch.full_like(parameter, size / parameter.numel())
     updater.optimiser.step = lambda *_, **__: None  # type: ignore[method-assign]
     nothing = Accumulated(
-        losses=[0.0], gauges=Gauges.join([]), raw_tokens=0, unique_tokens=0, kl_weight=0.0, plan_s=0, forward_s=0, backward_s=0
+        losses=[0.0], gauges=Gauges.join([]), unique_tokens=0, kl_weight=0.0, plan_s=0, forward_s=0, backward_s=0
     )
     update = updater.apply(nothing)
     assert update.outcome.gradient_norm < 0.01 and policy.parameters()[0].grad.sum().item() == pytest.approx(1e-3, rel=1e-3)
