@@ -112,25 +112,6 @@ def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, mode
     assert np.corrcoef(advantages, moved[at])[0, 1] > 0.3
 
 
-def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
-    gradients = []
-    for cut in ({"token_budget": 400}, {"token_budget": 8192}, {"layout": "padded", "micro_batch_rows": 3}):
-        settings = SETTINGS.model_copy(update={**cut, "max_gradient_norm": 1e9})
-        policy = Policy(model, settings)
-        with torch.no_grad():
-            for parameter in policy.parameters():  # away from B = 0, where half the gradient vanishes
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-        trainer = Trainer(paths, policy, settings, StorageSettings())
-        trainer._index.refresh()
-        from storage.selection import SelectionQuery
-
-        query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=4, lineage="x", seed=0)
-        list(trainer._updater.updates(trainer._index.gather(trainer._index.select_batch(query).rows)))
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
-    for gradient in gradients[1:]:
-        assert float((gradient - gradients[0]).norm() / gradients[0].norm()) < 1e-5
-
-
 def test_a_step_packs_and_says_how_much_it_saved(paths, model):
     metrics = trainer_for(paths, model).step(1, 4).metrics
     assert metrics["train/packed"] == 1.0 and metrics["train/refused_rows"] == 0.0
