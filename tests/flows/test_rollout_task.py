@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 
 from pipeline.resources import PRODUCER, Resources
-from records.policy_version import BASE
 from rollouts.settings import RolloutSettings
-from state_cache.settings import CacheSettings
-from state_cache.store import StateCache
 from storage.asking import connect
 from storage.index import Index
-from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_shard, shard_path
 from tasks.rollouts import roll_out_groups, roll_out_probe
-from training.messages import ResumePoint, TrainedStep
+from tests.task_resources import resources_of
 
 STEP, START_GROUPS = 3, 4
 FIRST = (STEP - 1) * START_GROUPS
@@ -31,27 +27,8 @@ FIRST = (STEP - 1) * START_GROUPS
 @pytest.fixture
 def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callable[[str], Resources]:
     """What tasks of a run of this name work with: `resources("run")`."""
-
-    def make(name: str) -> Resources:
-        trainer: Any = None
-        return Resources(
-            paths=RunPaths(tmp_path / name).create(),
-            model=tmp_path,
-            seed=5,
-            rollouts=RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1),
-            cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
-            host=host,
-            engine=uniform_engine(),
-            scorer=trainer,
-            tokens=tokens,
-            trainer=trainer,
-            resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
-            past_spreads=trainer,
-            max_policy_lag=2,
-            provenance={"run": name},
-        )
-
-    return make
+    rollouts = RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1)
+    return lambda name: resources_of(tmp_path / name, positions, rollouts, host=host, engine=uniform_engine(), tokens=tokens)
 
 
 def play(resources: Resources, *tasks: tuple[int, int]) -> list[Any]:

@@ -137,12 +137,6 @@ def test_the_name_of_a_lesson_follows_from_what_shapes_the_answer():
         assert IMPROVE.model_copy(update=change).teacher != IMPROVE.teacher
 
 
-def test_an_illegal_proposal_is_refused_by_the_search(positions):
-    question = Question(snapshot=positions[0], power="FRANCE", ply=0, dice="d", proposals=[["A PAR - MOS"]], settings=SEARCH)
-    with pytest.raises(InputError, match="is no legal"):
-        answer(question)
-
-
 @pytest.mark.parametrize(
     ("values", "visits", "best", "temperature", "wanted"),
     [
