@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.runs import RunPaths
-
-
-def flip(file: Path) -> Path:
-    """Damage a file by one bit, in its middle."""
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    return file
+from tests.damage import flip
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from storage.index import Index
 from storage.selection import SelectionQuery
 from storage.shards import open_shard, shard_path
 from tasks.rollouts import roll_out_groups, roll_out_probe
+from tests.damage import flip
 from tests.task_resources import resources_of
 
 STEP, START_GROUPS = 3, 4
@@ -83,13 +84,11 @@ def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resourc
     (report,) = play(run, (FIRST, START_GROUPS))
     assert rows(run) == rows(whole) and report.decisions == len(rows(whole)) and report.set_aside == 0
     shard = shard_path(run.paths, PRODUCER, FIRST + 1)
-    damaged = bytearray(shard.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    shard.write_bytes(damaged)
+    damaged = flip(shard).read_bytes()
     (report,) = play(run, (FIRST, START_GROUPS))
     assert rows(run) == rows(whole) and report.set_aside == 1
     (aside,) = shard.parent.glob(".*.damaged-*")
-    assert aside.read_bytes() == bytes(damaged), "kept, for whoever wants to know what happened"
+    assert aside.read_bytes() == damaged, "kept, for whoever wants to know what happened"
 
 
 class Ledger:

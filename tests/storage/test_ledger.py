@@ -10,6 +10,7 @@ from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, recorded_steps
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from telemetry.errors import DataError
+from tests.damage import flip
 
 
 @pytest.fixture
@@ -65,9 +66,7 @@ def test_rows_from_which_the_step_could_not_be_repeated_are_refused(paths: RunPa
 def test_a_damaged_record_is_an_error_and_never_an_unused_row(paths: RunPaths, chosen: pa.Table) -> None:
     write_ledger(paths, "main", 1, chosen, {})
     path = ledger_path(paths, "main", 1)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path)
     with pytest.raises(DataError, match="step-000001"):
         read_ledger(paths, "main", 1)
     index = Index(paths)

@@ -26,6 +26,7 @@ from storage.runs import RunPaths
 from storage.selection import Reach, Selection, SelectionQuery
 from storage.shards import publish_shard
 from storage.snapshots import snapshot_files
+from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
 
 LAG = 2
@@ -183,9 +184,7 @@ class History(RuleBasedStateMachine):
         )
         if files:
             file = files[which % len(files)]
-            content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 16
-            file.write_bytes(content)
+            flip(file)
             self.kept = self.reopened()
 
 

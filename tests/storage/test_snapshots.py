@@ -23,6 +23,7 @@ from storage.selection import Reach, SelectionQuery
 from storage.shards import map_shard
 from storage.snapshots import IndexSnapshot, read_coverage, read_snapshot, snapshot_files, write_snapshot
 from telemetry.errors import DataError
+from tests.damage import flip
 
 QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
 BLEND = {"centres_gained": 1.0, "final_sos_share": -3.5}
@@ -264,9 +265,7 @@ def test_a_shard_that_changed_since_its_snapshot_is_read_anew(grown: RunPaths, p
 def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths, publish: Callable[..., Any]) -> None:
     path = grown.shards / "p0" / "000000.arrow"
     marks = os.stat(path)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path)
     os.utime(path, ns=(marks.st_atime_ns, marks.st_mtime_ns))
     index = Index(grown)
     assert index.refresh() == 128 and index.refused == []

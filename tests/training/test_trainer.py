@@ -16,6 +16,7 @@ from storage.ledger import read_ledger, recorded_steps
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
+from tests.damage import flip
 from training.advantages import leave_one_out
 from training.branching import branching_tokens
 from training.checkpoint import checkpoint_steps
@@ -207,13 +208,6 @@ def test_resume_is_bitwise(played, model, tmp_path):
             assert trainer.step_done == 1
         hashes.append([trainer.step(2, 2).published.adapter_hash, read_adapter(paths, 1).adapter_hash])
     assert hashes[0] == hashes[1] and len(set(hashes[0])) == 2
-
-
-def flip(file: Path) -> None:
-    """Damage a file by one bit, in its middle."""
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
 
 
 def run_files(paths: RunPaths) -> dict[str, bytes]:
