@@ -14,7 +14,7 @@ import pytest
 from pipeline.resources import PRODUCER, Resources
 from rollouts.settings import RolloutSettings
 from storage.asking import connect
-from storage.index import Index
+from storage.index import open_index
 from storage.selection import SelectionQuery
 from storage.shards import open_shard, shard_path
 from tasks.rollouts import roll_out_groups, roll_out_probe
@@ -123,8 +123,7 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     asyncio.run(roll_out_probe.fn(run, 4))
     asyncio.run(roll_out_probe.fn(run, 4))
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=8, lineage="main", seed=0, min_spread=-1.0)
-    index = Index(run.paths)
-    index.refresh()
+    index = open_index(run.paths)
     assert index.fresh_rows(policy_version=0, limit=512).num_rows == len(run.engine.requests) > 1  # type: ignore[attr-defined]
     found = index.select_batch(query)
     assert found.rows.num_rows == 0 and found.counts["unusable"] > 1

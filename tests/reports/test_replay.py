@@ -22,7 +22,7 @@ from reports.order_odds import odds_by_line
 from reports.replay_page import as_data, replay_html, still
 from reports.replayed import ReplayedGame, ShownOrder, ShownPly, read_game
 from storage.archive import archive_shard
-from storage.index import Index
+from storage.index import open_index
 from storage.runs import RunPaths
 from storage.tombstones import files_of, publish_tombstone
 from telemetry.errors import DataError, InputError
@@ -152,8 +152,7 @@ def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, 
 
 
 def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: Path):
-    index = Index(run_folder)
-    index.refresh()
+    index = open_index(run_folder)
     whole = read_game(run_folder, "0/0", model)
     shard = index.find_shard(whole.game.shard)
     assert shard is not None

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from storage.index import Index
+from storage.index import open_index
 from storage.learnable import RECENT, PastSpreads
 from storage.learnable_process import PastSpreadsProcess
 from storage.shards import publish_shard
@@ -77,8 +77,7 @@ def test_groups_that_cannot_be_trained_on_say_nothing(put, spreads) -> None:
 def test_no_fact_is_kept_beside_a_row_for_each_start_group(put, paths, spreads) -> None:
     for number in range(6):
         put(number, "ab"[number % 2], [0.0, 2.0 * number])
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     index.snapshot_if_due(2)
     put(6, "a", [0.0, 9.0])
     late = PastSpreads(paths, blend=BLEND, discount=1.0)

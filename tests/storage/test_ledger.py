@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
@@ -16,8 +16,7 @@ from tests.damage import flip
 @pytest.fixture
 def chosen(paths: RunPaths, publish: Any) -> pa.Table:
     publish(range(3), forks=4)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=9, lineage="main", seed=0)
     rows = index.select_batch(query).rows
     assert rows.num_rows > 4

@@ -16,7 +16,7 @@ import pytest
 from cli.clean import clean
 from storage.archive import archive_path
 from storage.asking import connect
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retirable, retire
@@ -32,8 +32,7 @@ TIGHT = RetentionSettings(shards_gb=1e-9, stale_versions=2, replay_steps=3, shar
 
 
 def opened(paths: RunPaths) -> Index:
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     return index
 
 
@@ -197,7 +196,7 @@ def test_a_damaged_tombstone_is_named_and_what_it_names_stays(run: RunPaths) -> 
 RETIRER = """
 import os, signal, sys
 from pathlib import Path
-from storage.index import Index
+from storage.index import open_index, Index
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
 from storage.runs import RunPaths

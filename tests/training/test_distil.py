@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from storage.adapters import read_adapter
-from storage.index import Index, SelectionQuery
+from storage.index import SelectionQuery, open_index
 from storage.ledger import MAIN, read_ledger
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf, lesson_uses
 from storage.lessons import recorded_lessons
@@ -53,8 +53,7 @@ def lessons_of(paths: RunPaths, count: int = 3) -> LessonBatch:
 
 
 def rows_of(paths: RunPaths):
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=1, lineage="x", seed=0)
     return index.gather(index.select_batch(query).rows)
 

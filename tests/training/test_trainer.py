@@ -11,7 +11,7 @@ import torch
 import training.layout
 import training.trainer
 from storage.adapters import read_adapter
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import read_ledger, recorded_steps
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -46,8 +46,7 @@ def trainer_for(paths: RunPaths, model: Path, settings: TrainingSettings = SETTI
 
 
 def whole_batch(paths: RunPaths):
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     return index.gather(index.fresh_rows(policy_version=0, limit=10_000))
 
 
@@ -130,7 +129,6 @@ def test_a_step_whose_packed_path_fails_its_check_is_padded_and_says_so(paths, m
 
 
 def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths, model, monkeypatch):
-    from storage.index import Index
 
     honest, seen = Index.gather, []
 
@@ -411,8 +409,7 @@ def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model, monkeypat
     monkeypatch.setattr("training.trainer.SNAPSHOT_EVERY_SHARDS", 1)
     Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings()).step(2, 4)
     assert [path.name for path in paths.index.glob("snap-000001.parquet")] == ["snap-000001.parquet"]
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     assert index.totals().decisions == len(whole_batch(paths).decision_ids) and index.refused == []
 
 

@@ -13,7 +13,7 @@ import torch
 
 from storage.adapters import read_adapter
 from storage.gather import Batch
-from storage.index import Index, SelectionQuery
+from storage.index import SelectionQuery, open_index
 from storage.ledger import MAIN
 from storage.outcome import outcome_path, read_outcome
 from storage.runs import RunPaths
@@ -58,8 +58,7 @@ def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
 
 
 def batch_of(paths: RunPaths) -> Batch:
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, lineage="x", seed=0)
     return index.gather(index.select_batch(query).rows)
 

@@ -19,7 +19,7 @@ from inference.value_reader import ValueReader
 from records.value_head import AVERAGES, CENTRES_SCALE, HEAD_FILE, base_head, read_head, write_head
 from storage.adapters import publish_adapter, read_adapter
 from storage.gather import Batch
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import MAIN, read_ledger
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -144,8 +144,7 @@ def test_an_untrained_head_says_the_average():
 def test_ends_are_those_of_the_forks_last_positions(trained):
     """Oracle: the last ply of each fork."""
     paths, _ = trained
-    index = Index(paths, ends=True)
-    index.refresh()
+    index = open_index(paths, ends=True)
     rows = read_ledger(paths, MAIN, 1)
     plies = open_plies(paths.shards / rows["shard"][0].as_py()).to_pylist()
     last = {(ply["start_group"], ply["fork"]): ply["position"] for ply in sorted(plies, key=lambda ply: ply["ply"])}
@@ -155,8 +154,7 @@ def test_ends_are_those_of_the_forks_last_positions(trained):
         wanted.append([end.sos_share(row["power"]), end.centres[POWERS.index(row["power"])] / CENTRES_SCALE])
     ends = index.gather(rows).ends
     assert np.allclose(ends, wanted, atol=1e-6) and ends.std(0).min() > 0
-    plain = Index(paths)
-    plain.refresh()
+    plain = open_index(paths)
     assert plain.gather(rows).ends is None
 
 
@@ -217,8 +215,7 @@ def test_a_head_of_another_base_is_refused_and_one_of_its_own_begins_a_run(train
 
 
 def test_a_reader_foretells_what_the_trainer_s_policy_does(paths: RunPaths, model: Path):
-    index = Index(paths, ends=True)
-    index.refresh()
+    index = open_index(paths, ends=True)
     batch = index.gather(read_ledger(paths, MAIN, 1))
     policy = Policy(model, SETTINGS)
     policy.load_adapter(paths.adapter(2))
