@@ -13,10 +13,10 @@ from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, measure_strength
 from game.board import POWERS, Board
 from game.players import player
+from rollouts.deciders import DecisionRequest
 from rollouts.seeds import dice
 from storage.runs import RunPaths
 from telemetry.errors import DataError, EngineError, InputError
-from tests.evaluation.test_matches import Holds
 
 SETTINGS = EvaluationSettings(positions=8, powers_per_position=2, bootstrap=400)
 
@@ -65,6 +65,13 @@ def test_every_player_meets_the_same_opponents_dice(uniform_engine, tokens, posi
         == (16, 8, 8)
     )
     assert policy.orders_rejected == 0
+
+
+class Holds:
+    """Decides what the scripted player 'hold' would, under whatever name it sits."""
+
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        return list(player("hold")(request.legal, dice(request.game), request.board))
 
 
 def test_players_that_decide_alike_score_alike(positions):
