@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.threads import usable_cores
-from telemetry.errors import InputError
 from telemetry.machine import cpu_model
 from telemetry.progress import reporter
-from telemetry.read_file import LARGEST_RESULT, read_text
+from telemetry.read_file import LARGEST_RESULT, read_json_object
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("*.py", "*.sql", "*.toml", "*.lock", ":(exclude)tests")
@@ -39,7 +38,9 @@ class KeptArms:
             InputError: the file cannot be read or holds no results.
         """
         self._file, self._conditions = file, dict(conditions)
-        self._results: dict[str, Any] = {} if file is None or not file.exists() else _read(file)
+        self._results: dict[str, Any] = {}
+        if file is not None and file.exists():
+            self._results = read_json_object(file, at_most=LARGEST_RESULT, what="file of kept results")
 
     def once(self, arm: str, measure: Callable[[], Any]) -> Any:
         """The stored result of `arm` under these conditions; one that is missing is measured and stored beside the others."""
@@ -101,13 +102,3 @@ def _git(root: Path, *words: str) -> bytes:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_text(file, at_most=LARGEST_RESULT, what="file of kept results"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"file of kept results '{file}' is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"file of kept results '{file}' holds no JSON object")
-    return found

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.outcome import Outcome, Target, require_found, timed, timed_cold, waited
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
 from storage.gather import Batch
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.mapped import MappedShard, MappedShards
 from storage.runs import RunPaths
@@ -177,8 +177,7 @@ def opened(index: Index) -> Index:
 def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
     """Real shards with tokens, one start group each: publishing, attaching, ledgers, gathering, and mapped memory."""
     paths = RunPaths(folder / "run").create()
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     attach, publish = [], []
     for number in range(max(rounds + 1, round(GATHERED_SHARDS * scale), STEP_SHARDS)):
         rows, plies = decisions_of(range(number, number + 1), seed), plies_of(range(number, number + 1))

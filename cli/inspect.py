@@ -121,13 +121,12 @@ def step(
 def _chosen_from(number: int, run: str, runs_root: Path) -> None:
     from pipeline.run_settings import settings_at
     from storage.as_of import read_past_choice, rewind_index
-    from storage.index import Index
+    from storage.index import open_index
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
     storage, then = settings_at(paths, number).storage, read_past_choice(paths, number)
-    index = Index(paths, blend=storage.blend, discount=storage.discount)
-    index.refresh()
+    index = open_index(paths, blend=storage.blend, discount=storage.discount)
     counts = rewind_index(index, paths, then).counts
     trained = set(zip(*(then.rows[name].to_pylist() for name in ("shard", "start_group", "power", "phase")), strict=True))
     table = Table("start group", "power", "phase", "decisions", "spread", "lag", "trained on", box=None)

@@ -56,7 +56,8 @@ def what_if(
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
     from evaluation.what_if import Continuation, asked_power, other_orders
-    from reports.what_if_page import check_folder, describe_change, write_what_if
+    from reports.what_if_page import describe_change, write_what_if
+    from reports.write_page import check_folder
     from telemetry.errors import InputError
 
     if orders and version:

@@ -5,7 +5,6 @@ torch.
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 
 from game.prompt_settings import PromptSettings
 from telemetry.errors import InputError
-from telemetry.read_file import LARGEST_RESULT, read_text
+from telemetry.read_file import LARGEST_RESULT, read_json_object, read_text
 
 RECIPE = "recipe.json"
 """File in the folder of a model that was made here: how it was made, and its prompt settings."""
@@ -199,13 +198,7 @@ def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_text(file, at_most=LARGEST_RESULT, what="model's file"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"model's file '{file}' is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"model's file '{file}' holds no JSON object")
-    return found
+    return read_json_object(file, at_most=LARGEST_RESULT, what="model's file")
 
 
 def model_fingerprint(folder: Path) -> str:

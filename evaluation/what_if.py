@@ -22,8 +22,6 @@ from rollouts.fork import ForkPlan, PlayedPly, play_fork
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError, InputError
 
-FEWEST_FORKS = 2
-"""Pairs of forks; a difference with an interval takes more (`evaluation.intervals`)."""
 _AT_ONCE = 32
 """Pairs in progress: they share the batches of an engine."""
 _SHOWN = 6

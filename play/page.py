@@ -6,13 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from game.board import Board
 from game.sketch_map import COASTS, LAND, SEA, place
 from game.snapshot import POWERS
 from play.game import HUMAN, PlayedGame, Turn
 from reports.replay_page import map_context, position_data
+from reports.write_page import page_template
 from storage.played_games import SavedProposal
 
 _DIGITS = 6
@@ -27,14 +26,7 @@ def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str, fi
         nonce: of the page's own script and style.
         file: where the game is stored, as a shell reads it; empty: nowhere.
     """
-    reports = Path(__file__).parents[1] / "reports"
-    template = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, reports]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html.jinja")
+    template = page_template("page.html.jinja", Path(__file__).parent)
     page = {
         "key": key,
         "powers": [power.title() for power in POWERS],

@@ -5,16 +5,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from evaluation.intervals import format_interval
 from evaluation.score_files import ScoreRecord
 from reports import compare_plots, compare_sentences
 from reports.compared import TOTALS, Compared, ComparedRun
 from reports.match_sentence import describe_match
 from reports.settings_tree import value_text
+from reports.write_page import check_folder, page_template
 from storage.runs import durable_write
-from telemetry.errors import InputError
 
 _MATCHES_SHOWN = 4
 """Newest matches between the runs of which a sentence is shown."""
@@ -26,20 +24,13 @@ def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
     Raises:
         InputError: its folder does not exist.
     """
-    if not file.parent.is_dir():
-        raise InputError(f"there is no folder '{file.parent}' to write the page to: make it, or name another with --output")
+    check_folder(file)
     durable_write(file, html_of(found, runs_root).encode())
 
 
 def html_of(found: Compared, runs_root: Path) -> str:
     """The page as text."""
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("compare.html.jinja")
+    template = page_template("compare.html.jinja")
     first = found.runs[0].name
     return template.render(
         names=[run.name for run in found.runs],

@@ -6,8 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from evaluation.score_files import ScoreRecord
 from reports import pipeline_plots, plots, sentences, strength_plots
 from reports.ablation import Ablation
@@ -19,6 +17,7 @@ from reports.read_run import RunFacts
 from reports.replay_page import still
 from reports.replayed import read_game
 from reports.settings_tree import compare, flat, value_text
+from reports.write_page import check_folder, page_template
 from storage.run_roots import as_given
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import EntenteError, InputError
@@ -41,20 +40,13 @@ def write_report(
     facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path, ablation: Ablation | None = None
 ) -> None:
     """Write the page to `file`; `presets` are the settings trees that the run's are compared with."""
-    if not file.parent.is_dir():
-        raise InputError(f"there is no folder '{file.parent}' to write the report to: make it, or name another with --output")
+    check_folder(file, "report")
     durable_write(file, html_of(facts, presets, runs_root, ablation).encode())
 
 
 def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path, ablation: Ablation | None = None) -> str:
     """The page as text."""
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html.jinja")
+    template = page_template("page.html.jinja")
     word, state = sentences.state(facts)
     positions = shown_positions(facts.scores)
     return template.render(

@@ -9,16 +9,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from game.board import Board
 from game.render import COLOURS, draw_empty_map, mix_colours
 from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from game.snapshot import POWERS
 from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
+from reports.write_page import check_folder, page_template
 from storage.run_roots import as_given
 from storage.runs import durable_write
-from telemetry.errors import InputError
 from telemetry.plain_text import shown
 
 _DIGITS = 6
@@ -31,17 +29,13 @@ def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
     Raises:
         InputError: there is no folder for it.
     """
-    if not file.parent.is_dir():
-        raise InputError(f"there is no folder '{file.parent}' to write the replay to: make it, or name another with --output")
+    check_folder(file, "replay")
     durable_write(file, replay_html(game, runs_root).encode())
 
 
 def replay_html(game: ReplayedGame, runs_root: Path) -> str:
     """The page as text."""
-    folder = Path(__file__).parent
-    template = Environment(
-        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).get_template("replay.html.jinja")
+    template = page_template("replay.html.jinja")
     data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
     return template.render(
         run=game.run,

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from evaluation.intervals import clusters_to_show, format_interval
 from evaluation.what_if import OrderSets, WhatIf
 from game.board import Board
 from game.render import draw_board
 from game.scores import horizon_reached
 from game.snapshot import POWERS, make_snapshot
+from reports.write_page import page_template
 from rollouts.fork import PlayedPly
 from storage.runs import durable_write
-from telemetry.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +104,6 @@ def centre_rows(found: WhatIf) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def check_folder(file: Path) -> None:
-    """Check that there is a folder for the page, before anything is played.
-
-    Raises:
-        InputError: there is none.
-    """
-    if not file.parent.is_dir():
-        raise InputError(f"there is no folder '{file.parent}' to write the page to: make it, or name another with --output")
-
-
 def write_what_if(found: WhatIf, change: str, command: str, file: Path) -> None:
     """Write the page to `file`.
 
@@ -123,13 +111,7 @@ def write_what_if(found: WhatIf, change: str, command: str, file: Path) -> None:
         change: what differs, in words.
         command: asks the same question again.
     """
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("what_if.html.jinja")
+    template = page_template("what_if.html.jinja")
     page = template.render(
         game=found.position.game,
         phase=found.position.board.long_phase.title(),

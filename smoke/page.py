@@ -3,14 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-import reports
 from reports.drawing import BLUE, INK, ORANGE, legend_above, new_plot, to_svg
+from reports.write_page import page_template
 from smoke.job import STAGES, StageResult
 from telemetry.plain_text import shown
 
-_FOLDERS = [Path(__file__).parent, Path(reports.__path__[0])]  # the style is the reports'
 _ONE, _OTHER = "engine", "jump"
 
 
@@ -23,9 +20,7 @@ def html_of(device: str, results: Sequence[StageResult], preset: str, command: s
         command: the command line that trains with them.
         facts: versions and card.
     """
-    template = Environment(
-        loader=FileSystemLoader(_FOLDERS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).get_template("smoke.html.jinja")
+    template = page_template("smoke.html.jinja", Path(__file__).parent)
     return template.render(
         device=device,
         verdict=verdict(results),

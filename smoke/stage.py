@@ -10,10 +10,8 @@ import argparse
 import importlib
 import json
 import os
-import signal
 import stat
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from pathlib import Path
 from pipeline.threads import apply_threads, usable_cores
 from smoke.job import SHAPES, STAGES, Found, Job, Stage, StageFailed, StageResult
 from telemetry.errors import EntenteError
+from telemetry.parent import end_with_pipe
 
 
 def run_stage(stage: Stage, job: Job) -> StageResult:
@@ -48,12 +47,6 @@ def _in_a_sentence(error: BaseException) -> str:
     return " ".join(text.split())[:500]
 
 
-def _end_with_parent() -> None:
-    while os.read(0, 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)
-
-
 def parse_job(words: Sequence[str] | None) -> Job:
     """The job that the options of a command line describe."""
     return _job(_options().parse_args(words))
@@ -79,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(words)
     if stat.S_ISFIFO(os.fstat(0).st_mode):
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        end_with_pipe()
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print belongs to the log
     apply_threads(usable_cores())

@@ -20,7 +20,7 @@ from storage.answers import Form, convert
 from storage.archive import archive_path
 from storage.as_of import make_next_standings, read_past_choice, rewind_tables
 from storage.files import FILES
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.lessons import open_lessons
 from storage.lineages import counts_as_used, current_lineage
 from storage.played_games import game_files, game_rows
@@ -113,8 +113,7 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
     refresh_run(paths)
     if not paths.shards.is_dir():
         raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    index = Index(paths, blend=run.blend, discount=run.discount, threads=0, connection=connection)
-    index.refresh()
+    index = open_index(paths, blend=run.blend, discount=run.discount, threads=0, connection=connection)
     connection = index.connection
     payload = "FROM live UNION ALL BY NAME FROM archived"
     if as_of is None:

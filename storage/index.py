@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -332,3 +332,10 @@ class Index:
             except DataError as missing:
                 sentence = f"Shard {shard} was retired because its rows were too old, and it is not in the archive: {missing}"
                 raise ShardDamaged(sentence, shard) from error
+
+
+def open_index(paths: RunPaths, **how: Any) -> Index:
+    """An index that knows the files of a run as they are now; arguments as for `Index`."""
+    index = Index(paths, **how)
+    index.refresh()
+    return index

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from game.snapshot import Snapshot, make_snapshot, position_id
-from storage.index import Index
+from storage.index import open_index
 from storage.runs import RunPaths
 from storage.shards import open_plies
 from telemetry.errors import DataError
@@ -30,8 +30,7 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
     Raises:
         DataError: a position does not match the snapshot id of its row.
     """
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}
     found = [row for row in index.connection.execute(_REACHED, values).fetchall() if index.find_shard(row[0]) is not None]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from storage.archive import archive_shard
 from storage.files import FILES
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import read_ledger, recorded_steps
 from storage.retention import Removable, RetentionSettings, whole_checkpoints
 from storage.runs import RunPaths
@@ -86,8 +86,7 @@ def preview_retirement(
     now = [Removable(path=path, why="shard retired before", size=bytes_of([path])) for path in retired]
     if settings.shards_gb == 0:
         return now, []
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     shards = retirable(paths, index, RunAge.of(paths, storage), settings)
     why = "shard too old to train on"
     files = [Removable(path=path, why=why, size=bytes_of([path])) for path in files_of(paths, shards)]

@@ -117,10 +117,6 @@ class Registry(Generic[Part]):
             )
         return extension
 
-    def knows(self, name: str) -> bool:
-        """Whether Entente or an installed package has a part of this name."""
-        return name in self.names()
-
     def names(self) -> list[str]:
         """Names of Entente's own parts, then those of packages."""
         return [*self._built_in, *(each.name for each in found_extensions() if each.group == self._group)]

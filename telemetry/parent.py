@@ -27,6 +27,17 @@ def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
     threading.Thread(target=_watch, args=(parent, gently), name="parent-watch", daemon=True).start()
 
 
+def end_with_pipe() -> None:
+    """From this call on, end this process group once its parent, which holds the other end of standard input, has closed it."""
+    threading.Thread(target=_wait_for_end, name="parent-watch", daemon=True).start()
+
+
+def _wait_for_end() -> None:
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
 def _watch(parent: int, gently: bool) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)

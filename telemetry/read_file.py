@@ -4,10 +4,11 @@ A named pipe, a device or a socket may never end, and opening a pipe may wait fo
 without waiting and checked after opening, so that it cannot be exchanged between check and read.
 """
 
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from telemetry.errors import EntenteError, InputError
 
@@ -51,6 +52,21 @@ def read_text(file: Path, *, at_most: int, what: str) -> str:
         return read_regular(file, at_most=at_most, what=what).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{what} '{file}' cannot be read: it is not UTF-8 text") from error
+
+
+def read_json_object(file: Path, *, at_most: int, what: str) -> dict[str, Any]:
+    """The JSON object in a regular file of at most `at_most` bytes that a user named.
+
+    Raises:
+        InputError: as for `read_text`, or the file holds no JSON object.
+    """
+    try:
+        found = json.loads(read_text(file, at_most=at_most, what=what))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} '{file}' is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{what} '{file}' holds no JSON object")
+    return found
 
 
 def _open_regular(file: Path, follow_links: bool) -> BinaryIO:

@@ -24,6 +24,12 @@ def runs(process: psutil.Process, word: str) -> bool:
         return False
 
 
+def cells(printed: str) -> list[list[str]]:
+    """The rows of a printed table."""
+    bare = (line.strip("┃│").replace("┃", "│") for line in printed.splitlines() if line[0] in "┃│")
+    return [[cell.strip() for cell in line.split("│")] for line in bare]
+
+
 class Entente:
     """The `entente` command in a folder, with none of this process's settings.
 

@@ -20,7 +20,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from storage.gather import Batch
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.lineages import lineage_at
 from storage.runs import RunPaths
@@ -115,8 +115,7 @@ def compare(
     disable_progress_bar()  # loading the model would show one; the steps are reported instead
     updater = Updater(Policy(model, training), training, blend=storage.blend)
     state = _load_newest_checkpoint(paths, updater)
-    index = Index(paths, blend=storage.blend, discount=storage.discount, ends=training.advantage_baseline == "value")
-    index.refresh()
+    index = open_index(paths, blend=storage.blend, discount=storage.discount, ends=training.advantage_baseline == "value")
     tried = variants(training, caps)
     used, tokens, lags, found, cosines = [], [], [], [], []
     for step in reversed(recorded_steps(paths, MAIN)):

@@ -28,8 +28,8 @@ from torch import Tensor
 from training.losses.choose import policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
+from training.results import Gauges
 from training.settings import TrainingSettings
-from training.step_metrics import Gauges
 from training.value_head import squared_errors
 
 

@@ -22,7 +22,7 @@ from records.value_head import HEAD_FILE
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
 from storage.files import FILES
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import read_ledger, recorded_steps
 from storage.lineages import lineage_at, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
@@ -189,8 +189,7 @@ class _Replayer:
 
     def _returns_differ(self, steps: range) -> Difference | None:
         """The first row whose recorded return differs from the return computed from its stored reward components."""
-        index = Index(self._scratch, blend=self._storage.blend, discount=self._storage.discount)
-        index.refresh()
+        index = open_index(self._scratch, blend=self._storage.blend, discount=self._storage.discount)
         found = index.connection.sql(
             """
             SELECT b.step, b.decision_id, b."return", d."return" FROM batches AS b JOIN decisions AS d USING (shard, "row")

@@ -1,11 +1,49 @@
 """What one process computes of a work: of an update, and of a forward without gradient. Those of several processes are joined."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from training.step_metrics import NOTHING_FORETOLD, Gauges
+NOTHING_FORETOLD = np.empty((0, 2, 2), np.float32)
+_GAUGE_TYPES = {"batch_row": np.int64} | dict.fromkeys(("in_thought", "clipped_low", "clipped_high", "left_out"), np.bool_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """Figures of an update's branching tokens before its optimiser step. All fields have shape [tokens]."""
+
+    batch_row: npt.NDArray[np.int64]
+    """Row of the batch."""
+    in_thought: npt.NDArray[np.bool_]
+    """True for thought tokens."""
+    log_ratio: npt.NDArray[np.float32]
+    """log(pi / b), nats; b is always the policy that drew the token, also if the loss has another anchor."""
+    entropy: npt.NDArray[np.float32]
+    """Entropy of the policy over the legal set, nats."""
+    legal_mass: npt.NDArray[np.float32]
+    """Unmasked probability of the legal set; NaN if it was not probed."""
+    kl: npt.NDArray[np.float32]
+    """Divergence from the base model over the legal set, nats; NaN if it was not computed."""
+    slope: npt.NDArray[np.float32]
+    """Derivative of the update's policy loss by the token's log-probability; NaN if the update has no thought token."""
+    clipped_low: npt.NDArray[np.bool_]
+    """As in `TokenLoss`."""
+    clipped_high: npt.NDArray[np.bool_]
+    """As in `TokenLoss`."""
+    left_out: npt.NDArray[np.bool_]
+    """As in `TokenLoss`."""
+
+    @staticmethod
+    def join(parts: "Sequence[Gauges]") -> "Gauges":
+        """Concatenate; without parts the result has no tokens."""
+        joined: dict[str, Any] = {}
+        for each in fields(Gauges):
+            nothing = np.empty(0, _GAUGE_TYPES.get(each.name, np.float32))
+            joined[each.name] = np.concatenate([nothing, *(getattr(part, each.name) for part in parts)])
+        return Gauges(**joined)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +54,6 @@ class Accumulated:
     """Loss of each micro-batch, already divided; their sum is the update's loss."""
     gauges: Gauges
     """Figures of the update's branching tokens."""
-    raw_tokens: int
-    """As in `Cut`."""
     unique_tokens: int
     """As in `Cut`."""
     kl_weight: float
@@ -39,7 +75,6 @@ class Accumulated:
         return cls(
             losses=[loss for part in parts for loss in part.losses],
             gauges=Gauges.join([part.gauges for part in parts]),
-            raw_tokens=sum(part.raw_tokens for part in parts),
             unique_tokens=sum(part.unique_tokens for part in parts),
             kl_weight=parts[0].kl_weight,
             distil=sum(part.distil for part in parts),

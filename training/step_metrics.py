@@ -1,105 +1,54 @@
 """Metrics of a step, from its branching tokens and its rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
 from training.branching import branching_counts
+from training.results import Accumulated, Gauges
 
 MISMATCH_ALARM = 0.05
 """Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
-NOTHING_FORETOLD = np.empty((0, 2, 2), np.float32)
 _LAGS = 3
-_GAUGE_TYPES = {"batch_row": np.int64} | dict.fromkeys(("in_thought", "clipped_low", "clipped_high", "left_out"), np.bool_)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
-    """Figures of an update's branching tokens before its optimiser step. All fields have shape [tokens]."""
-
-    batch_row: npt.NDArray[np.int64]
-    """Row of the batch."""
-    in_thought: npt.NDArray[np.bool_]
-    """True for thought tokens."""
-    log_ratio: npt.NDArray[np.float32]
-    """log(pi / b), nats; b is always the policy that drew the token, also if the loss has another anchor."""
-    entropy: npt.NDArray[np.float32]
-    """Entropy of the policy over the legal set, nats."""
-    legal_mass: npt.NDArray[np.float32]
-    """Unmasked probability of the legal set; NaN if it was not probed."""
-    kl: npt.NDArray[np.float32]
-    """Divergence from the base model over the legal set, nats; NaN if it was not computed."""
-    slope: npt.NDArray[np.float32]
-    """Derivative of the update's policy loss by the token's log-probability; NaN if the update has no thought token."""
-    clipped_low: npt.NDArray[np.bool_]
-    """As in `TokenLoss`."""
-    clipped_high: npt.NDArray[np.bool_]
-    """As in `TokenLoss`."""
-    left_out: npt.NDArray[np.bool_]
-    """As in `TokenLoss`."""
-
-    @staticmethod
-    def join(parts: "Sequence[Gauges]") -> "Gauges":
-        """Concatenate; without parts the result has no tokens."""
-        joined: dict[str, Any] = {}
-        for each in fields(Gauges):
-            nothing = np.empty(0, _GAUGE_TYPES.get(each.name, np.float32))
-            joined[each.name] = np.concatenate([nothing, *(getattr(part, each.name) for part in parts)])
-        return Gauges(**joined)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """One optimiser update and its figures."""
 
+    computed: Accumulated
+    """Results of its forward and backward."""
     outcome: UpdateOutcome
     """Losses and gradient norm, as recorded for replays."""
     skipped: bool
     """True if loss or gradient was not finite, so that the weights did not change."""
-    gauges: Gauges
-    """Figures of its branching tokens."""
-    raw_tokens: int
-    """Tokens of its rows, prompts and completions."""
-    unique_tokens: int
-    """Tokens that its forwards computed, without padding."""
-    kl_weight: float
-    """Weight of the KL divergence."""
-    distil: float = 0.0
+    distil_loss: float = 0.0
     """Its distillation loss before `training.distil_weight`, nats per branching token of the teacher; 0 without lessons."""
-    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
-    """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came."""
-    plan_s: float
-    """Seconds of planning its micro-batches."""
-    forward_s: float
-    """Seconds of its forwards, measured on the host."""
-    backward_s: float
-    """Seconds of its backwards, measured on the host."""
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
     """Figures of the updates, and quantiles and shares over the branching tokens of their rollouts."""
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
-    seen = Gauges.join([update.gauges for update in updates])
+    computed = [update.computed for update in updates]
+    seen = Gauges.join([part.gauges for part in computed])
     figures = {
         "train/loss": float(np.mean([update.outcome.loss for update in updates])),
         "train/gradient_norm": float(np.max([update.outcome.gradient_norm for update in updates])),
         "train/skipped": float(np.mean([update.skipped for update in updates])),
         "train/branching_tokens": float(len(seen.batch_row)),
-        "train/unique_tokens": float(sum(update.unique_tokens for update in updates)),
-        "train/kl_weight": float(np.mean([update.kl_weight for update in updates])),
-        "train/plan_s": sum(update.plan_s for update in updates),
-        "train/forward_s": sum(update.forward_s for update in updates),
-        "train/backward_s": sum(update.backward_s for update in updates),
+        "train/unique_tokens": float(sum(part.unique_tokens for part in computed)),
+        "train/kl_weight": float(np.mean([part.kl_weight for part in computed])),
+        "train/plan_s": sum(part.plan_s for part in computed),
+        "train/forward_s": sum(part.forward_s for part in computed),
+        "train/backward_s": sum(part.backward_s for part in computed),
     }
-    figures |= _value_metrics(np.concatenate([update.foretold for update in updates]))
+    figures |= _value_metrics(np.concatenate([part.foretold for part in computed]))
     return figures | _token_metrics(seen) if len(seen.batch_row) else figures
 
 
@@ -176,7 +125,7 @@ def lesson_metrics(updates: Sequence[Update], lessons: LessonBatch | None) -> di
     if lessons is None or not updates:
         return {}
     batch = lessons.batch
-    distil = [update.distil for update in updates if update.distil]  # an update of the step may have no lesson
+    distil = [update.distil_loss for update in updates if update.distil_loss]  # an update of the step may have no lesson
     entropy = -float((lessons.weights * np.log(lessons.weights)).sum())
     tokens = float(branching_counts(batch, np.arange(len(lessons.weights))) @ lessons.weights)
     return {
@@ -196,7 +145,7 @@ def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> d
     """
     if not updates:
         return {}
-    first = updates[0].gauges
+    first = updates[0].computed.gauges
     gap = np.abs(first.log_ratio[batch.policy_versions[first.batch_row] == version].astype(np.float64))
     if not len(gap):
         return {}

@@ -36,9 +36,9 @@ from training.padded_rows import PaddedRows
 from training.parallel import ForwardWork, Peers, UpdateWork, lead
 from training.policy import Policy
 from training.reference_kl import KlState, kl_weight, update_kl_state
-from training.results import Accumulated, Evaluated
+from training.results import NOTHING_FORETOLD, Accumulated, Evaluated, Gauges
 from training.settings import TrainingSettings
-from training.step_metrics import NOTHING_FORETOLD, Gauges, Update
+from training.step_metrics import Update
 from training.token_budget import TokenBudget
 from training.trie_plan import PackedMicroBatch
 from training.value_baseline import estimates, weights_of
@@ -128,8 +128,8 @@ class Updater:
                     f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
                     "and inspect the rows that the files in the run's folder not_finite name"
                 )
-            divergences.append(update.gauges.kl)
-            entropies.append(update.gauges.entropy)
+            divergences.append(update.computed.gauges.kl)
+            entropies.append(update.computed.gauges.entropy)
             yield update
         self.kl = update_kl_state(self.kl, _finite_mean(divergences), self._settings)
         self.entropy = next_entropy_weight(self.entropy, _finite_mean(entropies), self._settings)
@@ -254,8 +254,8 @@ class Updater:
         if work.lessons is not None:
             self.layout.check(work.lessons.batch, work.taught)
 
-        def cut_all() -> tuple[list[_Part], list[_Part], int, int]:
-            """Micro-batches of rollouts and of lessons, and their raw and unique tokens."""
+        def cut_all() -> tuple[list[_Part], list[_Part], int]:
+            """Micro-batches of rollouts and of lessons, and their unique tokens."""
             cuts = [self.cut(work.batch, rows)]
             drawn = self._in_step(work.batch, work.rows, [_Part(micro) for micro in cuts[0].micro_batches])
             learned: list[_Part] = []
@@ -263,10 +263,10 @@ class Updater:
                 cuts.append(self.cut(work.lessons.batch, taught))
                 learned = [_Part(micro, work.lessons) for micro in cuts[1].micro_batches]
                 learned = self._in_step(work.lessons.batch, work.taught, learned, work.lessons)
-            return drawn, learned, sum(cut.raw_tokens for cut in cuts), sum(cut.unique_tokens for cut in cuts)
+            return drawn, learned, sum(cut.unique_tokens for cut in cuts)
 
         def one_micro_batch(_: int) -> int:
-            drawn, learned, _raw, _unique = cut_all()
+            drawn, learned, _unique = cut_all()
             part = max([*drawn, *learned], key=lambda each: each.micro.tokens)
             self._forward_and_backward([part], work)
             return part.micro.tokens
@@ -274,13 +274,12 @@ class Updater:
         def all_micro_batches(_: int) -> Accumulated:
             self.optimiser.zero_grad(set_to_none=True)
             began = time.perf_counter()
-            drawn, learned, raw_tokens, unique_tokens = cut_all()
+            drawn, learned, unique_tokens = cut_all()
             plan_s = time.perf_counter() - began
             losses, gauges, foretold, forward_s, backward_s = self._forward_and_backward([*drawn, *learned], work)
             return Accumulated(
                 losses=losses,
                 gauges=gauges,
-                raw_tokens=raw_tokens,
                 unique_tokens=unique_tokens,
                 kl_weight=work.objective.kl_weight,
                 distil=sum(losses[sum(not part.idle for part in drawn) :]),
@@ -376,19 +375,8 @@ class Updater:
             self.optimiser.step()
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         outcome = UpdateOutcome(loss=loss, gradient_norm=norm, micro_batches=accumulated.losses)
-        return Update(
-            outcome=outcome,
-            skipped=not finite,
-            gauges=accumulated.gauges,
-            raw_tokens=accumulated.raw_tokens,
-            unique_tokens=accumulated.unique_tokens,
-            kl_weight=accumulated.kl_weight,
-            distil=accumulated.distil / self._settings.distil_weight,
-            foretold=accumulated.foretold,
-            plan_s=accumulated.plan_s,
-            forward_s=accumulated.forward_s,
-            backward_s=accumulated.backward_s,
-        )
+        distilled = accumulated.distil / self._settings.distil_weight
+        return Update(computed=accumulated, outcome=outcome, skipped=not finite, distil_loss=distilled)
 
 
 def _finite_mean(parts: Sequence[np.ndarray]) -> float | None:

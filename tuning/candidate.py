@@ -9,9 +9,7 @@ The standard input closes when the parent process ends; then this process group 
 import asyncio
 import json
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from typing import Any
 
 from records.policy_version import PolicyVersion
 from telemetry.errors import EntenteError
+from telemetry.parent import end_with_pipe
 from tuning.figures import ARMS, arm_figures
 from tuning.job import Job
 
@@ -31,7 +30,7 @@ def main(work: Callable[[dict[str, Any], Say], Any]) -> None:
     """Run `work` on the job of the command line and send its messages to the parent process."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_pipe()
 
     def say(message: dict[str, Any]) -> None:
         channel.write(json.dumps(message) + "\n")
@@ -55,13 +54,6 @@ def _in_a_sentence(error: BaseException) -> str:
         sys.stderr.write(f"{type(cause).__name__}: {cause}\n")
         sentence += f" ({cause})"
     return " ".join(sentence.split())[:500]
-
-
-def _end_with_parent() -> None:
-    """Wait until the parent process ends and closes the pipe, then end this process group."""
-    while os.read(0, 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)
 
 
 async def measure(given: dict[str, Any], say: Say) -> None:

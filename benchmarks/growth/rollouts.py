@@ -14,7 +14,7 @@ from benchmarks.old_way.arm import Setting
 from benchmarks.rollout import Ours
 from game.prompt_settings import PromptSettings
 from reports.growth import Growth
-from storage.index import Index
+from storage.index import open_index
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from telemetry.progress import reporter
@@ -56,8 +56,7 @@ def unique_share(paths: RunPaths, start_groups: int, seed: int) -> dict[str, flo
     """Tokens that a trainer computes over the tokens of the rows that it would choose from this run, as `unique_share`; empty if
     no start group has a spread of returns, so that a step would train on nothing.
     """
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(
         step=1, policy_version=0, max_policy_lag=0, start_groups=start_groups, lineage="bench", seed=seed, balance_powers=False
     )

@@ -22,7 +22,7 @@ from decoding.codec import Codec
 from game.scores import components
 from records.rows import Decision, decision_id
 from storage.gather import Batch
-from storage.index import Index
+from storage.index import open_index
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 
@@ -118,8 +118,7 @@ def _decision(row: Row) -> Decision:
 
 def _read_shard(paths: RunPaths, tokenizer: Tokenizer | None) -> tuple[Batch, int]:
     """As `read`, from a shard. With a tokenizer every row is also decoded and encoded, as a trainer of texts must do."""
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.fresh_rows(policy_version=0, limit=1 << 20)
     if tokenizer is not None:
         whole = index.gather(rows)

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.entente_run import run_entente
 from pipeline.run_settings import RunSettings
 from storage.gather import Batch
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
@@ -55,8 +55,7 @@ def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows
 
 
 def _rows_of(paths: RunPaths, settings: RunSettings) -> RecordedRows:
-    index = Index(paths, blend=settings.storage.blend, discount=settings.storage.discount)
-    index.refresh()
+    index = open_index(paths, blend=settings.storage.blend, discount=settings.storage.discount)
     rows = read_ledger(paths, MAIN, max(recorded_steps(paths, MAIN)))
     if rows is None or not rows.num_rows:
         raise TrainingError("the last step of the recorded run had no rows: give another --seed")

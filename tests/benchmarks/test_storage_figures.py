@@ -14,7 +14,7 @@ from benchmarks.storage_figures import TARGETS, bench_storage
 from benchmarks.storage_rows import FORKS, ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
 from cli import main
 from storage.facts import DECISION_FACTS, PLY_FACTS
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.runs import RunPaths
 from storage.schema import check_tokens, to_table
 from storage.snapshots import CoveredShard
@@ -132,6 +132,5 @@ def test_facts_are_those_of_a_run_whose_versions_grow(tmp_path):
     versions = np.array(facts.decisions["policy_version"].to_pylist()).reshape(25, -1)
     assert (versions == versions[:, :1]).all() and VERSIONS - 4 <= versions.max() < VERSIONS
     assert (np.diff(np.maximum.accumulate(versions[:, 0])) >= 0).all() and versions[0, 0] < 4
-    index = Index(RunPaths(tmp_path / "run").create())
-    index.refresh()
+    index = open_index(RunPaths(tmp_path / "run").create())
     assert index.connection.sql("SELECT count(*) FROM decisions").fetchall() == [(0,)]

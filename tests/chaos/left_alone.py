@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ import psutil
 from storage.runs import RunPaths
 from tests.chaos.audit_run import audit
 from tests.command import runs
+from tests.waiting import free_port, kill, say, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 GOES_ON_WITHIN_S = 900.0
@@ -54,8 +54,8 @@ class Servers:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs = folder, folder / "runs"
-        self.api = f"http://127.0.0.1:{_free_port()}/api"
-        self._engine_port = _free_port()
+        self.api = f"http://127.0.0.1:{free_port()}/api"
+        self._engine_port = free_port()
         self._engine: subprocess.Popen[bytes] | None = None
         for name in ("prefect.yaml", "prefect.toml"):
             shutil.copy(ROOT / name, folder)
@@ -95,7 +95,7 @@ class Servers:
         """End all of it; command lines of what was still there afterwards, and was killed."""
         self._entente("down")
         if self._engine is not None:
-            _kill(self._engine.pid)
+            kill(self._engine.pid)
         left = [process for process in psutil.process_iter() if self._is_ours(process)]
         told = [" ".join(process.cmdline())[:120] for process in left if process.status() != psutil.STATUS_ZOMBIE]
         for process in left:
@@ -194,7 +194,7 @@ class Run:
 
     def reaches(self, step: int, limit_s: float) -> None:
         """Wait until that step is recorded."""
-        _wait(f"step {step}", limit_s, lambda: self.recorded() >= step)
+        wait_for(f"step {step}", limit_s, lambda: self.recorded() >= step)
 
     def flow(self) -> psutil.Process:
         """The process that trains now."""
@@ -213,11 +213,11 @@ class Run:
 
 
 def _flow(servers: Servers, run: Run) -> None:
-    _kill(run.flow().pid)
+    kill(run.flow().pid)
 
 
 def _worker(servers: Servers, run: Run) -> None:
-    _kill(servers.begun("worker"))
+    kill(servers.begun("worker"))
     time.sleep(10)
     servers.up()
 
@@ -226,28 +226,28 @@ def _both(servers: Servers, run: Run) -> None:
     """As when a host is lost: its worker, the flow and the trainer go in one instant."""
     flow = run.flow()
     for pid in (servers.begun("worker"), flow.pid, *(child.pid for child in flow.children(recursive=True))):
-        _kill(pid)
+        kill(pid)
     time.sleep(10)
     servers.up()
 
 
 def _trainer(servers: Servers, run: Run) -> None:
-    _kill(run.trainer().pid)
+    kill(run.trainer().pid)
 
 
 def _engine(servers: Servers, run: Run) -> None:
-    _kill(servers.engine())
+    kill(servers.engine())
     time.sleep(5)
     servers.engine_died()
 
 
 def _server(servers: Servers, run: Run) -> None:
-    _kill(servers.begun("server"))
+    kill(servers.begun("server"))
     servers.up()
 
 
 def _server_away(servers: Servers, run: Run) -> None:
-    _kill(servers.begun("server"))
+    kill(servers.begun("server"))
     time.sleep(60)
     servers.up()
 
@@ -285,19 +285,19 @@ def left_alone(folder: Path, minutes: float, kinds: list[str]) -> dict[str, Any]
         servers.up()
         servers.train("warm-up", _WARM_UP_STEPS)
         warm = Run(servers, "warm-up")
-        _wait("the first run", 600, lambda: warm.paths.summary.is_file())
+        wait_for("the first run", 600, lambda: warm.paths.summary.is_file())
         left = 60 * minutes - (time.monotonic() - began) - sum(KINDS[kind][1] for kind in kinds)
         steps = max(12 * (len(kinds) + 1), int(left / warm.step_s()))
-        _say(f"a step takes {warm.step_s():.2f} s; {steps} steps")
+        say(f"a step takes {warm.step_s():.2f} s; {steps} steps")
         servers.train("", steps)
-        record = _wait("the run's beginning", 300, lambda: (found := servers.trains()) and found["run"] != "warm-up" and found)
+        record = wait_for("the run's beginning", 300, lambda: (found := servers.trains()) and found["run"] != "warm-up" and found)
         run = Run(servers, record["run"])
         for number, kind in enumerate(kinds, start=1):
             run.reaches(steps * number // (len(kinds) + 1), 60 * minutes + 600)
             kills.append(_killed(servers, run, kind))
-            _say(json.dumps(kills[-1]))
-        _wait("the run's end", 60 * minutes + 600, lambda: run.paths.summary.is_file())
-        _wait("the flow run's end", 120, lambda: _states(servers, run).get("COMPLETED"))
+            say(json.dumps(kills[-1]))
+        wait_for("the run's end", 60 * minutes + 600, lambda: run.paths.summary.is_file())
+        wait_for("the flow run's end", 120, lambda: _states(servers, run).get("COMPLETED"))
         told |= {"run": run.paths.root.name, "steps": steps} | _what_it_came_to(servers, run, steps)
     finally:
         told |= {"wall_minutes": round((time.monotonic() - began) / 60, 1), "processes_left": servers.close()}
@@ -310,7 +310,7 @@ def _killed(servers: Servers, run: Run, kind: str) -> dict[str, Any]:
     at, began = run.recorded(), time.monotonic()
     before = servers.trains(run.paths.root.name)
     KINDS[kind][0](servers, run)
-    _wait(f"the run after '{kind}'", GOES_ON_WITHIN_S, lambda: run.recorded() >= at + 3 or run.paths.summary.is_file())
+    wait_for(f"the run after '{kind}'", GOES_ON_WITHIN_S, lambda: run.recorded() >= at + 3 or run.paths.summary.is_file())
     after = servers.trains(run.paths.root.name)
     assert before is not None and after is not None
     return {
@@ -349,43 +349,12 @@ def _states(servers: Servers, run: Run) -> dict[str, int]:
     return {state: states.count(state) for state in sorted(set(states))}
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _wait(what: str, limit_s: float, ask: Callable[[], Any]) -> Any:
-    """Ask until there is an answer.
-
-    Raises:
-        TimeoutError: there was none in time.
-    """
-    until = time.monotonic() + limit_s
-    while not (answer := ask()):
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what}: not within {limit_s:.0f} s")
-        time.sleep(1)
-    return answer
-
-
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     both = dict(base)
     for name, value in over.items():
         inner = both.get(name)
         both[name] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return both
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
 
 @contextmanager

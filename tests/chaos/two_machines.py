@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from storage.runs import RunPaths
 from tests.chaos.audit_run import audit
 from tests.command import runs
 from tests.storage.object_store import BUCKET, Seaweed, environment
+from tests.waiting import kill, say, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, MAX_LAG = "mine", 2
@@ -136,7 +136,7 @@ class Machine:
         """End every process on it at once."""
         found = subprocess.run(["ip", "netns", "pids", self._namespace], capture_output=True, text=True, check=False)
         for pid in found.stdout.split():
-            _kill(int(pid))
+            kill(int(pid))
         if self.process is not None:
             self.process.wait(30)
 
@@ -190,11 +190,11 @@ class Sides:
 
 
 def _flow(sides: Sides) -> None:
-    _kill(sides.trainer.main().pid)
+    kill(sides.trainer.main().pid)
 
 
 def _trainer(sides: Sides) -> None:
-    _kill(sides.trainer.child("training.serve_steps").pid)
+    kill(sides.trainer.child("training.serve_steps").pid)
 
 
 def _trainer_machine(sides: Sides) -> None:
@@ -203,7 +203,7 @@ def _trainer_machine(sides: Sides) -> None:
 
 
 def _producer(sides: Sides) -> None:
-    _kill(sides.producer.main().pid)
+    kill(sides.producer.main().pid)
 
 
 def _producer_machine(sides: Sides) -> None:
@@ -268,23 +268,23 @@ def two_machines(folder: Path, kinds: Sequence[str]) -> dict[str, Any]:
         ]
         sides = Sides(store, *machines, steps)
         sides.train()
-        _wait("the run's settings", 600, lambda: _keys(store, f"runs/{RUN}/control"), lambda: None)
+        wait_for("the run's settings", 600, lambda: _keys(store, f"runs/{RUN}/control"))
         sides.produce()
         for number, kind in enumerate(kinds, start=1):
             at_least = steps * number // (len(kinds) + 1)
-            _wait(f"step {at_least}", GOES_ON_WITHIN_S, lambda least=at_least: sides.steps_done() >= least, sides.look_after)
+            wait_for(f"step {at_least}", GOES_ON_WITHIN_S, lambda least=at_least: sides.steps_done() >= least, sides.look_after)
             at, since = sides.steps_done(), time.monotonic()
             KINDS[kind](sides)
-            _wait(
+            wait_for(
                 f"the run after '{kind}'",
                 GOES_ON_WITHIN_S,
                 lambda at=at: sides.steps_done() >= min(at + 2, steps) or sides.is_done(),
                 sides.look_after,
             )
             result["faults"].append({"kind": kind, "at_step": at, "stood_still_s": round(time.monotonic() - since, 1)})
-            _say(json.dumps(result["faults"][-1]))
-        _wait("the run's end", GOES_ON_WITHIN_S, sides.is_done, sides.look_after)
-        _wait("both commands' end", 120, lambda: all(each.has_ended() for each in machines), lambda: None)
+            say(json.dumps(result["faults"][-1]))
+        wait_for("the run's end", GOES_ON_WITHIN_S, sides.is_done, sides.look_after)
+        wait_for("both commands' end", 120, lambda: all(each.has_ended() for each in machines))
         result["exit_codes"] = [each.process.returncode if each.process else None for each in machines]
         paths = RunPaths(_downloaded(store, folder / "audited") / "runs" / RUN)
     try:
@@ -372,26 +372,6 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _wait(what: str, limit_s: float, ask: Callable[[], Any], meanwhile: Callable[[], None]) -> None:
-    until = time.monotonic() + limit_s
-    while not ask():
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what}: not within {limit_s:.0f} s")
-        meanwhile()
-        time.sleep(1)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
 
 def main() -> int:

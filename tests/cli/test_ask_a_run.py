@@ -11,6 +11,7 @@ import pytest
 
 from cli.sql import sql
 from storage.asking import QUERIES, VIEWS, ask, connect, ready_query
+from tests.command import cells
 
 BY_VERSION = "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
 
@@ -18,15 +19,6 @@ BY_VERSION = "select policy_version, count(*), avg(centres_gained) from decision
 def names(folder: Path) -> list[str]:
     """All files and folders under the runs' root."""
     return sorted(str(path.relative_to(folder)) for path in (folder / "runs").rglob("*"))
-
-
-def cells(printed: str) -> list[list[str]]:
-    """The rows of a printed table."""
-    return [
-        [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
-        for line in printed.splitlines()
-        if line[0] in "┃│"
-    ]
 
 
 def test_an_answer_is_a_table_with_a_head(workplace, trained):

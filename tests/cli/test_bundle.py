@@ -36,14 +36,6 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
-@pytest.fixture
-def copied(trained, tmp_path: Path) -> RunPaths:
-    """A copy of the run, to be spoilt, beside its model."""
-    _, paths, _ = trained
-    shutil.copytree(paths.root.parent / "_models", tmp_path / "runs" / "_models")
-    return RunPaths(shutil.copytree(paths.root, tmp_path / "runs" / "copy"))
-
-
 @pytest.fixture(scope="module")
 def written(trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of the run's second step."""

@@ -51,6 +51,7 @@ def test_a_step_tells_its_groups_and_figures(inspect, used, capsys):
     [
         pytest.param(("decision", 5), "run 'first' has no decision 5", id="decision"),
         pytest.param(("group", 999), "run 'first' has no group with start_group 999", id="group"),
+        pytest.param(("group", 0, "--power", "mars"), "no group with start_group 0, power MARS", id="power"),
         pytest.param(("step", 9), "there is no step 9", id="step"),
         pytest.param(("step", "x"), "Invalid value", id="no number"),
     ],

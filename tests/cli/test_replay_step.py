@@ -11,7 +11,7 @@ from cli import main
 from storage.adapters import read_adapter
 from storage.ledger import MAIN
 from storage.outcome import outcome_path
-from storage.runs import RunPaths, held
+from storage.runs import held
 
 
 @pytest.fixture
@@ -24,14 +24,6 @@ def replay(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return main.run(["runs", "replay-step", "--run", run, "--step", str(step), "--runs-root", str(runs_root), *more])
 
     return run
-
-
-@pytest.fixture
-def copied(trained, tmp_path: Path) -> RunPaths:
-    """A copy of the run, to be spoilt, beside its model."""
-    _, paths, _ = trained
-    shutil.copytree(paths.root.parent / "_models", tmp_path / "runs" / "_models")
-    return RunPaths(shutil.copytree(paths.root, tmp_path / "runs" / "copy"))
 
 
 def test_both_steps_of_a_run_made_by_another_process_come_out_again_bitwise(trained, workplace):

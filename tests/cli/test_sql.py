@@ -16,6 +16,7 @@ from cli import main
 from pipeline.run_settings import RunSettings
 from storage.runs import GAMES_FOLDER, RunPaths
 from storage.shards import publish_shard
+from tests.command import cells
 from tests.storage.make_rows import make_shard_rows
 from tests.storage.test_played_games import store_game
 
@@ -39,12 +40,6 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return code, told.out, told.err
 
     return run
-
-
-def cells(printed: str) -> list[list[str]]:
-    """The rows of a printed table."""
-    bare = (line.strip("┃│").replace("┃", "│") for line in printed.splitlines() if line[0] in "┃│")
-    return [[cell.strip() for cell in line.split("│")] for line in bare]
 
 
 def test_ctrl_c_ends_a_question_with_its_code(ask: Ask):

@@ -22,6 +22,7 @@ from cli import automations
 from cli.automations import WHOLE_MACHINE, Ask, asker
 from telemetry.errors import InputError
 from tests.command import Entente
+from tests.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,12 +49,6 @@ def entente(folder: Path, *words: str, **environment: str) -> subprocess.Complet
         timeout=400,
         check=False,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def begun(folder: Path) -> list[psutil.Process]:

@@ -1,7 +1,6 @@
 """The automaton accepts exactly the legal sets, each by one path, in either notation. Damaged tables are refused."""
 
 import asyncio
-import itertools
 import random
 from collections.abc import Iterator
 
@@ -67,37 +66,6 @@ def completions(table: LegalTable, node: int = 0) -> Iterator[tuple[int, ...]]:
             yield from ((token, *rest) for rest in completions(table, following))
 
 
-def legal_sets(legal: LegalOrders) -> set[tuple[str, ...]]:
-    """Every legal order set in canonical form, by brute force with `admits`."""
-    texts = [text for options in legal.options for text in options]
-    if legal.kind == OrderKind.BUILD:
-        texts.append("WAIVE")
-    return {orders for orders in itertools.product(texts, repeat=legal.picks) if legal.admits(orders)}
-
-
-@pytest.mark.parametrize("legal", [MOVEMENT, RETREAT, BUILD, DISBAND], ids=lambda legal: legal.kind)
-def test_the_table_accepts_exactly_the_legal_sets_each_by_one_path(tables: TableBuilder, legal: LegalOrders):
-    spelled = list(completions(tables.table(legal)))
-    read = [tuple(tables.read(completion, legal)) for completion in spelled]
-    assert len(set(spelled)) == len(spelled) == len(set(read))
-    assert set(read) == legal_sets(legal)
-    assert len(read) == legal.count()
-
-
-@pytest.mark.parametrize("legal", [MOVEMENT, RETREAT, BUILD, DISBAND], ids=lambda legal: legal.kind)
-def test_no_completion_begins_another_and_none_is_longer_than_the_table_says(tables: TableBuilder, legal: LegalOrders):
-    table = tables.table(legal)
-    spelled = set(completions(table))
-    assert not [c for c in spelled for cut in range(1, len(c)) if c[:cut] in spelled]
-    assert max(map(len, spelled)) == table.longest
-
-
-@pytest.mark.parametrize("legal", [MOVEMENT, RETREAT, BUILD, DISBAND], ids=lambda legal: legal.kind)
-def test_the_path_of_an_order_set_is_how_it_is_spelled(tables: TableBuilder, legal: LegalOrders):
-    spelled = set(completions(tables.table(legal)))
-    assert {tuple(tables.spell(orders, legal)) for orders in legal_sets(legal)} == spelled
-
-
 def test_real_positions_give_orders_that_the_board_takes_whole(tables: TableBuilder):
     dice, kinds = random.Random(3), set()
     for _ in range(4):
@@ -145,13 +113,6 @@ def test_a_token_outside_its_legal_set_is_refused(tokens: Tokens):
         tokens.tables.table(MOVEMENT).legal_sets([*completion, completion[0]])
 
 
-@pytest.mark.parametrize("legal", [MOVEMENT, BUILD], ids=lambda legal: legal.kind)
-def test_bytes_round_trip(tokens: Tokens, legal: LegalOrders):
-    table = tokens.tables.table(legal)
-    again = LegalTable.from_bytes(table.to_bytes(), tokens.codec.vocabulary_size)
-    assert set(completions(again)) == set(completions(table)) and again.longest == table.longest
-
-
 def test_every_single_integer_changed_is_refused_or_still_a_sound_table(tokens: Tokens):
     """No change may give a table with a loop, a token outside the vocabulary, or a node without allowed tokens."""
     data, size = tokens.tables.table(RETREAT).to_bytes(), tokens.codec.vocabulary_size
@@ -175,11 +136,6 @@ def test_every_single_integer_changed_is_refused_or_still_a_sound_table(tokens: 
 def test_bytes_that_are_no_table_are_refused(data: bytes):
     with pytest.raises(DataError):
         LegalTable.from_bytes(data)
-
-
-def test_equal_legal_orders_share_one_table(tokens: Tokens):
-    twin = LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=MOVEMENT.sites, options=MOVEMENT.options, picks=2)
-    assert tokens.tables.table(twin) is tokens.tables.table(MOVEMENT)
 
 
 def test_scripted_orders_have_a_path_too(tables: TableBuilder):

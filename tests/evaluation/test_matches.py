@@ -21,11 +21,12 @@ from flows.play_match import conclusions
 from game.board import POWERS, Board
 from game.players import player
 from game.scores import Standing
-from rollouts.deciders import DecisionRequest, PolicyDecider
+from rollouts.deciders import PolicyDecider
 from rollouts.seeds import dice
 from search.settings import SearchSettings
 from storage.runs import RunPaths
 from telemetry.errors import EngineError, InputError
+from tests.evaluation.test_strength import Holds
 
 MIXED = MatchSettings(players=("dumbbot", "mover", "random"), years=1, bootstrap=200)
 ALONE = MIXED.model_copy(update={"opponents": "random"})
@@ -60,13 +61,6 @@ def test_players_that_are_compared_meet_the_same_starts_powers_and_luck(position
     assert len(pairs) == 21
     for same in pairs.values():
         assert len(same) == 3 and len({plan.start.snapshot_id for plan in same}) == 1 and len({p.measured for p in same}) == 1
-
-
-class Holds:
-    """Decides what the scripted player 'hold' would, under whatever name it sits."""
-
-    async def decide(self, request: DecisionRequest) -> list[str]:
-        return list(player("hold")(request.legal, dice(request.game), request.board))
 
 
 def test_players_that_decide_alike_play_the_same_games():

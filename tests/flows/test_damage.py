@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.runs import RunPaths
-
-
-def flip(file: Path) -> Path:
-    """Damage a file by one bit, in its middle."""
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    return file
+from tests.damage import flip
 
 
 @pytest.fixture
@@ -50,33 +43,6 @@ def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the
     assert weights[0] == weights[1] and copy.adapter(3).is_dir()
     lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.slow
-def test_a_damaged_shard_of_an_old_step_is_set_aside_counted_and_the_run_goes_on(workplace, trained, copy: RunPaths):
-    shard = flip(copy.shards / "local" / "000000.arrow")
-    words = ["--runs-root", str(copy.root.parent), "--run", "first"]
-    done = workplace.process("train", *words, "--resume", "--steps", "3")
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in copy.metrics.read_text().splitlines()]
-    assert lines[3]["step"] == 3 and lines[3]["train/refused_shards"] == 1 and lines[3]["train/decisions"] > 0
-    asked = workplace("sql", *words, "select sentence from refused")
-    assert asked.returncode == 0 and shard.name in asked.stdout.replace("\n", "")
-
-
-@pytest.mark.slow
-def test_rows_that_a_step_has_to_repeat_are_not_replaced_by_others(workplace, trained, copy: RunPaths):
-    """Two faults at once: the newest checkpoint, and a shard that its step was trained on."""
-    shard = flip(copy.shards / "local" / "000002.arrow")
-    flip(copy.checkpoint(2) / "trainer.safetensors")
-    words = ["--runs-root", str(copy.root.parent), "--run", "first"]
-    done = workplace.process("train", *words, "--resume", "--steps", "3")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "step 2" in done.stderr.splitlines()[-1] and "local/000002.arrow" in done.stderr.splitlines()[-1]
-    assert shard.is_file(), "it stays, to be replaced from a copy"
-    shutil.copyfile(trained[1].shards / "local" / "000002.arrow", shard)
-    done = workplace.process("train", *words, "--resume", "--steps", "3")
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_foreign_file_among_the_shards_is_named_and_does_no_harm(workplace, trained, copy: RunPaths):

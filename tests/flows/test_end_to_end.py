@@ -173,10 +173,3 @@ def test_a_seed_repeats_every_decision_and_every_weight(trained, again):
     for version in (1, 2):
         weights = [(paths.adapter(version) / "adapter_model.safetensors").read_bytes() for paths in (first, again)]
         assert weights[0] == weights[1]
-
-
-@pytest.mark.slow
-def test_a_seed_repeats_the_adapters_hashes(trained, again):
-    _, first, _ = trained
-    hashes = [[manifest(paths, version)["adapter_hash"] for version in (1, 2)] for paths in (first, again)]
-    assert hashes[0] == hashes[1]

@@ -130,13 +130,6 @@ def test_a_finished_run_is_not_run_again(killed, workplace):
     assert "has done its 6 steps" in again.stderr and paths.metrics.read_bytes() == before
 
 
-@pytest.mark.system
-def test_what_would_make_it_another_run_is_refused_with_both_values(killed, workplace):
-    done = workplace("train", "--run", "killed", "--resume", "--seed", "7")
-    assert done.returncode == 2
-    assert "run 'killed' was started with seed 13 and cannot continue with 7" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("sent", "code", "sentence"),
     [

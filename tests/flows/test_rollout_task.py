@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 
 from pipeline.resources import PRODUCER, Resources
-from records.policy_version import BASE
 from rollouts.settings import RolloutSettings
-from state_cache.settings import CacheSettings
-from state_cache.store import StateCache
 from storage.asking import connect
-from storage.index import Index
-from storage.runs import RunPaths
+from storage.index import open_index
 from storage.selection import SelectionQuery
 from storage.shards import open_shard, shard_path
 from tasks.rollouts import roll_out_groups, roll_out_probe
-from training.messages import ResumePoint, TrainedStep
+from tests.damage import flip
+from tests.task_resources import resources_of
 
 STEP, START_GROUPS = 3, 4
 FIRST = (STEP - 1) * START_GROUPS
@@ -31,27 +28,8 @@ FIRST = (STEP - 1) * START_GROUPS
 @pytest.fixture
 def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callable[[str], Resources]:
     """What tasks of a run of this name work with: `resources("run")`."""
-
-    def make(name: str) -> Resources:
-        trainer: Any = None
-        return Resources(
-            paths=RunPaths(tmp_path / name).create(),
-            model=tmp_path,
-            seed=5,
-            rollouts=RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1),
-            cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
-            host=host,
-            engine=uniform_engine(),
-            scorer=trainer,
-            tokens=tokens,
-            trainer=trainer,
-            resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
-            past_returns=trainer,
-            max_policy_lag=2,
-            provenance={"run": name},
-        )
-
-    return make
+    rollouts = RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1)
+    return lambda name: resources_of(tmp_path / name, positions, rollouts, host=host, engine=uniform_engine(), tokens=tokens)
 
 
 def play(resources: Resources, *tasks: tuple[int, int]) -> list[Any]:
@@ -106,13 +84,11 @@ def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resourc
     (report,) = play(run, (FIRST, START_GROUPS))
     assert rows(run) == rows(whole) and report.decisions == len(rows(whole)) and report.set_aside == 0
     shard = shard_path(run.paths, PRODUCER, FIRST + 1)
-    damaged = bytearray(shard.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    shard.write_bytes(damaged)
+    damaged = flip(shard).read_bytes()
     (report,) = play(run, (FIRST, START_GROUPS))
     assert rows(run) == rows(whole) and report.set_aside == 1
     (aside,) = shard.parent.glob(".*.damaged-*")
-    assert aside.read_bytes() == bytes(damaged), "kept, for whoever wants to know what happened"
+    assert aside.read_bytes() == damaged, "kept, for whoever wants to know what happened"
 
 
 class Ledger:
@@ -147,8 +123,7 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     asyncio.run(roll_out_probe.fn(run, 4))
     asyncio.run(roll_out_probe.fn(run, 4))
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=8, lineage="main", seed=0, min_spread=-1.0)
-    index = Index(run.paths)
-    index.refresh()
+    index = open_index(run.paths)
     assert index.fresh_rows(policy_version=0, limit=512).num_rows == len(run.engine.requests) > 1  # type: ignore[attr-defined]
     found = index.select_batch(query)
     assert found.rows.num_rows == 0 and found.counts["unusable"] > 1

@@ -23,6 +23,7 @@ import yaml
 from storage.control import read_control, read_producers
 from storage.runs import RunPaths
 from storage.shards import open_shard
+from tests.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAPPED = ("--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--inference.engine", "torch")
@@ -145,12 +146,6 @@ def hosts(workplace: Any, tmp_path: Path) -> Iterator[Hosts]:
         yield found
     finally:
         found.end()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def test_producers_on_two_workers_play_for_a_run_and_one_host_may_die(workplace: Any, trained: Any, hosts: Hosts, tmp_path: Path):

@@ -7,7 +7,7 @@ from typing import Any
 import diplomacy
 import pytest
 
-from game.adjudicator import Adjudicator, freeze, new_game
+from game.adjudicator import Adjudicator, new_game
 from game.board import Board
 from game.snapshot import Snapshot
 
@@ -83,23 +83,6 @@ def test_forks_and_restored_boards_play_on_exactly(self_play) -> None:
             assert fork.legal_orders() == restored.legal_orders() == original.legal_orders()
             assert state_of(board._game) == before, "stepping a fork changed the board it came from"
     assert retreats >= 10 and adjustments >= 20
-
-
-def test_a_long_lived_fork_keeps_step_with_its_original(self_play) -> None:
-    forks: list[Board] = []
-    for number, (board, _, orders) in enumerate(self_play(7, phases=45)):
-        if number == 5:
-            forks = [board.fork(), Board.restore(freeze_board(board))]
-        for fork in forks:
-            assert fork.phase == board.phase
-            assert freeze(fork._game) == freeze(board._game)
-            fork.step(orders)
-
-
-def test_restoring_gives_the_same_snapshot_again(self_play) -> None:
-    for board, _, _ in self_play(3, phases=20):
-        snapshot = freeze_board(board)
-        assert freeze_board(Board.restore(snapshot)) == snapshot
 
 
 def mutable_parts(value: Any, found: set[int]) -> set[int]:

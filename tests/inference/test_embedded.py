@@ -2,22 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from game.board import Board
 from game.snapshot import Snapshot
-from inference.adapter_check import adapter_hash_of, version_in
+from inference.adapter_check import version_in
 from inference.embedded import EmbeddedEngine
 from inference.host import EngineHost
 from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
-from smoke.oracle import reference_logprobs
 from telemetry.errors import EngineError, EngineLostError
 
 pytestmark = pytest.mark.vllm
@@ -49,39 +46,6 @@ def draw(host: EngineHost, engine: EmbeddedEngine, requests: Sequence[Generation
         return await asyncio.gather(*(engine.generate(request) for request in requests))
 
     return host.submit(all_at_once()).result(timeout=120)
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_are_those_of_the_masked_policy(host, vllm_engine, positions, tokens, reference, temperature):
-    requests = requests_for(positions, tokens, label=f"t{temperature}", temperature=temperature)
-    gaps, branching = [], 0
-    for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
-        gaps.append(np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max())
-        branching += int((generation.logprobs < 0).sum())
-    assert branching > 200
-    assert max(gaps) < 1e-4
-
-
-def test_every_completion_is_a_legal_order_set_and_forced_tokens_are_certain(host, vllm_engine, positions, tokens):
-    requests = requests_for(positions, tokens, label="legal")
-    for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
-        _, offsets = request.table.legal_sets(generation.token_ids.tolist())
-        assert generation.logprobs[np.diff(offsets) == 1].tolist() == [0.0] * int((np.diff(offsets) == 1).sum())
-
-
-def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(host, vllm_engine, positions, tokens):
-    together = draw(host, vllm_engine, requests_for(positions[:3], tokens, label="a"))
-    backwards = draw(host, vllm_engine, requests_for(positions[:3], tokens, label="b")[::-1])[::-1]
-    alone = [draw(host, vllm_engine, [request])[0] for request in requests_for(positions[:1], tokens, label="c")]
-    for one, other in zip(together, backwards, strict=True):
-        assert one.token_ids.tolist() == other.token_ids.tolist()
-    for one, other in zip(together, alone, strict=False):
-        assert one.token_ids.tolist() == other.token_ids.tolist()
 
 
 def test_the_torch_engine_draws_the_same_completions(host, vllm_engine, contract_torch, positions, tokens):
@@ -137,13 +101,6 @@ def test_more_prompts_at_once_than_one_pass_takes_are_drawn_too(host, vllm_engin
     assert len(draw(host, vllm_engine, fresh)) == len(fresh)
 
 
-def test_a_request_that_is_too_long_is_refused_with_both_numbers(host, vllm_engine, positions, tokens):
-    request = requests_for(positions[:1], tokens, label="long")[0]
-    long = GenerationRequest(request_id="long", prompt_ids=[5] * 600, table=request.table, seed=1)
-    with pytest.raises(EngineError, match=r"needs 6\d\d tokens but max_model_length is 512"):
-        draw(host, vllm_engine, [long])
-
-
 @pytest.mark.system
 def test_a_failed_step_fails_its_requests_and_all_others_until_the_engine_is_started_again(
     host, vllm_engine, positions, tokens, monkeypatch
@@ -154,40 +111,6 @@ def test_a_failed_step_fails_its_requests_and_all_others_until_the_engine_is_sta
             draw(host, vllm_engine, requests_for(positions[:1], tokens, label=label))
     host.submit(vllm_engine.start()).result(timeout=120)
     assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="mended"))) == 7
-
-
-def test_a_cancelled_request_leaves_nothing_behind(host, vllm_engine, positions, tokens):
-    requests = requests_for(positions[:2], tokens, label="cancelled")
-
-    async def cancel_half() -> list[Any]:
-        tasks = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests]
-        await asyncio.sleep(0.01)
-        for task in tasks[::2]:
-            task.cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    answers = host.submit(cancel_half()).result(timeout=60)
-    assert all(isinstance(answer, Generation) for answer in answers[1::2])
-    assert not vllm_engine._in_flight and not vllm_engine._futures
-    assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="after"))) == 7
-
-
-def test_a_published_version_plays_its_adapter_and_says_so(host, vllm_engine, positions, tokens, model, make_adapter, reference):
-    """Runs last of this file on the shared engine, and gives it the base back."""
-    from peft import PeftModel
-
-    adapter, untrained = make_adapter(seed=1, scale=0.3), make_adapter(seed=2, scale=0.0)
-    try:
-        host.submit(vllm_engine.publish(version_in(adapter, 7))).result(timeout=60)
-        adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
-        requests, moved = requests_for(positions[:3], tokens, label="v7"), 0.0
-        for request, generation in zip(requests, draw(host, vllm_engine, requests), strict=True):
-            assert (generation.policy.version, generation.policy.adapter_hash) == (7, adapter_hash_of(adapter))
-            assert np.abs(reference_logprobs(adapted, request, generation) - generation.logprobs).max() < 1e-4
-            moved = max(moved, np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max())
-        assert moved > 0.05, "the adapter changes nothing, so this test would not notice if it were ignored"
-    finally:
-        host.submit(vllm_engine.publish(version_in(untrained, 0))).result(timeout=60)
 
 
 def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, vllm_engine, positions, tokens, make_adapter):

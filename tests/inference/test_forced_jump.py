@@ -24,10 +24,9 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.vllm_arguments import may_jump
 from records.generation import Generation, GenerationRequest
+from smoke.oracle import reference_logprobs
 from telemetry.errors import EngineError, InputError
-from tests.inference.test_embedded import draw, reference, reference_logprobs, requests_for
-
-__all__ = ["reference"]
+from tests.inference.test_embedded import draw, requests_for
 
 pytestmark = pytest.mark.vllm
 

@@ -19,8 +19,9 @@ from inference.embedded import EmbeddedEngine
 from inference.merge import load_base, merge_adapter
 from inference.settings import InferenceSettings
 from records.generation import Generation
+from smoke.oracle import reference_logprobs
 from telemetry.errors import DataError, EngineError, EngineLostError
-from tests.inference.test_embedded import draw, reference_logprobs, requests_for
+from tests.inference.test_embedded import draw, requests_for
 
 SMALL = {"max_model_length": 512, "max_sequences": 32}
 

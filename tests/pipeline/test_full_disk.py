@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.play import publish_when_there_is_room
 from records.rows import Ply
-from storage.index import Index
+from storage.index import open_index
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 
@@ -54,8 +54,7 @@ def test_it_waits_for_room_and_then_all_is_there(disk: Path) -> None:
     finally:
         room.join()
     assert not shard.already and shard.path.is_file()
-    index = Index(RunPaths(disk / "run"))
-    index.refresh()
+    index = open_index(RunPaths(disk / "run"))
     assert index.refused == [] and index.fetch("SELECT count(*) FROM plies") == [(20,)]
 
 

@@ -13,7 +13,6 @@ from pipeline.search_teacher import SearchTeacher
 from rollouts.deciders import DecisionRequest
 from search.search import SearchDecider
 from search.settings import SearchSettings
-from telemetry.errors import InputError
 from training.imitation.settings import ImitationSettings
 from training.imitation.work import work_folder
 
@@ -28,12 +27,6 @@ def test_it_orders_what_the_player_of_a_match_orders_and_so_does_a_copy():
     teacher = SearchTeacher(QUICK)
     assert teacher("mover", board, "FRANCE", "g") == wanted == pickle.loads(pickle.dumps(teacher))("mover", board, "FRANCE", "g")
     assert repr(QUICK) in repr(teacher), "what shapes the orders names the games"
-
-
-def test_an_illegal_proposal_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("search.search.player", lambda name: lambda legal, rng, board: ["A PAR - MOS"])
-    with pytest.raises(InputError, match=r"was proposed for FRANCE in S1901M and is no legal .* mend whoever proposes it"):
-        SearchTeacher(QUICK)("mover", Board.start(), "FRANCE", "g")
 
 
 def test_a_plan_says_what_the_search_takes_and_an_unknown_player_is_refused(tmp_path: Path):

@@ -7,15 +7,11 @@ import pytest
 
 from pipeline.resources import PRODUCER, Resources
 from pipeline.start_positions import producer_positions, start_positions
-from records.policy_version import BASE
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import FLOOR, learnable_weights, sample_start_positions
-from state_cache.settings import CacheSettings
-from state_cache.store import StateCache
 from storage.closed_query import ask_closed
 from storage.learnable import PastGroups
-from storage.runs import RunPaths
-from training.messages import ResumePoint, TrainedStep
+from tests.task_resources import resources_of
 
 GROUPS, LAG = 4, 2
 
@@ -43,25 +39,9 @@ class Taught:
 @pytest.fixture
 def resources(tmp_path: Path, positions) -> Any:
     def make(sampling: str) -> Resources:
-        nothing: Any = None
-        taught: Any = Taught([snapshot.snapshot_id for snapshot in positions])
-        made = Resources(
-            paths=RunPaths(tmp_path),
-            model=tmp_path,
-            seed=5,
-            rollouts=RolloutSettings.model_validate({"start_groups": GROUPS, "sampling": sampling}),
-            past_returns=taught,
-            max_policy_lag=LAG,
-            cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
-            host=nothing,
-            engine=nothing,
-            scorer=nothing,
-            tokens=nothing,
-            trainer=nothing,
-            resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
-            provenance={},
-        )
-        return made
+        rollouts = RolloutSettings.model_validate({"start_groups": GROUPS, "sampling": sampling})
+        taught = Taught([snapshot.snapshot_id for snapshot in positions])
+        return resources_of(tmp_path / "run", positions, rollouts, past_returns=taught, max_policy_lag=LAG)
 
     return make
 

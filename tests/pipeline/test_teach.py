@@ -19,7 +19,7 @@ from records.policy_version import BASE, PolicyVersion
 from rollouts.settings import RolloutSettings
 from search.search import SearchResult
 from search.settings import SearchSettings
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
@@ -69,8 +69,7 @@ def test_visits_are_games_that_no_step_selects_and_a_second_visit_plays_nothing(
     assert found == rows.num_rows > 3 and set(rows["fork"].to_pylist()) == {0}
     asked = len(resources.engine.requests)  # type: ignore[attr-defined]
     assert asyncio.run(visit(resources, 1, 2)) == found and len(resources.engine.requests) == asked  # type: ignore[attr-defined]
-    index = Index(resources.paths)
-    index.refresh()
+    index = open_index(resources.paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=9, start_groups=9, lineage="main", seed=0)
     assert index.select_batch(query).rows.num_rows == 0 and index.totals().decisions == found
 
@@ -135,12 +134,6 @@ def test_the_name_of_a_lesson_follows_from_what_shapes_the_answer():
     assert more.teacher == IMPROVE.teacher
     for change in ({"temperature": 0.5}, {"search": SEARCH.model_copy(update={"playouts": 9})}):
         assert IMPROVE.model_copy(update=change).teacher != IMPROVE.teacher
-
-
-def test_an_illegal_proposal_is_refused_by_the_search(positions):
-    question = Question(snapshot=positions[0], power="FRANCE", ply=0, dice="d", proposals=[["A PAR - MOS"]], settings=SEARCH)
-    with pytest.raises(InputError, match="is no legal"):
-        answer(question)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A server of legal orders on a thread of the test's process, over real HTTP."""
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from play.api_draws import Draws, ServedPolicy
 from play.api_errors import ApiConnection
 from play.api_server import orders_app
 from rollouts.deciders import Tokens
+from tests.waiting import wait_until
 from workers.http_server import make_server
 from workers.worker import bind
 
@@ -52,10 +52,3 @@ class ApiHere:
         self.host.submit(self.policy.engine.close()).result(timeout=20)
         self.host.close()
         self._listener.close()
-
-
-def wait_until(holds: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)

@@ -22,7 +22,8 @@ from records.generation import GenerationRequest
 from rollouts.deciders import Tokens
 from telemetry.errors import EngineError, EngineLostError
 from tests.conftest import UniformEngine
-from tests.play.api_here import MODEL, PUBLISHED, ApiHere, wait_until
+from tests.play.api_here import MODEL, PUBLISHED, ApiHere
+from tests.waiting import wait_until
 
 openai = pytest.importorskip("openai")
 START = json.loads(as_recorded("start", []))

@@ -11,7 +11,6 @@ from reports.inspect_rows import Inspector
 from storage.ledger import MAIN, read_ledger
 from storage.runs import RunPaths
 from storage.shards import open_shard
-from telemetry.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +87,3 @@ def test_a_step_s_groups_hold_all_rows_of_its_ledger(rows, paths):
     figures, groups = rows.step(1)
     ledger = read_ledger(paths, MAIN, 1)
     assert ledger is not None and sum(group["decisions"] for group in groups) == ledger.num_rows == figures["train/decisions"]
-
-
-@pytest.mark.parametrize(
-    ("ask", "sentence"),
-    [
-        pytest.param(lambda rows: rows.decision(5), "run 'first' has no decision 5", id="decision"),
-        pytest.param(lambda rows: rows.group(0, "mars", None), "no group with start_group 0, power MARS", id="power"),
-        pytest.param(lambda rows: rows.group(999, None, None), "no group with start_group 999", id="group"),
-        pytest.param(lambda rows: rows.step(3), "there is no step 3: run 'first' has trained 2 steps", id="step"),
-    ],
-)
-def test_what_is_not_there_is_refused(rows, ask, sentence: str):
-    with pytest.raises(InputError, match=sentence):
-        ask(rows)

@@ -21,6 +21,7 @@ from reports.settings_tree import compare
 from storage.asking import connect
 from storage.control import ProducerStatus, write_producer
 from storage.runs import RunPaths, held
+from tests.damage import flip
 from tests.reports.conftest import Page, metric_lines
 
 MakePage = Callable[[RunPaths], Page]
@@ -193,9 +194,7 @@ def test_a_run_whose_process_lives_is_running_and_one_whose_process_died_is_not(
 def test_a_damaged_shard_is_counted_and_named_with_its_reason(run_folder: RunPaths, page_of: MakePage):
     shard = shards(run_folder)[0]
     lost, rows = (sum(len(arrow_rows(file.parent, file.name)) for file in files) for files in ([shard], shards(run_folder)))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    shard.write_bytes(content)
+    flip(shard)
     page = page_of(run_folder)
     assert page.count("shards set aside") == 1
     assert "1 shard was set aside as damaged" in page.text

@@ -22,11 +22,12 @@ from reports.order_odds import odds_by_line
 from reports.replay_page import as_data, replay_html, still
 from reports.replayed import ReplayedGame, ShownOrder, ShownPly, read_game
 from storage.archive import archive_shard
-from storage.index import Index
+from storage.index import open_index
 from storage.runs import RunPaths
 from storage.tombstones import files_of, publish_tombstone
 from telemetry.errors import DataError, InputError
 from tests.conftest import Entente
+from tests.damage import flip
 from tests.reports.conftest import Page
 from tests.thought_rows import add_thoughts
 
@@ -151,8 +152,7 @@ def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, 
 
 
 def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: Path):
-    index = Index(run_folder)
-    index.refresh()
+    index = open_index(run_folder)
     whole = read_game(run_folder, "0/0", model)
     shard = index.find_shard(whole.game.shard)
     assert shard is not None
@@ -173,9 +173,7 @@ def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: P
 def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, model: Path):
     file = run_folder.shards / read_game(run_folder, "latest", model).game.shard
     name = read_game(run_folder, "latest", model).game.name
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    file.write_bytes(content)
+    flip(file)
     with pytest.raises(DataError, match=rf"game {name} cannot be replayed: .*{file.name} has damaged rows"):
         read_game(run_folder, name, model)
     assert read_game(run_folder, "latest", model).game.name != name

@@ -14,7 +14,7 @@ from records.rows import Decision, Ply
 from rollouts.fork import PlayedFork
 from rollouts.roll_out import RolledOut, StartGroup, branch_off, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
-from storage.index import Index, SelectionQuery
+from storage.index import SelectionQuery, open_index
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 
@@ -162,8 +162,7 @@ def test_the_rows_are_stored_chosen_and_grouped_like_any(branched, tmp_path):
     paths = RunPaths(tmp_path / "run").create()
     scored = [replace(row, centres_gained=float(row.fork)) for row in branched.decisions]  # or few of so weak a play had spread
     publish_shard(paths, "local", FIRST, scored, branched.plies, {}, next_start_group=FIRST + 6)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=6, lineage="main", seed=0)
     rows = index.select_batch(query).rows.to_pylist()
     groups = defaultdict(set)

@@ -10,7 +10,7 @@ from records.rows import Decision
 from storage.as_of import read_past_choice, rewind_index
 from storage.asking import connect
 from storage.choose_batch import choose_batch
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lineages import open_lineage
 from storage.runs import RunPaths
@@ -85,8 +85,7 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
             used[group] += 1
     for step in (1, 2, 3, 5, 6, 7, 8):
         step_of = step if step < 5 else step - 1
-        index = Index(paths)
-        index.refresh()
+        index = open_index(paths)
         again = rewind_index(index, paths, read_past_choice(paths, step_of))
         found = index.fetch("SELECT producer, start_group, power, phase, standing FROM standings")
         assert {tuple(row[:4]): row[4] for row in found} == expected[step]

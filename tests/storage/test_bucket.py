@@ -16,7 +16,7 @@ from storage.bucket import BucketFiles
 from storage.control import ControlDesk, read_control
 from storage.copies import trim
 from storage.files import FILES, machine
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import read_ledger
 from storage.objects import Objects
 from storage.retention import RetentionSettings, drop_old_adapters, size_of
@@ -140,8 +140,7 @@ def test_shards_are_published_counted_and_gathered_from_an_empty_disk(run: RunPa
 
 def test_a_new_shard_costs_few_requests_however_many_there_are(run: RunPaths, proxy: Proxy) -> None:
     publish_groups(run, "local", range(0, 20))
-    index = Index(run)
-    index.refresh()
+    index = open_index(run)
     publish_groups(run, "local", range(20, 21))
     del proxy.requests[:]
     assert index.refresh() > 0

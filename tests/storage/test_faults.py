@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard
 
@@ -37,7 +37,7 @@ for number in range(int(sys.argv[2]), int(sys.argv[3])):
 READER = """
 import sys, time
 from pathlib import Path
-from storage.index import Index
+from storage.index import open_index, Index
 from storage.runs import RunPaths
 
 paths = RunPaths(Path(sys.argv[1]))
@@ -104,8 +104,7 @@ def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_som
     out, _ = reader.communicate(timeout=60)
     assert reader.returncode == 0, "the reader saw a part of a shard, or lost one"
     rows, looks = map(int, out.split())
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     published = {number for (number,) in index.fetch("SELECT DISTINCT start_group FROM decisions")}
     assert said <= published and len(published - said) <= kills, "at most the last one of each was published and not said"
     assert index.refused == [] and rows == PER_GROUP * len(published) and looks > 3
@@ -163,8 +162,7 @@ def test_a_foreign_file_among_them_is_named_and_the_rest_goes_on(
     stranger.parent.mkdir(exist_ok=True)
     stranger.unlink(missing_ok=True)
     stranger.write_bytes(content)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     named = [name for name, _ in index.refused]
     expected = {"shard": ["p0/000009.arrow"], "plies": ["p0/000000.arrow"], "ledger folder": []}
     assert named == expected.get(what, [f"{stranger.parent.name}/{stranger.name}"])

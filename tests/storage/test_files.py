@@ -1,6 +1,5 @@
 """The interface to the files: published once, whole or not at all; whoever puts another store behind it runs these."""
 
-import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,29 +67,6 @@ def test_who_has_a_file_open_keeps_it_when_its_name_goes(store: FileStore, tmp_p
     assert held.read() == b"held" * 5000 and not store.exists(tmp_path / "name")
     with pytest.raises(FileNotFoundError):
         store.open(tmp_path / "name")
-
-
-def _race(folder: str, number: int, start: object, wins: object) -> None:
-    start.wait()  # type: ignore[attr-defined]
-    for name in range(40):
-        if PosixFiles().publish(Path(folder, str(name)), lambda temp: temp.write_bytes(bytes([number]) * 3000)):
-            wins.put((name, number))  # type: ignore[attr-defined]
-
-
-def test_of_two_processes_that_publish_the_same_names_each_name_has_one_winner_and_its_bytes(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    start, wins = spawn.Barrier(2), spawn.Queue()
-    racers = [spawn.Process(target=_race, args=(str(tmp_path), number, start, wins)) for number in (1, 2)]
-    for racer in racers:
-        racer.start()
-    won = dict(wins.get(timeout=60) for _ in range(40))
-    for racer in racers:
-        racer.join(60)
-        assert racer.exitcode == 0
-    assert (
-        wins.empty() and sorted(won) == list(range(40)) and sorted(os.listdir(tmp_path), key=int) == [str(n) for n in range(40)]
-    )
-    assert all((tmp_path / str(name)).read_bytes() == bytes([number]) * 3000 for name, number in won.items())
 
 
 @pytest.mark.parametrize("error", [FileExistsError(17, "exists"), OSError(5, "lost")], ids=["taken", "no answer"])

@@ -12,7 +12,7 @@ import pytest
 
 from storage.arrow_files import map_arrow
 from storage.gather import gather
-from storage.index import Index
+from storage.index import open_index
 from storage.mapped import MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
 from storage.runs import RunPaths
@@ -95,8 +95,7 @@ class Flipped:
 
 def test_flips_are_of_every_column_and_of_used_rows(run: RunPaths) -> None:
     """What the other tests of this file rely on: each span holds what the row has in that column."""
-    index = Index(run)
-    index.refresh()
+    index = open_index(run)
     rows = index.select_batch(QUERY).rows
     assert {name for _, name, _, _ in flips(run, rows)} == set(DECISION_SCHEMA.names)
     path = run.shards / rows["shard"][0].as_py()
@@ -116,8 +115,7 @@ def raw_type(name: str) -> Any:
 
 
 def test_a_bit_flipped_in_a_mapped_shard_is_found_two_hundred_times_of_two_hundred(run: RunPaths) -> None:
-    index = Index(run)
-    index.refresh()
+    index = open_index(run)
     rows = index.select_batch(QUERY).rows
     shards, buffers = MappedShards(run.shards), PackingBuffers()
     whole = gather(rows, shards.get, buffers)
@@ -133,8 +131,7 @@ def test_a_bit_flipped_in_a_mapped_shard_is_found_two_hundred_times_of_two_hundr
 
 
 def test_a_bit_flipped_before_a_shard_is_mapped_is_found_two_hundred_times_of_two_hundred(run: RunPaths) -> None:
-    index = Index(run)
-    index.refresh()
+    index = open_index(run)
     rows = index.select_batch(QUERY).rows
     found = 0
     for path, _, place, bit in flips(run, rows):
@@ -145,12 +142,10 @@ def test_a_bit_flipped_before_a_shard_is_mapped_is_found_two_hundred_times_of_tw
 
 
 def test_the_shard_is_set_aside_and_the_batch_redrawn(run: RunPaths) -> None:
-    whole = Index(run)
-    whole.refresh()
+    whole = open_index(run)
     rows = whole.select_batch(QUERY).rows
     for path, _, place, bit in list(flips(run, rows))[:8]:
-        index = Index(run)
-        index.refresh()
+        index = open_index(run)
         name = str(path.relative_to(run.shards))
         with Flipped(path, place, bit):
             with pytest.raises(DataError, match=path.name):

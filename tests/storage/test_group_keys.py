@@ -12,7 +12,7 @@ import pytest
 
 import storage.selection
 from records.rows import Decision
-from storage.index import Index
+from storage.index import open_index
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from storage.selection import SelectionQuery
@@ -54,8 +54,7 @@ def groups_of(folder: Path, decisions: list[Decision]) -> set[frozenset[int]]:
     """The decisions that a step would compare with one another."""
     paths = RunPaths(folder).create()
     publish_shard(paths, "p0", 0, decisions, [], {}, next_start_group=3)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=1, max_policy_lag=9, start_groups=9, lineage="main", seed=0)
     groups: dict[int, set[int]] = {}
     for row in index.select_batch(query).rows.to_pylist():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from storage.asking import connect
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import read_ledger, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
@@ -61,8 +61,7 @@ def test_an_empty_selection_gathers_to_an_empty_batch(paths: RunPaths) -> None:
 
 def test_a_recorded_step_gathers_to_the_same_batch(paths: RunPaths, publish: Any) -> None:
     publish(range(3), forks=5)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.select_batch(QUERY).rows
     write_ledger(paths, "main", 1, rows, {})
     first, again = index.gather(rows), Index(paths).gather(read_ledger(paths, "main", 1))
@@ -81,8 +80,7 @@ def test_token_counts_are_those_of_the_rows(paths: RunPaths, publish: Any) -> No
         legal_ids=[],
         legal_offsets=[0],
     )
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     found = index.connection.sql(
         "SELECT decision_id, n_prompt, n_completion, n_branching FROM decisions WHERE start_group < 2"
     ).fetchall()
@@ -100,8 +98,7 @@ def test_fresh_rows_are_complete_rows_of_exactly_that_version(paths: RunPaths, p
     _, wanted = publish(range(1, 2), policy_version=4)
     publish(range(2, 3), policy_version=4, status="failed")
     publish(range(3, 4), policy_version=5)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.fresh_rows(policy_version=4, limit=99)
     assert sorted(rows["decision_id"].to_pylist()) == sorted(row.decision_id for row in wanted)
     assert index.fresh_rows(policy_version=4, limit=5).equals(rows.slice(0, 5))
@@ -135,8 +132,7 @@ def test_a_shard_of_many_start_groups_names_a_successor_far_away(
     paths: RunPaths, publish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_shard(paths, "p0", 0, [], [], {}, next_start_group=5000)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     monkeypatch.setattr("storage.follow.RELIST_SECONDS", float("inf"))
     publish(range(5000, 5001))
     assert index.refresh() == 12
@@ -159,8 +155,7 @@ def test_a_damaged_shard_is_set_aside_and_the_rest_goes_on(paths: RunPaths, publ
 def test_a_shard_damaged_after_it_was_mapped_is_named_and_set_aside(paths: RunPaths, publish: Any) -> None:
     shard, _ = publish(range(2), forks=6)
     publish(range(2, 4), forks=6)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     before = index.select_batch(QUERY).rows
     tokens = np.asarray(open_shard(shard.path)["input_ids"].chunk(0).values).tobytes()
     with shard.path.open("r+b", buffering=0) as file:  # in place, below the mapping, as no one may
@@ -177,8 +172,7 @@ def test_a_shard_damaged_after_it_was_mapped_is_named_and_set_aside(paths: RunPa
 @pytest.mark.parametrize("change", ["damaged", "replaced", "shorter", "gone"])
 def test_a_recorded_step_is_never_repeated_with_other_rows(paths: RunPaths, publish: Any, change: str) -> None:
     shard, _ = publish(range(3), forks=6)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.select_batch(QUERY).rows
     if change == "damaged":
         damage(shard.path)
@@ -239,8 +233,7 @@ def test_connect_works_while_another_process_publishes(paths: RunPaths) -> None:
 
 def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
     publish(range(2), forks=6)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.select_batch(QUERY).rows
     write_ledger(paths, "main", 1, rows, {})
     connection = connect(paths.root)
@@ -299,7 +292,7 @@ def damage(path: Path) -> None:
 _BESIDE_AN_INDEX = """
 import resource, sys, time
 from pathlib import Path
-from storage.index import Index
+from storage.index import open_index, Index
 from storage.runs import RunPaths
 from telemetry.memory import keep_freed_memory
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storage.index import Index
+from storage.index import open_index
 from storage.learnable import RECENT, PastGroups, PastReturns
 from storage.learnable_process import PastReturnsProcess
 from storage.shards import publish_shard
@@ -90,8 +90,7 @@ def test_groups_that_cannot_be_trained_on_say_nothing(put, past) -> None:
 def test_no_fact_is_kept_beside_a_row_for_each_start_group(put, paths, past) -> None:
     for number in range(6):
         put(number, "ab"[number % 2], [0.0, 2.0 * number])
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     index.snapshot_if_due(2)
     put(6, "a", [0.0, 9.0])
     late = PastReturns(paths, blend=BLEND, discount=1.0)

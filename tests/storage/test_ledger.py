@@ -5,18 +5,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from telemetry.errors import DataError
+from tests.damage import flip
 
 
 @pytest.fixture
 def chosen(paths: RunPaths, publish: Any) -> pa.Table:
     publish(range(3), forks=4)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=9, lineage="main", seed=0)
     rows = index.select_batch(query).rows
     assert rows.num_rows > 4
@@ -65,9 +65,7 @@ def test_rows_from_which_the_step_could_not_be_repeated_are_refused(paths: RunPa
 def test_a_damaged_record_is_an_error_and_never_an_unused_row(paths: RunPaths, chosen: pa.Table) -> None:
     write_ledger(paths, "main", 1, chosen, {})
     path = ledger_path(paths, "main", 1)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path)
     with pytest.raises(DataError, match="step-000001"):
         read_ledger(paths, "main", 1)
     index = Index(paths)

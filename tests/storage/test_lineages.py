@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from storage.asking import connect
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.lineages import (
     NO_STEP_LIMIT,
@@ -61,8 +61,7 @@ def test_a_fork_uses_again_what_its_parent_used_after_it_and_nothing_before(path
     for number in range(6):
         decisions, plies = rows.make_shard_rows(rng, range(number, number + 1), forks=6)
         publish_shard(paths, "p0", number, decisions, plies, {})
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
 
     def step(number: int, lineage: str) -> pa.Table:
         query = SelectionQuery(step=number, policy_version=0, max_policy_lag=9, start_groups=2, lineage=lineage, seed=0)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage.gather import Batch
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.packing import KEPT, PackingBuffers
 from storage.runs import RunPaths
@@ -113,8 +113,7 @@ def test_steps_that_look_ahead_train_on_the_rows_of_steps_that_do_not(paths: Run
 
 
 def test_damage_met_ahead_is_set_aside_and_the_step_chooses_without_it(run: RunPaths) -> None:
-    index = Index(run)
-    index.refresh()
+    index = open_index(run)
     rows = index.select_batch(QUERY).rows
     damaged = set(rows["shard"].to_pylist()).pop()
     flip_a_token(run.shards / damaged)
@@ -128,8 +127,7 @@ def test_damage_met_ahead_is_set_aside_and_the_step_chooses_without_it(run: RunP
 
 
 def test_an_error_that_is_none_of_the_data_is_not_lost(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = Index(run)
-    index.refresh()
+    index = open_index(run)
     rows = index.select_batch(QUERY).rows
     monkeypatch.setattr("storage.index.gather", lambda *given: 1 / 0)
     index.look_ahead(QUERY)
@@ -142,8 +140,7 @@ def test_an_error_that_is_none_of_the_data_is_not_lost(run: RunPaths, monkeypatc
 
 def test_a_batch_keeps_its_values_while_others_are_gathered(run: RunPaths) -> None:
     """Also if only a slice of one of its arrays is still held, or a view that somebody else made of it."""
-    index = Index(run)
-    index.refresh()
+    index = open_index(run)
     rows = index.select_batch(replace(QUERY, start_groups=6)).rows
     parts = [rows.slice(first, 20) for first in range(0, rows.num_rows - 20, 7)]
     expected = [Index(run).gather(part) for part in parts]

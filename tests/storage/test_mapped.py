@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from storage.gather import gather
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.mapped import MAPPED, MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
 from storage.runs import RunPaths
@@ -69,8 +69,7 @@ def test_a_shard_that_was_let_go_can_be_read_on(paths: RunPaths, publish: Callab
 
 def test_gathering_takes_no_heap_of_arrows_and_copies_nothing_but_the_batch(paths: RunPaths, publish: Callable[..., Any]) -> None:
     publish(range(3), forks=6)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.fresh_rows(policy_version=0, limit=10_000)
     shards, buffers = MappedShards(paths.shards), PackingBuffers()
     before = pa.total_allocated_bytes()
@@ -87,8 +86,7 @@ def test_rows_come_in_the_order_asked_for_however_they_lie(paths: RunPaths, publ
     published = {}
     for first in (0, 2):
         published |= {row.decision_id: row for row in publish(range(first, first + 2), forks=4)[1]}
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.fresh_rows(policy_version=0, limit=10_000)
     places = np.arange(rows.num_rows)
     rows = rows.take({"as chosen": places, "backwards": places[::-1], "interleaved": places.reshape(2, -1).T.ravel()}[order])

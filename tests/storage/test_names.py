@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage.archive import archive_path, archive_shard, archived
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, write_ledger
 from storage.lineages import lineage_path, open_lineage, read_lineage
 from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
@@ -23,8 +23,7 @@ from telemetry.errors import DataError
 def ledger(paths: RunPaths, publish: Callable[..., Any]) -> Path:
     """The ledger of step 40 of a run."""
     publish(range(3), forks=4)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=40, policy_version=0, max_policy_lag=0, start_groups=9, lineage="main", seed=0)
     rows = index.select_batch(query).rows
     assert rows.num_rows and write_ledger(paths, "main", 40, rows, {"policy_version": "39"})
@@ -90,12 +89,10 @@ def test_an_archived_shard_under_another_name_is_refused(paths: RunPaths, publis
 def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..., Any]) -> None:
     """They have one layout, and what a tombstone names is removed."""
     publish(range(1))
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     assert index.snapshot_if_due(1) is not None
     shutil.copytree(paths.index, paths.retired)
-    fresh = Index(paths)
-    fresh.refresh()
+    fresh = open_index(paths)
     assert fresh.retired() == [] and fresh.find_shard("p0/000000.arrow") is not None
     ((name, sentence),) = fresh.refused
     assert name == "retired/snap-000001.parquet" and "was written as index/snap-000001.parquet" in sentence

@@ -16,7 +16,7 @@ import pytest
 from cli.clean import clean
 from storage.archive import archive_path
 from storage.asking import connect
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retirable, retire
@@ -25,14 +25,14 @@ from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 from storage.tombstones import remove_retired_files, shard_bytes
 from telemetry.errors import DataError
+from tests.damage import flip
 
 TIGHT = RetentionSettings(shards_gb=1e-9, stale_versions=2, replay_steps=3, shard_grace_hours=0)
 """No room at all: whatever may go, goes."""
 
 
 def opened(paths: RunPaths) -> Index:
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     return index
 
 
@@ -177,9 +177,8 @@ def test_nothing_is_removed_before_its_grace_nor_anything_else_under_its_name(ru
 def test_a_damaged_shard_is_not_given_up(run: RunPaths) -> None:
     opened(run).snapshot_if_due(1)  # which hides the damage
     path = run.shards / "p0" / "000001.arrow"
-    content, stat = bytearray(path.read_bytes()), path.stat()
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    stat = path.stat()
+    flip(path)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     retire(run, Index(run), age(), TIGHT.model_copy(update={"archive_shards": True}))
     assert {shard.number for shard in opened(run).retired()} == {0, 2, 3, 4, 5} and path.exists()
@@ -197,7 +196,7 @@ def test_a_damaged_tombstone_is_named_and_what_it_names_stays(run: RunPaths) -> 
 RETIRER = """
 import os, signal, sys
 from pathlib import Path
-from storage.index import Index
+from storage.index import open_index, Index
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
 from storage.runs import RunPaths

@@ -29,16 +29,6 @@ def test_paths_of_a_run(tmp_path: Path) -> None:
     assert paths.create() == paths
 
 
-def test_the_second_to_publish_a_name_loses_and_leaves_the_first_s_bytes(tmp_path: Path) -> None:
-    final = tmp_path / "a"
-    for content, wins in ((b"first", True), (b"second", False)):
-        temp = tmp_path / ".temp"
-        temp.write_bytes(content)
-        assert publish_file(temp, final) is wins
-        assert not temp.exists()
-    assert final.read_bytes() == b"first"
-
-
 def test_a_file_is_synced_before_it_is_named_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     sync, link = os.fsync, os.link

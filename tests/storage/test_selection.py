@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from records.rows import Decision
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
@@ -154,8 +154,7 @@ def naive_selection(
 @pytest.mark.parametrize("seed", range(4))
 def test_returns_equal_a_plain_loop(paths: RunPaths, rows: Any, seed: int, discount: float) -> None:
     run = random_run(paths, rows, seed)
-    index = Index(paths, blend=BLEND, discount=discount)
-    index.refresh()
+    index = open_index(paths, blend=BLEND, discount=discount)
     found = dict(index.connection.sql('SELECT decision_id, "return" FROM decisions').fetchall())
     assert found == pytest.approx(naive_returns(run, BLEND, discount), abs=1e-12)
 
@@ -223,15 +222,13 @@ def test_two_fresh_indexes_choose_the_same_rows_in_the_same_order(paths: RunPath
 
 
 def test_an_index_that_grew_with_the_run_chooses_like_a_fresh_one(paths: RunPaths, rows: Any) -> None:
-    grown = Index(paths)
-    grown.refresh()
+    grown = open_index(paths)
     rng = random.Random(3)
     for first in (2, 0, 1):
         decisions, plies = rows.make_shard_rows(rng, range(first, first + 1), forks=6)
         publish_shard(paths, "p0", first, decisions, plies, {})
         assert grown.refresh() == len(decisions)
-    fresh = Index(paths)
-    fresh.refresh()
+    fresh = open_index(paths)
     assert grown.select_batch(query(1)).rows.equals(fresh.select_batch(query(1)).rows)
 
 
@@ -246,8 +243,7 @@ def one_power_runs(paths: RunPaths, rows: Any, played: dict[int, tuple[str, int]
             for fork in range(3)
         ]
         publish_shard(paths, "p0", number, decisions, [], {})
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     return index
 
 
@@ -295,6 +291,5 @@ def test_a_return_that_is_not_a_number_is_never_trained_on(paths: RunPaths, rows
         for fork, gained in enumerate([1.0, float("nan"), 0.0])
     ]
     publish_shard(paths, "p0", 0, decisions, [], {})
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     assert index.select_batch(query(1)).counts["unusable"] == 1

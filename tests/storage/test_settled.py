@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import recorded_steps, write_ledger
 from storage.lineages import counts_as_used, open_lineage
 from storage.ranges import Ranges
@@ -26,6 +26,7 @@ from storage.runs import RunPaths
 from storage.selection import Reach, Selection, SelectionQuery
 from storage.shards import publish_shard
 from storage.snapshots import snapshot_files
+from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
 
 LAG = 2
@@ -42,8 +43,7 @@ def everything(paths: RunPaths, scratch: Path, blend: dict[str, float]) -> Index
     for folder in ("shards", "ledger", "retired"):
         (paths.root / folder).mkdir(exist_ok=True)
         (scratch / folder).symlink_to(paths.root / folder)
-    index = Index(RunPaths(scratch), blend=blend)
-    index.refresh()
+    index = open_index(RunPaths(scratch), blend=blend)
     return index
 
 
@@ -82,8 +82,7 @@ class History(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def reopened(self) -> Index:
-        index = Index(self.paths, blend=self.blend, reach=Reach(policy_version=self.trained, max_policy_lag=LAG))
-        index.refresh()
+        index = open_index(self.paths, blend=self.blend, reach=Reach(policy_version=self.trained, max_policy_lag=LAG))
         return index
 
     @rule(count=st.integers(1, 4), behind=st.integers(0, 5))
@@ -183,15 +182,12 @@ class History(RuleBasedStateMachine):
         )
         if files:
             file = files[which % len(files)]
-            content = bytearray(file.read_bytes())
-            content[len(content) // 2] ^= 16
-            file.write_bytes(content)
+            flip(file)
             self.kept = self.reopened()
 
 
 def shards_named(paths: RunPaths, lineage: str) -> set[str]:
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     return {shard for (shard,) in index.fetch("SELECT DISTINCT shard FROM batches WHERE lineage = $name", {"name": lineage})}
 
 
@@ -238,8 +234,7 @@ def query(version: int, **given: Any) -> SelectionQuery:
 
 
 def opened(paths: RunPaths, version: int = 12) -> Index:
-    index = Index(paths, reach=Reach(policy_version=version, max_policy_lag=LAG))
-    index.refresh()
+    index = open_index(paths, reach=Reach(policy_version=version, max_policy_lag=LAG))
     return index
 
 
@@ -338,8 +333,7 @@ def test_a_settled_shard_is_retired_with_the_facts_of_its_file(long_run: RunPath
     tight = RetentionSettings(shards_gb=1e-9, stale_versions=2, replay_steps=3, shard_grace_hours=0)
     retire(long_run, index, RunAge(policy_version=12, oldest_checkpoint=11, max_policy_lag=LAG), tight)
     assert {shard.number for shard in index.retired()} == set(range(8))
-    after = Index(long_run)
-    after.refresh()
+    after = open_index(long_run)
     assert after.fetch("FROM decisions ORDER BY ALL") == before
     same(index.select_batch(query(12)), after.select_batch(query(12)))
     same(opened(long_run).select_batch(query(12)), after.select_batch(query(12)))

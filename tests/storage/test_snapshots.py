@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.storage_figures import run_of_facts, step_query
 from storage import snapshots
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.parts import LARGE_ROWS, MERGED, choose_parts, read_parts
 from storage.runs import RunPaths
@@ -23,6 +23,7 @@ from storage.selection import Reach, SelectionQuery
 from storage.shards import map_shard
 from storage.snapshots import IndexSnapshot, read_coverage, read_snapshot, snapshot_files, write_snapshot
 from telemetry.errors import DataError
+from tests.damage import flip
 
 QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
 BLEND = {"centres_gained": 1.0, "final_sos_share": -3.5}
@@ -36,8 +37,7 @@ def known(index: Index) -> list[Any]:
 
 
 def snapshot_of(paths: RunPaths) -> Path:
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     written = index.snapshot_if_due(1)
     assert written is not None
     return written
@@ -64,8 +64,7 @@ def grown(paths: RunPaths, publish: Callable[..., Any]) -> RunPaths:
     """Three shards of two producers and one ledger in a snapshot, and a shard that came after it."""
     for first, producer in ((0, "p0"), (0, "p1"), (2, "p0")):
         publish(range(first, first + 2), producer, forks=4)
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = index.select_batch(QUERY).rows
     assert rows.num_rows > 20
     write_ledger(paths, "main", 1, rows.slice(0, 12), {})
@@ -75,8 +74,7 @@ def grown(paths: RunPaths, publish: Callable[..., Any]) -> RunPaths:
 
 
 def test_facts_in_many_chunks_are_written_and_read_like_facts_in_one(grown: RunPaths, tmp_path: Path) -> None:
-    index = Index(grown)
-    index.refresh()
+    index = open_index(grown)
     whole = index.snapshot_of([shard for name in ("000000", "000002") if (shard := index.find_shard(f"p0/{name}.arrow"))])
     rows = whole.decisions.num_rows
     chunked = replace(whole, decisions=pa.concat_tables([whole.decisions.slice(at, 5) for at in range(0, rows, 5)]))
@@ -264,9 +262,7 @@ def test_a_shard_that_changed_since_its_snapshot_is_read_anew(grown: RunPaths, p
 def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths, publish: Callable[..., Any]) -> None:
     path = grown.shards / "p0" / "000000.arrow"
     marks = os.stat(path)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path)
     os.utime(path, ns=(marks.st_atime_ns, marks.st_mtime_ns))
     index = Index(grown)
     assert index.refresh() == 128 and index.refused == []
@@ -284,8 +280,7 @@ def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths
     parts = stored(grown)
     assert {shard.name for part in parts for shard in part.shards} == {shard.name for shard in index.live()}
     assert all("p0/000000.arrow" not in part.decisions["shard"].to_pylist() for part in parts)
-    late = Index(grown)
-    late.refresh()
+    late = open_index(grown)
     assert [shard for shard, _ in late.refused] == ["p0/000000.arrow"], "an index that opens reads the file itself"
 
 
@@ -350,8 +345,7 @@ def test_parts_of_one_size_class_are_merged_smallest_first_and_large_ones_never(
 def test_a_run_of_an_earlier_version_opens_and_goes_on(grown: RunPaths, publish: Any, opened: list[str]) -> None:
     """Its newest snapshot covered all shards, and so did the one before; neither named the versions of their rows."""
     expected = known(Index(grown))
-    whole = Index(grown)
-    whole.refresh()
+    whole = open_index(grown)
     everything = whole.snapshot_of(whole.live())
     for file in grown.index.iterdir():
         file.unlink()
@@ -375,8 +369,7 @@ def test_a_run_of_an_earlier_version_opens_and_goes_on(grown: RunPaths, publish:
 
 
 def test_an_index_that_is_kept_is_compressed_and_chooses_the_same(tmp_path: Path) -> None:
-    index = Index(run_of_facts(tmp_path, 42_000, shard_groups=100, seed=0))
-    index.refresh()
+    index = open_index(run_of_facts(tmp_path, 42_000, shard_groups=100, seed=0))
     chosen = index.select_batch(step_query(1)).rows
     memory = "SELECT sum(memory_usage_bytes) FROM duckdb_memory()"
     before = index.fetch(memory)[0][0]
@@ -386,8 +379,7 @@ def test_an_index_that_is_kept_is_compressed_and_chooses_the_same(tmp_path: Path
 
 
 def test_stock_duckdb_reads_it(grown: RunPaths) -> None:
-    index = Index(grown)
-    index.refresh()
+    index = open_index(grown)
     snapshot_of(grown)
     files = f"'{grown.index}/snap-??????.parquet'"
     question = "SELECT power, policy_version, avg(centres_gained), count(*) FROM {} GROUP BY ALL ORDER BY ALL"

@@ -13,6 +13,7 @@ from storage.schema import DECISION_SCHEMA
 from storage.shards import publish_shard, shard_path
 from storage.stored_groups import StoredGroup, stored_groups
 from telemetry.errors import InputError
+from tests.damage import flip
 from tests.storage.make_rows import make_decision, make_ply
 
 MODEL = {"base_model": "m1", "tokenizer": "t1"}
@@ -77,9 +78,7 @@ def test_a_damaged_shard_is_passed_over_and_named_where_nothing_else_is_there(pa
     publish(paths, 0)
     publish(paths, 1)
     damaged = shard_path(paths, "local", 0)
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
+    flip(damaged)
     assert numbers(stored_groups(paths, MODEL)) == [1]
     shard_path(paths, "local", 1).unlink()
     with pytest.raises(InputError, match=r"no whole start group that its base drew \(.*000000\.arrow"):

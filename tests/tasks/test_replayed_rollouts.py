@@ -11,17 +11,14 @@ import pytest
 from pipeline.resources import Resources
 from pipeline.simulated_settings import SimulatedSettings
 from records.generation import GenerationRequest
-from records.policy_version import BASE, PolicyVersion
+from records.policy_version import PolicyVersion
 from rollouts.settings import RolloutSettings
-from state_cache.settings import CacheSettings
-from state_cache.store import StateCache
 from storage.asking import connect
-from storage.runs import RunPaths
 from storage.stored_groups import stored_groups
 from tasks.replayed_rollouts import IdleEngine, Pace, ReplayedSource, replay_groups
 from tasks.rollouts import roll_out_groups
 from telemetry.errors import EngineError
-from training.messages import ResumePoint, TrainedStep
+from tests.task_resources import resources_of
 
 START_GROUPS = 2
 
@@ -33,25 +30,10 @@ def simulated(**settings: Any) -> SimulatedSettings:
 @pytest.fixture
 def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callable[..., Resources]:
     """What tasks of a run of this name work with: `resources("run", engine)`."""
+    rollouts = RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1)
 
     def make(name: str, engine: Any = None) -> Resources:
-        nothing: Any = None
-        return Resources(
-            paths=RunPaths(tmp_path / name).create(),
-            model=tmp_path,
-            seed=5,
-            rollouts=RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1),
-            cache=StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions), held_out=()),
-            host=host,
-            engine=engine or uniform_engine(),
-            scorer=nothing,
-            tokens=tokens,
-            trainer=nothing,
-            resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
-            past_returns=nothing,
-            max_policy_lag=2,
-            provenance={"run": name},
-        )
+        return resources_of(tmp_path / name, positions, rollouts, host=host, engine=engine or uniform_engine(), tokens=tokens)
 
     return make
 

@@ -42,7 +42,7 @@ def main(model: Path, file: Path, given: dict[str, Any]) -> None:
     for update in updater.updates(batch):
         found["losses"].append(update.outcome.loss)
         found["gradients"].append(gradient_of(policy.parameters()))
-        found["tokens"].append(len(update.gauges.log_ratio))
+        found["tokens"].append(len(update.computed.gauges.log_ratio))
     policy.save_adapter(file.parent)  # with a split base too
     policy.load_adapter(file.parent)
     found["weights"] = [weight.detach().clone() for weight in policy.parameters()]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from storage.adapters import read_adapter
-from storage.index import Index, SelectionQuery
+from storage.index import SelectionQuery, open_index
 from storage.ledger import MAIN, read_ledger
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf, lesson_uses
 from storage.lessons import recorded_lessons
@@ -24,10 +24,11 @@ from training.advantages import leave_one_out
 from training.parallel import split_rows
 from training.policy import Policy
 from training.replay import replay_step
+from training.results import Accumulated
 from training.row_checks import RowLimits, find_trainable_lessons
 from training.settings import TrainingSettings
 from training.trainer import Trainer
-from training.update import Accumulated, Updater
+from training.update import Updater
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", distil_weight=0.7)
 QUERY = LessonQuery(round="r", count=4, max_uses=2)
@@ -52,8 +53,7 @@ def lessons_of(paths: RunPaths, count: int = 3) -> LessonBatch:
 
 
 def rows_of(paths: RunPaths):
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=1, lineage="x", seed=0)
     return index.gather(index.select_batch(query).rows)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import MAIN, read_ledger
 from storage.outcome import read_outcome
 from storage.runs import RunPaths
@@ -63,8 +63,7 @@ def test_its_figures_are_what_the_trainer_would_have_made_of_the_rows(made, mode
         updater = Updater(trainer._updater.policy, settings)
         for place, step in enumerate(found.steps):
             rows = read_ledger(made, MAIN, step)
-            index = Index(made)
-            index.refresh()
+            index = open_index(made)
             batch = index.gather(rows)
             update = updater.accumulate(batch, range(rows.num_rows), advantages(batch))
             tried, gauges = found.tried[name][place], update.gauges
@@ -135,8 +134,7 @@ def test_what_the_trainer_recorded_at_lag_zero_is_found_again(made, model, tmp_p
     from training.lab import _evaluate, _load_newest_checkpoint
 
     assert _load_newest_checkpoint(paths, updater).step == 1
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     rows = read_ledger(paths, MAIN, 2)
     figures, _ = _evaluate(updater, index.gather(rows), rows["power"].to_pylist(), variants(SETTINGS, []))
     assert figures["clipped"].loss == pytest.approx(recorded.loss, abs=1e-6)

@@ -13,8 +13,8 @@ from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.objective import Objective
 from training.reference_kl import exact_kl, legal_entropy
+from training.results import Gauges
 from training.settings import TrainingSettings
-from training.step_metrics import Gauges
 
 VOCABULARY = 9
 TERMS = {

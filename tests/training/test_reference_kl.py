@@ -1,79 +1,14 @@
-"""Exact divergence and entropy over legal sets against plain loops, their slopes against differences; the KL controller."""
+"""The controller of the KL weight. Divergence, entropy and their slopes are held against loops in test_objective.py."""
 
 import json
 import math
-import random
 from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
-import torch
 
-from tests.training.loss_oracle import divergence, entropy, masked
-from training.reference_kl import KlState, exact_kl, kl_weight, legal_entropy, update_kl_state
+from training.reference_kl import KlState, kl_weight, update_kl_state
 from training.settings import TrainingSettings
-
-VOCABULARY = 12
-
-
-def case(seed: int) -> tuple[list[list[float]], list[list[float]], list[list[int]]]:
-    """Logits of policy and reference at some positions, and their legal sets, of different sizes."""
-    dice = random.Random(seed)
-    sets = [sorted(dice.sample(range(VOCABULARY), size)) for size in (2, 5, 3, 9)]
-    policy, reference = ([[dice.gauss(0, 2) for _ in range(VOCABULARY)] for _ in sets] for _ in range(2))
-    return policy, reference, sets
-
-
-def padded(logits: torch.Tensor, sets: list[list[int]]) -> torch.Tensor:
-    """Log-probabilities over the legal sets, [positions, largest], -inf beyond a set."""
-    widest = max(map(len, sets))
-    rows = [
-        torch.cat([row[legal], row.new_full((widest - len(legal),), -math.inf)]) for row, legal in zip(logits, sets, strict=True)
-    ]
-    return torch.log_softmax(torch.stack(rows), dim=1)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_divergence_and_entropy_are_those_of_the_loops(seed: int):
-    policy, reference, sets = case(seed)
-    ours, base = (padded(torch.tensor(logits, dtype=torch.float64), sets) for logits in (policy, reference))
-    loops = [(masked(p, legal), masked(r, legal)) for p, r, legal in zip(policy, reference, sets, strict=True)]
-    assert exact_kl(ours, base).tolist() == pytest.approx([divergence(p, r) for p, r in loops], rel=1e-9)
-    assert legal_entropy(ours).tolist() == pytest.approx([entropy(p) for p, _ in loops], rel=1e-9)
-
-
-@pytest.mark.parametrize("of", ["divergence", "entropy"])
-def test_their_slopes_by_every_logit_are_those_of_differences(of: str):
-    policy, reference, sets = case(7)
-    logits = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
-    base = padded(torch.tensor(reference, dtype=torch.float64), sets)
-    ours = padded(logits, sets)
-    (exact_kl(ours, base) if of == "divergence" else legal_entropy(ours)).sum().backward()
-    assert logits.grad is not None
-
-    def loop(given: list[list[float]]) -> float:
-        rows = zip(given, reference, sets, strict=True)
-        return sum(divergence(masked(p, s), masked(r, s)) if of == "divergence" else entropy(masked(p, s)) for p, r, s in rows)
-
-    for position in range(len(sets)):
-        for token in range(VOCABULARY):
-            ends = []
-            for side in (1e-5, -1e-5):
-                moved = [list(row) for row in policy]
-                moved[position][token] += side
-                ends.append(loop(moved))
-            assert (ends[0] - ends[1]) / 2e-5 == pytest.approx(logits.grad[position, token].item(), abs=1e-8)
-
-
-def test_the_divergence_is_zero_from_itself_and_pulls_towards_the_reference():
-    policy, reference, sets = case(1)
-    ours = padded(torch.tensor(policy), sets)
-    assert exact_kl(ours, ours).tolist() == [0.0] * len(sets)
-    logits = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
-    base = padded(torch.tensor(reference, dtype=torch.float64), sets)
-    before = exact_kl(padded(logits, sets), base).sum()
-    before.backward()
-    assert exact_kl(padded((logits - 0.01 * logits.grad).detach(), sets), base).sum() < before
 
 
 def controlled(settings: TrainingSettings, measured: Callable[[float], float | None], steps: int) -> list[float]:

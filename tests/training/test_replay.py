@@ -19,6 +19,7 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
 from telemetry.progress import LogReporter, install
+from tests.damage import flip
 from training.checkpoint import checkpoint_steps
 from training.policy import Policy
 from training.replay import EXACT, TOLERANCES, Replay, replay_step
@@ -303,9 +304,7 @@ def test_other_training_settings_than_the_step_s_are_refused(paths, again):
 
 def test_a_damaged_shard_is_named_where_it_lies(paths, again):
     shard = paths.shards / "local" / "000000.arrow"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
+    flip(shard)
     with pytest.raises(DataError) as refused:
         again(paths, 1)
     assert str(shard) in str(refused.value) and "entente-replay" not in str(refused.value)

@@ -10,9 +10,9 @@ import pytest
 
 from storage.outcome import UpdateOutcome
 from telemetry.metrics import check
+from training.results import Accumulated, Gauges
 from training.step_metrics import (
     MISMATCH_ALARM,
-    Gauges,
     Update,
     effective_share,
     lag_zero_metrics,
@@ -49,18 +49,12 @@ def gauges(seed: int, rows: list[int], **given: Any) -> Gauges:
     return Gauges(**(figures | given))
 
 
-def update(seen: Gauges, **given: Any) -> Update:
-    figures: dict[str, Any] = {
-        "outcome": UpdateOutcome(loss=0.5, gradient_norm=2.0, micro_batches=[0.5]),
-        "skipped": False,
-        "raw_tokens": 80,
-        "unique_tokens": 30,
-        "kl_weight": 0.0,
-        "plan_s": 0.1,
-        "forward_s": 1.0,
-        "backward_s": 2.0,
-    }
-    return Update(gauges=seen, **(figures | given))
+def update(seen: Gauges, kl_weight: float = 0.0) -> Update:
+    computed = Accumulated(
+        losses=[0.5], gauges=seen, unique_tokens=30, kl_weight=kl_weight, plan_s=0.1, forward_s=1.0, backward_s=2.0
+    )
+    outcome = UpdateOutcome(loss=0.5, gradient_norm=2.0, micro_batches=[0.5])
+    return Update(computed=computed, outcome=outcome, skipped=False)
 
 
 def test_figures_are_over_the_tokens_of_all_updates():

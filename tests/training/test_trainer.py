@@ -11,11 +11,12 @@ import torch
 import training.layout
 import training.trainer
 from storage.adapters import read_adapter
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import read_ledger, recorded_steps
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
+from tests.damage import flip
 from training.advantages import leave_one_out
 from training.branching import branching_tokens
 from training.checkpoint import checkpoint_steps
@@ -45,8 +46,7 @@ def trainer_for(paths: RunPaths, model: Path, settings: TrainingSettings = SETTI
 
 
 def whole_batch(paths: RunPaths):
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     return index.gather(index.fresh_rows(policy_version=0, limit=10_000))
 
 
@@ -112,25 +112,6 @@ def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, mode
     assert np.corrcoef(advantages, moved[at])[0, 1] > 0.3
 
 
-def test_the_gradient_does_not_depend_on_the_micro_batches(paths, model):
-    gradients = []
-    for cut in ({"token_budget": 400}, {"token_budget": 8192}, {"layout": "padded", "micro_batch_rows": 3}):
-        settings = SETTINGS.model_copy(update={**cut, "max_gradient_norm": 1e9})
-        policy = Policy(model, settings)
-        with torch.no_grad():
-            for parameter in policy.parameters():  # away from B = 0, where half the gradient vanishes
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-        trainer = Trainer(paths, policy, settings, StorageSettings())
-        trainer._index.refresh()
-        from storage.selection import SelectionQuery
-
-        query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=4, lineage="x", seed=0)
-        list(trainer._updater.updates(trainer._index.gather(trainer._index.select_batch(query).rows)))
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
-    for gradient in gradients[1:]:
-        assert float((gradient - gradients[0]).norm() / gradients[0].norm()) < 1e-5
-
-
 def test_a_step_packs_and_says_how_much_it_saved(paths, model):
     metrics = trainer_for(paths, model).step(1, 4).metrics
     assert metrics["train/packed"] == 1.0 and metrics["train/refused_rows"] == 0.0
@@ -148,7 +129,6 @@ def test_a_step_whose_packed_path_fails_its_check_is_padded_and_says_so(paths, m
 
 
 def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths, model, monkeypatch):
-    from storage.index import Index
 
     honest, seen = Index.gather, []
 
@@ -226,13 +206,6 @@ def test_resume_is_bitwise(played, model, tmp_path):
             assert trainer.step_done == 1
         hashes.append([trainer.step(2, 2).published.adapter_hash, read_adapter(paths, 1).adapter_hash])
     assert hashes[0] == hashes[1] and len(set(hashes[0])) == 2
-
-
-def flip(file: Path) -> None:
-    """Damage a file by one bit, in its middle."""
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
 
 
 def run_files(paths: RunPaths) -> dict[str, bytes]:
@@ -436,8 +409,7 @@ def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model, monkeypat
     monkeypatch.setattr("training.trainer.SNAPSHOT_EVERY_SHARDS", 1)
     Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings()).step(2, 4)
     assert [path.name for path in paths.index.glob("snap-000001.parquet")] == ["snap-000001.parquet"]
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     assert index.totals().decisions == len(whole_batch(paths).decision_ids) and index.refused == []
 
 

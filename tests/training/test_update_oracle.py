@@ -13,7 +13,7 @@ import torch
 
 from storage.adapters import read_adapter
 from storage.gather import Batch
-from storage.index import Index, SelectionQuery
+from storage.index import SelectionQuery, open_index
 from storage.ledger import MAIN
 from storage.outcome import outcome_path, read_outcome
 from storage.runs import RunPaths
@@ -58,8 +58,7 @@ def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
 
 
 def batch_of(paths: RunPaths) -> Batch:
-    index = Index(paths)
-    index.refresh()
+    index = open_index(paths)
     query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, lineage="x", seed=0)
     return index.gather(index.select_batch(query).rows)
 
@@ -309,9 +308,11 @@ def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(p
     settings = SETTINGS.model_copy(update={"importance_cap": 2.0, "updates_per_step": 2, "clip_low": 1e-6, "clip_high": 1e-6})
     policy = stirred(model, settings)
     updates = list(Updater(policy, settings).updates(batch_of(paths)))
-    clipped = [bool((update.gauges.clipped_low | update.gauges.clipped_high).any()) for update in updates]
+    clipped = [bool((update.computed.gauges.clipped_low | update.computed.gauges.clipped_high).any()) for update in updates]
     assert clipped == [False, True]
-    assert all(float(np.abs(update.gauges.log_ratio).max()) > 0.01 for update in updates), "the gauge is against the sampler"
+    assert all(float(np.abs(update.computed.gauges.log_ratio).max()) > 0.01 for update in updates), (
+        "the gauge is against the sampler"
+    )
 
 
 def test_a_step_s_figures_have_the_lag_zero_gap_and_the_controller_s_weight(paths, model):

@@ -19,7 +19,7 @@ from inference.value_reader import ValueReader
 from records.value_head import AVERAGES, CENTRES_SCALE, HEAD_FILE, base_head, read_head, write_head
 from storage.adapters import publish_adapter, read_adapter
 from storage.gather import Batch
-from storage.index import Index
+from storage.index import open_index
 from storage.ledger import MAIN, read_ledger
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -31,11 +31,12 @@ from training.advantages import advantages_of
 from training.padded_rows import pad
 from training.policy import Policy
 from training.replay import replay_step
+from training.results import Accumulated, Gauges
 from training.settings import TrainingSettings
-from training.step_metrics import Gauges, explained
+from training.step_metrics import explained
 from training.trainer import Trainer
 from training.trie_plan import plan
-from training.update import Accumulated, Updater
+from training.update import Updater
 from training.value_head import ValueHead, squared_errors
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", value_weight=0.5)
@@ -126,7 +127,7 @@ def test_the_head_is_clipped_apart_from_the_adapter(model: Path):
             parameter.grad = torch.full_like(parameter, size / parameter.numel())
     updater.optimiser.step = lambda *_, **__: None  # type: ignore[method-assign]
     nothing = Accumulated(
-        losses=[0.0], gauges=Gauges.join([]), raw_tokens=0, unique_tokens=0, kl_weight=0.0, plan_s=0, forward_s=0, backward_s=0
+        losses=[0.0], gauges=Gauges.join([]), unique_tokens=0, kl_weight=0.0, plan_s=0, forward_s=0, backward_s=0
     )
     update = updater.apply(nothing)
     assert update.outcome.gradient_norm < 0.01 and policy.parameters()[0].grad.sum().item() == pytest.approx(1e-3, rel=1e-3)
@@ -143,8 +144,7 @@ def test_an_untrained_head_says_the_average():
 def test_ends_are_those_of_the_forks_last_positions(trained):
     """Oracle: the last ply of each fork."""
     paths, _ = trained
-    index = Index(paths, ends=True)
-    index.refresh()
+    index = open_index(paths, ends=True)
     rows = read_ledger(paths, MAIN, 1)
     plies = open_plies(paths.shards / rows["shard"][0].as_py()).to_pylist()
     last = {(ply["start_group"], ply["fork"]): ply["position"] for ply in sorted(plies, key=lambda ply: ply["ply"])}
@@ -154,8 +154,7 @@ def test_ends_are_those_of_the_forks_last_positions(trained):
         wanted.append([end.sos_share(row["power"]), end.centres[POWERS.index(row["power"])] / CENTRES_SCALE])
     ends = index.gather(rows).ends
     assert np.allclose(ends, wanted, atol=1e-6) and ends.std(0).min() > 0
-    plain = Index(paths)
-    plain.refresh()
+    plain = open_index(paths)
     assert plain.gather(rows).ends is None
 
 
@@ -216,8 +215,7 @@ def test_a_head_of_another_base_is_refused_and_one_of_its_own_begins_a_run(train
 
 
 def test_a_reader_foretells_what_the_trainer_s_policy_does(paths: RunPaths, model: Path):
-    index = Index(paths, ends=True)
-    index.refresh()
+    index = open_index(paths, ends=True)
     batch = index.gather(read_ledger(paths, MAIN, 1))
     policy = Policy(model, SETTINGS)
     policy.load_adapter(paths.adapter(2))

@@ -11,8 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere
-from tests.workers.test_pool import request_for, root, wait_until
+from tests.workers.test_pool import request_for, root
 from tests.workers.test_worker_doors import knock
 from workers import http_bounds
 from workers.wire import pack_request

@@ -25,6 +25,7 @@ from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from rollouts.fork import Tokens
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
+from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from workers import pool_roster
 from workers.pool import RemoteEngine
@@ -104,13 +105,6 @@ def publish(host: EngineHost, pool: RemoteEngine, root: Path, version: int) -> s
     policy = version_in(root / f"v{version}", version)
     host.submit(pool.publish(policy)).result(timeout=30)
     return policy.adapter_hash
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
 
 
 def test_a_position_stays_on_its_worker_and_load_spreads_over_positions(host, pools, workers, request_for):
@@ -429,11 +423,6 @@ def test_settings_for_evaluation_name_its_own_workers_or_those_of_the_rollouts()
     assert plain.for_evaluation is plain
     kept = InferenceSettings(urls=("http://a:1",), evaluation_urls=("http://b:1",), max_in_flight=7)
     assert (kept.for_evaluation.urls, kept.for_evaluation.max_in_flight) == (("http://b:1",), 7)
-
-
-def test_base_hash_is_what_a_pool_without_versions_asks_for(host, pools, workers, request_for):
-    answer = draw(host, pools(workers()), [request_for(1)]).result(timeout=10)[0]
-    assert answer.policy == BASE
 
 
 def test_the_base_is_drawn_by_its_number_though_the_workers_serve_a_newer_version(host, pools, workers, root, request_for):

@@ -22,9 +22,10 @@ from rollouts.settings import RolloutSettings
 from storage.schema import to_table
 from telemetry.errors import EngineError, EngineLostError
 from tests.command import ROOT
+from tests.waiting import wait_until
 from tests.workers.faulty_proxy import FAILURES, UNREADABLE, WRONG_ANSWERS, FaultyProxy
 from tests.workers.plain_worker import PlainEngine
-from tests.workers.test_pool import check, draw, pools, publish, request_for, root, wait_until, workers
+from tests.workers.test_pool import check, draw, pools, publish, request_for, root, workers
 
 __all__ = ["pools", "request_for", "root", "workers"]  # fixtures
 

@@ -32,6 +32,14 @@ class Factory:
         return engine
 
 
+def the_second_does_not_start(engine: PlainEngine, number: int) -> None:
+    async def fails() -> None:
+        raise EngineError("no memory is left")
+
+    if number == 1:
+        engine.start = fails  # type: ignore[method-assign]
+
+
 async def started(factory: Factory, restarts: int = 3) -> EngineSupervisor:
     supervisor = EngineSupervisor(factory, restarts=restarts)
     await supervisor.start()
@@ -111,14 +119,7 @@ def test_a_request_that_kills_every_engine_is_refused_in_the_end_and_the_engine_
 
 def test_a_start_that_fails_while_building_again_is_tried_again_within_the_bound(request_for):
     async def scene() -> None:
-        def fate(engine: PlainEngine, number: int) -> None:
-            async def fails() -> None:
-                raise EngineError("no memory is left")
-
-            if number == 1:
-                engine.start = fails  # type: ignore[method-assign]
-
-        factory = Factory(fate)
+        factory = Factory(the_second_does_not_start)
         supervisor = await started(factory)
         factory.built[0].dies = DEATH
         assert (await supervisor.generate(request_for(1))).policy.version == 0
@@ -239,14 +240,7 @@ def test_an_engine_is_built_to_its_end_though_all_who_wait_give_up(request_for):
 
 def test_a_reset_that_fails_is_mended_by_the_next_request(request_for):
     async def scene() -> None:
-        def fate(engine: PlainEngine, number: int) -> None:
-            async def fails() -> None:
-                raise EngineError("no memory is left")
-
-            if number == 1:
-                engine.start = fails  # type: ignore[method-assign]
-
-        factory = Factory(fate)
+        factory = Factory(the_second_does_not_start)
         supervisor = await started(factory)
         await supervisor.publish(PolicyVersion(version=7, adapter=NOWHERE, adapter_hash="hash-7"))
         with pytest.raises(EngineError, match="no memory"):

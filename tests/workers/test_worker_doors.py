@@ -20,8 +20,9 @@ from inference.host import EngineHost
 from records.generation import GenerationRequest
 from records.policy_version import BASE, BASE_HASH, PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, InputError
+from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
-from tests.workers.test_pool import pools, request_for, root, wait_until
+from tests.workers.test_pool import pools, request_for, root
 from workers import http_guards, worker_memory
 from workers.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
 from workers.worker import bind

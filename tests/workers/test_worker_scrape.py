@@ -18,6 +18,7 @@ from inference.settings import InferenceSettings
 from storage.asking import ask, connect
 from storage.runs import RunPaths
 from telemetry.metrics import METRICS
+from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere
 from workers import worker_metrics, worker_scrape
 from workers.pool import RemoteEngine
@@ -67,18 +68,11 @@ def pair(model: Path, tmp_path: Path, host: EngineHost) -> Iterator[Callable[...
             worker.stop()
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def test_pages_are_read_on_the_beat_and_kept_for_sql_and_a_worker_that_is_gone_is_counted(pair, host: EngineHost, tmp_path: Path):
     paths = RunPaths(tmp_path / "run").create()
     pool, workers = pair(scrape_s=0.3, into=paths.workers)  # a page has a beat to come, on a busy machine too
     assert isinstance(pool, EngineWithWorkerFigures)
-    wait_for(lambda: paths.workers.is_file() and len(paths.workers.read_text().splitlines()) >= 6)
+    wait_until(lambda: paths.workers.is_file() and len(paths.workers.read_text().splitlines()) >= 6)
     figures = pool.scraped()
     assert figures["workers/pages_read"] >= 6 and figures["workers/pages_unread"] == 0
     assert figures["workers/running_mean"] == 0 and set(figures) <= set(METRICS)
@@ -90,7 +84,7 @@ def test_pages_are_read_on_the_beat_and_kept_for_sql_and_a_worker_that_is_gone_i
             found[name] += value
         return found["workers/pages_unread"] >= 2 and found["workers/pages_read"] >= 2
 
-    wait_for(gone)
+    wait_until(gone)
     lines = [json.loads(line) for line in paths.workers.read_text().splitlines()]
     assert {line["worker"] for line in lines} == {worker.url for worker in workers}
     later = [line for line in lines if line["worker"] == workers[1].url][1:]
@@ -104,9 +98,9 @@ def test_what_workers_log_is_kept_once_by_worker_and_answers_sql(pair, host: Eng
     _, workers = pair(scrape_s=0.05, into=paths.workers)
     for number, worker in enumerate(workers):
         worker.log.emit(logging.LogRecord("vllm", logging.WARNING, "f", 1, "cache is %d %% full", (90 + number,), None))
-    wait_for(lambda: paths.worker_log.is_file() and len(paths.worker_log.read_text().splitlines()) == 2)
+    wait_until(lambda: paths.worker_log.is_file() and len(paths.worker_log.read_text().splitlines()) == 2)
     workers[0].log.emit(logging.LogRecord("vllm", logging.ERROR, "f", 1, "cache is full", (), None))
-    wait_for(lambda: len(paths.worker_log.read_text().splitlines()) == 3)
+    wait_until(lambda: len(paths.worker_log.read_text().splitlines()) == 3)
     time.sleep(0.3)
     answer = ask(connect(paths.root), "SELECT worker, level, text FROM worker_log ORDER BY ALL").to_pylist()
     expected = [

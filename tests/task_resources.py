@@ -1,0 +1,26 @@
+"""What tasks of a run work with, where a test needs only some of it."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.resources import Resources
+from records.policy_version import BASE
+from rollouts.settings import RolloutSettings
+from state_cache.settings import CacheSettings
+from state_cache.store import StateCache
+from storage.runs import RunPaths
+from training.messages import ResumePoint, TrainedStep
+
+
+def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **given: Any) -> Resources:
+    """Resources of a run in this folder that starts from these positions; what is not given is None."""
+    nothing = dict.fromkeys(("host", "engine", "scorer", "tokens", "trainer", "past_returns"))
+    parts: dict[str, Any] = {
+        "model": run.parent,
+        "seed": 5,
+        "cache": StateCache(path=run.parent, settings=CacheSettings(), train=tuple(positions), held_out=()),
+        "resume_point": ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
+        "max_policy_lag": 2,
+        "provenance": {"run": run.name},
+    }
+    return Resources(paths=RunPaths(run).create(), rollouts=rollouts, **(nothing | parts | given))
