@@ -50,14 +50,12 @@ async def train_sweep(sweep: Sweep, runs_root: RunsFolder = Path("runs"), resume
     outlive_worker()
     with cancelled_by_sigterm():
         state = await asyncio.to_thread(SweepState, sweep, runs_root)
+        if not resume:
+            await asyncio.to_thread(check_sweep, state)
         with held(state.lock) as mine, tags(f"sweep:{sweep.name}"):
             if not mine:
                 raise InputError(f"sweep '{sweep.name}' is being trained by another process: wait for it, or stop it")
-            if resume:
-                state.resume()
-            else:
-                await asyncio.to_thread(check_sweep, state)
-                state.begin()
+            state.resume() if resume else state.begin()
             async with keep_engine():
                 while due := state.due() or state.draw_next():
                     for run, steps in due:

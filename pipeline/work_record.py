@@ -74,6 +74,11 @@ def read_work(runs_root: Path, flow_run: str) -> Work | None:
     return _read(runs_root / WORK_FOLDER / f"{flow_run}.json")
 
 
+def work_file(runs_root: Path, work: Work) -> Path:
+    """The file of a record; its time is when the work began."""
+    return runs_root / WORK_FOLDER / f"{work.flow_run}.json"
+
+
 def list_works(paths: RunPaths) -> list[Work]:
     """All records of this run, the latest first."""
     folder = paths.root.parent / WORK_FOLDER

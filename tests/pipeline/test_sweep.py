@@ -8,8 +8,9 @@ import pytest
 from evaluation.score_files import ScoreRecord, read_scores, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
-from pipeline.sweep import SweepState, read_sweep, share_base_scores, survivors
+from pipeline.sweep import SweepState, read_sweep, share_base_scores
 from pipeline.sweep_results import seeds_wanted, sweep_results
+from pipeline.sweep_search import survivors
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 
@@ -34,8 +35,8 @@ def test_every_setting_is_trained_with_every_seed_and_nothing_else_differs(tmp_p
 
 def test_a_random_search_draws_different_combinations_and_the_same_ones_again(tmp_path: Path):
     text = f'name = "rates"\nseeds = [0]\nsearch = "random"\nsamples = 5\n{RATES}rollouts.horizon_years = [1, 2]'
-    points = state_of(tmp_path, text).sweep.points
-    assert len({json.dumps(point) for point in points}) == 5 and points == state_of(tmp_path, text).sweep.points
+    points = state_of(tmp_path, text).points
+    assert len({json.dumps(point) for point in points}) == 5 and points == state_of(tmp_path, text).points
 
 
 @pytest.mark.parametrize(
