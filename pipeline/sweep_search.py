@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, StrictFloat, StrictInt, Tag, model_validator
 
 from telemetry.errors import InputError
 
@@ -23,9 +23,9 @@ RANDOM_FIRST = 10
 """Points that 'tpe' draws at random before it goes by scores, optuna's own number."""
 _BY_SCORES = 50
 """Draws in which TPE must find a new point; after these the point is drawn at random, as TPE may insist on one that was tried."""
-_DRAWS = 20_000
+_DRAWS = 5_000
 """Draws in which a new point must be found."""
-Number = StrictInt | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Number = StrictInt | StrictFloat
 
 
 class Range(BaseModel):
@@ -44,6 +44,8 @@ class Range(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Range":
+        if not math.isfinite(self.low) or not math.isfinite(self.high):
+            raise ValueError(f"the range from {self.low} to {self.high} has no end: give finite numbers")
         if self.low >= self.high:
             raise ValueError(f"the range from {self.low} to {self.high} is empty: low must be below high")
         if self.log and (self.low <= 0 or self.step is not None):
@@ -158,7 +160,10 @@ def _drawn(values: Values, value: Any) -> Any:
 
 
 def _value(values: Values, drawn: Any) -> Any:
-    return drawn if isinstance(values, Range) else values[drawn]
+    """The value for what optuna drew; of a range without steps to four digits, which a table can show."""
+    if not isinstance(values, Range):
+        return values[drawn]
+    return drawn if values._step is not None else min(max(float(f"{drawn:.4g}"), values.low), values.high)
 
 
 def survivors(scores: Mapping[int, float]) -> set[int]:
