@@ -55,7 +55,10 @@ async def train_sweep(sweep: Sweep, runs_root: RunsFolder = Path("runs"), resume
         with held(state.lock) as mine, tags(f"sweep:{sweep.name}"):
             if not mine:
                 raise InputError(f"sweep '{sweep.name}' is being trained by another process: wait for it, or stop it")
-            state.resume() if resume else state.begin()
+            if resume:
+                state.resume()
+            else:
+                state.begin()
             async with keep_engine():
                 while due := state.due() or state.draw_next():
                     for run, steps in due:

@@ -51,6 +51,11 @@ class Work:
         except psutil.NoSuchProcess:
             return "gone"
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is this process."""
+        return self.pid == os.getpid() and self.process() == "alive"
+
 
 def record_work(paths: RunPaths, flow_run: str) -> None:
     """Record that this process works on the run for that flow run, and remove old records."""

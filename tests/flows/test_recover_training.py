@@ -13,6 +13,7 @@ from uuid import UUID
 
 import psutil
 import pytest
+from prefect import flow as prefect_flow
 from prefect import task as prefect_task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
@@ -20,6 +21,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Failed, Pending, Running
 
 from flows.recover_training import SILENT, recover_training
+from flows.recovery.mark_crashed import mark_earlier_crashed
 from flows.train_policy import train_policy
 from pipeline.improve_rounds import end_round
 from pipeline.run_settings import RunSettings, layered_settings
@@ -171,6 +173,21 @@ def test_a_lost_sweep_goes_on_as_one_and_its_runs_are_not_started_by_themselves(
         state.done(run, 0.5)
     assert "is done" in recover(place, asyncio.run(place.ended(KILLED, asked)))
     assert len(asyncio.run(place.started())) == 1
+
+
+def test_a_run_marks_what_lost_processes_left_and_not_the_sweep_that_it_belongs_to(place: Place):
+    paths = place.begun("rates-1", steps=0)
+    lost, sweep = (asyncio.run(place.ended(Running(), {"sweep": SWEEP})) for _ in range(2))
+    noted(paths, lost)
+    record_work(paths, str(sweep.id))
+
+    @prefect_flow
+    async def a_run() -> list[StateType | None]:
+        await mark_earlier_crashed(paths)
+        async with get_client() as client:
+            return [(await client.read_flow_run(each.id)).state_type for each in (lost, sweep)]
+
+    assert asyncio.run(a_run()) == [StateType.CRASHED, StateType.RUNNING]
 
 
 def test_a_sweep_that_was_killed_before_it_had_a_file_begins_anew(place: Place):
