@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import psutil
 import pytest
-from prefect import flow as prefect_flow
 from prefect import task as prefect_task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
@@ -21,7 +22,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Failed, Pending, Running
 
 from flows.recover_training import SILENT, recover_training
-from flows.recovery.mark_crashed import mark_earlier_crashed
+from flows.recovery import mark_crashed
 from flows.train_policy import train_policy
 from pipeline.improve_rounds import end_round
 from pipeline.run_settings import RunSettings, layered_settings
@@ -175,19 +176,24 @@ def test_a_lost_sweep_goes_on_as_one_and_its_runs_are_not_started_by_themselves(
     assert len(asyncio.run(place.started())) == 1
 
 
-def test_a_run_marks_what_lost_processes_left_and_not_the_sweep_that_it_belongs_to(place: Place):
-    paths = place.begun("rates-1", steps=0)
-    lost, sweep = (asyncio.run(place.ended(Running(), {"sweep": SWEEP})) for _ in range(2))
-    noted(paths, lost)
-    record_work(paths, str(sweep.id))
+def test_a_run_marks_what_lost_processes_left_and_not_the_sweep_that_it_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paths, marked = RunPaths(tmp_path / "runs" / "rates-1").create(), []
+    lost, sweep, mine = (UUID(int=number) for number in (1, 2, 3))
+    for each in (lost, sweep, mine):
+        record_work(paths, str(each))
+    file = tmp_path / "runs" / WORK_FOLDER / f"{lost}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"began": 1.0}))
 
-    @prefect_flow
-    async def a_run() -> list[StateType | None]:
-        await mark_earlier_crashed(paths)
-        async with get_client() as client:
-            return [(await client.read_flow_run(each.id)).state_type for each in (lost, sweep)]
+    async def mark(client: object, flow_runs: list[UUID], reason: str) -> None:
+        marked.extend(flow_runs)
 
-    assert asyncio.run(a_run()) == [StateType.CRASHED, StateType.RUNNING]
+    monkeypatch.setattr(mark_crashed, "mark_flow_runs_crashed", mark)
+    monkeypatch.setattr(mark_crashed, "get_client", nullcontext)
+    monkeypatch.setattr(mark_crashed, "FlowRunContext", SimpleNamespace(get=lambda: SimpleNamespace(flow_run=mine)))
+    asyncio.run(mark_crashed.mark_earlier_crashed(paths))
+    assert marked == [lost]
 
 
 def test_a_sweep_that_was_killed_before_it_had_a_file_begins_anew(place: Place):
