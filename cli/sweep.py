@@ -15,9 +15,8 @@ from cli.prefect_server import prefect_server
 from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.terminal import cell, output_console
-from evaluation.intervals import Estimate, format_interval
-from pipeline.sweep import Sweep, SweepState, read_sweep
-from pipeline.sweep_results import SettingResult, seeds_wanted, sweep_results
+from pipeline.sweep import SweepState, read_sweep
+from pipeline.sweep_results import SettingResult, result_rows, seeds_wanted, sweep_results
 from storage.run_roots import as_given
 from telemetry.errors import InputError, TrainingError
 
@@ -52,34 +51,33 @@ def sweep(
     state = SweepState(read_sweep(file), runs_root)
     if dry_run:
         return show_plan(_plan(state), json=json)
-    if resume or table:
-        state.resume()
+    failure = None
     if not table:
-        _train(state, file, resume=resume)
+        try:
+            _train(state, file, resume=resume)
+        except TrainingError as error:  # of a run; all others are done
+            failure = error
+    state.read()
     results = sweep_results(state)
-    _show(state.sweep, results)
+    _show(results)
     if sentence := seeds_wanted(state):
         print(sentence)
     if json:
         print(jsonlib.dumps({"sweep": state.sweep.name, "settings": [each.to_json() for each in results]}))
-    if state.failed and not table:
-        raise TrainingError(f"{len(state.failed)} of {len(state.runs)} runs failed; --resume tries them again")
+    if failure is not None:
+        raise failure
 
 
 def _train(state: SweepState, file: Path, *, resume: bool) -> None:
-    from flows.open_run import check_inputs
-    from flows.train_sweep import train_sweep
+    from flows.train_sweep import check_sweep, train_sweep
 
-    if not resume:
-        for run in state.runs:
-            check_inputs(run.settings)
-        state.begin()
+    state.resume() if resume else check_sweep(state)
     try:
         with prefect_server(), progress_shown():
-            run_flow(train_sweep(state))
+            run_flow(train_sweep(state.sweep, state.runs_root, resume))
     except BaseException as error:
         if not isinstance(error, InputError):
-            root = "" if state.file.parent.parent == Path("runs") else f" --runs-root {as_given(state.file.parent.parent)}"
+            root = "" if state.runs_root == Path("runs") else f" --runs-root {as_given(state.runs_root)}"
             sys.stderr.write(f"finished steps are kept; continue with: entente sweep {file}{root} --resume\n")
         raise
 
@@ -93,29 +91,27 @@ def _plan(state: SweepState) -> dict[str, Any]:
         "scores of the base": len({run.base_question for run in state.runs}),
         "engines": 1 + sum(one.inference != other.inference for one, other in pairwise(runs)),
     }
-    steps = sum(run.steps for run in runs)
+    undrawn = state.undrawn * len(state.sweep.seeds)
+    steps = sum(run.steps for run in runs) + undrawn * runs[0].steps
     listed = {
         run.name: ", ".join(f"{name} {value}" for name, value in {"seed": run.settings.seed, **points}.items())
         for run in state.runs
-        for points in [state.sweep.points[run.point]]
+        for points in [state.points[run.point]]
     }
-    work = {"search": state.sweep.search, "runs": len(runs), "steps at most": steps}
+    work = {"search": state.sweep.search, "runs": state.sweep.run_count, "steps at most": steps}
+    if undrawn:
+        work["drawn by scores"] = undrawn
     return {"command": "sweep", "work": work, "made once for all": shared, "runs": listed}
 
 
-def _show(plan: Sweep, results: list[SettingResult]) -> None:
+def _show(results: list[SettingResult]) -> None:
     """Print the table of settings."""
-
-    def text(found: Estimate | None) -> str:
-        return "" if found is None else f"{found.mean:+.3f} {format_interval(found.interval, '+.3f')}"
-
+    rows = result_rows(results)
     shown = Table(box=None, padding=(0, 2, 0, 0))
-    for name in (*plan.settings, "steps", "seeds", "score", "over the first", "seeds to show it"):
+    for name in rows[0]:
         shown.add_column(name, overflow="fold")
-    for each in results:
-        seeds = f"{each.score.clusters if each.score else 0} of {len(each.runs)}"
-        figures = (str(each.steps), seeds, text(each.score), text(each.over_first), str(each.seeds_to_show or ""))
-        shown.add_row(*(cell(str(value)) for value in each.values.values()), *map(cell, figures))
+    for row in rows:
+        shown.add_row(*map(cell, row.values()))
     output_console(_COLUMNS).print(shown)
     for name, why in {name: why for each in results for name, why in each.failed.items()}.items():
         print(f"{name} failed: {why}")

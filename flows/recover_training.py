@@ -1,8 +1,9 @@
-"""Flow: resume a training run or a round of improvement whose process was lost, or raise an alert if it cannot be resumed.
+"""Flow: resume a training run, a round of improvement or a sweep whose process was lost, or raise an alert if that cannot be.
 
 An automation starts this flow when a flow run tagged `train` crashed, failed, or sent no heartbeat (cli/automations.py). A
 schedule starts it for losses without an event. Prefect only names the flow runs to check. Whether a run is done, which process
 trains it and its newest step are read from its folder. The run's locks and ledgers keep two processes from training it at once.
+A sweep is judged by the run that comes next in it. The subflows of a sweep are no runs of a deployment, so they are left alone.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from prefect.states import Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
-from flows.given_parameters import check_given
+from flows.given_parameters import check_given, check_inside
 from flows.open_run import finished_summary
 from flows.recovery.mark_crashed import mark_children_crashed
 from flows.recovery.service_alerts import find_service_alerts
@@ -39,14 +40,15 @@ from pipeline.improve_rounds import ImproveSettings, rounds_left
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import merge_more, split_more
-from pipeline.work_record import WORK_FOLDER, Work, read_work
+from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState
+from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import FILES
 from storage.lineages import last_step, lineage_path
 from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name, durable_write, held
 from tasks.alerts import raise_alert, with_hooks
 from telemetry.alerts import Alert, AlertSettings
-from telemetry.errors import InputError
+from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 
 SILENT = "no sign of life came from it"
@@ -64,8 +66,8 @@ async def recover_training(flow_run_id: str = "", runs_root: RunsFolder = Path("
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
-        flow_run_id: The flow run of `train-policy` or `improve-policy` that ended; empty: all that ended badly in the last day or
-            count as running.
+        flow_run_id: The flow run of `train-policy`, `improve-policy` or `train-sweep` that ended; empty: all that ended badly in
+            the last day or count as running.
         runs_root: Folder of all runs.
         alert_file: Name of the file with the hooks for alerts that concern no single run, such as a lost worker: 'mine' is
             `mine.toml` in `_alerts` under `runs_root`. Alerts about a run use the run's own settings.
@@ -103,7 +105,9 @@ async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]
         assert run.state is not None
         since = (now("UTC") - run.state.timestamp).total_seconds()
         never_started = run.state.is_pending() and work is None and since > _PENDING_S
-        hangs = work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), work)
+        hangs = (
+            work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), work_file(runs_root, work))
+        )
         if hangs and work is not None:
             os.kill(work.pid, signal.SIGKILL)
         if never_started or hangs or (work is not None and work.process() == "gone"):
@@ -114,15 +118,18 @@ async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]
     return found
 
 
-def _hangs(paths: RunPaths, work: Work) -> bool:
-    """Whether no file of the run has changed for twice `alerts.stalled_minutes`."""
+def _hangs(paths: RunPaths, record: Path) -> bool:
+    """Whether no file of the run has changed for twice `alerts.stalled_minutes`, since its work was recorded in `record`.
+
+    The process may be older: it may have trained other runs of a sweep before.
+    """
     try:
         bound = 120 * settings_of(paths).alerts.stalled_minutes
     except InputError:  # the run has no settings file yet
         return False
     parts = [paths.metrics, paths.scores, paths.checkpoints, paths.adapters, *paths.ledger.glob("*"), *paths.shards.glob("*")]
     parts += paths.lessons.glob("*")
-    moved = max([work.began, *(part.stat().st_mtime for part in parts if part.exists())])
+    moved = max(part.stat().st_mtime for part in [record, *parts] if part.exists())
     return 0 < bound < time.time() - moved
 
 
@@ -166,14 +173,16 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     """Start the deployment again for the same run. A second request for the same flow run starts nothing."""
     assert ended.deployment_id is not None
     parameters, kind = ended.parameters, "improve"  # which always continues from the run's files
-    if not _improves(ended):
+    if (state := _sweep(ended, settings.runs_root)) is not None:
+        parameters, kind = ended.parameters | {"resume": FILES.exists(state.file)}, "sweep"
+    elif not _improves(ended):
         parameters, kind = _resumed(ended, settings), "train"
     begins = now("UTC") + timedelta(seconds=decision.wait_s)
     again = await client.create_flow_run_from_deployment(
         ended.deployment_id,
         parameters=parameters,
         state=Scheduled(scheduled_time=begins, message=decision.because),
-        name=f"{kind}-{settings.run}" if settings.run else None,
+        name=f"{kind}-{state.sweep.name if state else settings.run}" if settings.run else None,
         tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
         idempotency_key=f"recover-{ended.id}",
     )
@@ -183,6 +192,25 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 def _improves(ended: FlowRun) -> bool:
     """Whether it is a flow run of `improve-policy`, which names its run and leaves the settings to it."""
     return "settings" not in ended.parameters and "run" in ended.parameters
+
+
+def _sweep(ended: FlowRun, runs_root: Path) -> SweepState | None:
+    """The sweep of a flow run of `train-sweep`, as its files have it; None: it is another flow's.
+
+    Raises:
+        ValueError: its parameters are no sweep.
+        InputError: its values cannot be settings, or another sweep has its name.
+        DataError: its file is damaged.
+    """
+    if "sweep" not in ended.parameters:
+        return None
+    sweep = Sweep.model_validate(ended.parameters["sweep"])
+    for file in sweep.config:
+        check_inside(Path(file), runs_root / SWEEP_FOLDER, "config")
+    state = SweepState(sweep, runs_root)
+    if FILES.exists(state.file):
+        state.resume()
+    return state
 
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
@@ -205,6 +233,9 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
 def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
     """The settings of the flow run; None if its parameters are not those of a training run."""
     try:
+        if (state := _sweep(ended, runs_root)) is not None:
+            run, steps = (state.due() or [(state.runs[-1], state.runs[-1].settings.steps)])[0]
+            return run.settings.model_copy(update={"steps": steps})
         if _improves(ended):
             ImproveSettings.model_validate(ended.parameters.get("improve") or {})
             name = check_name(str(ended.parameters["run"]), "run")
@@ -212,7 +243,7 @@ def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
         settings = RunSettings.model_validate(merge_more(ended.parameters.get("settings")))
         if settings.run:
             check_name(settings.run, "run")
-    except (ValueError, InputError):
+    except (ValueError, InputError, DataError):
         return None
     return settings
 
@@ -230,11 +261,11 @@ def _hooks(settings: RunSettings) -> AlertSettings:
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     paths, named = settings.paths, bool(settings.run)
     message = (ended.state and ended.state.message) or ""
-    has_folder = named and FILES.exists(paths.settings)
+    has_folder, state = named and FILES.exists(paths.settings), _sweep(ended, settings.runs_root)
     return Facts(
         run=settings.run,
-        finished=has_folder and _is_finished(settings, ended),
-        held=has_folder and _is_held(paths),
+        finished=(has_folder or state is not None) and _is_finished(settings, ended, state),
+        held=(has_folder and _is_held(paths.lock)) or (state is not None and _is_held(state.lock)),
         process=work.process() if work else None,
         silent=_silent(ended),
         error=_error_name(message) if ended.state and ended.state.is_failed() else "",
@@ -244,14 +275,16 @@ def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     )
 
 
-def _is_finished(settings: RunSettings, ended: FlowRun) -> bool:
+def _is_finished(settings: RunSettings, ended: FlowRun, state: SweepState | None) -> bool:
+    if state is not None:
+        return not state.due() and not state.undrawn
     if _improves(ended):
         return not rounds_left(settings.paths, ImproveSettings.model_validate(ended.parameters.get("improve") or {}))
     return finished_summary(settings) is not None
 
 
-def _is_held(paths: RunPaths) -> bool:
-    with held(paths.lock) as free:
+def _is_held(lock: Path) -> bool:
+    with held(lock) as free:
         return not free
 
 

@@ -33,6 +33,11 @@ def improvement_name() -> str:
     return f"improve-{_given('run', '')}"
 
 
+def sweep_name() -> str:
+    """`sweep-rates`."""
+    return f"sweep-{_of(_given('sweep', {}), 'name', '')}"
+
+
 def recovery_name() -> str:
     """`recover-1b2c3d4e`, with the first 8 characters of the flow run's id, or `recover-all`."""
     return f"recover-{str(_given('flow_run_id', ''))[:8] or 'all'}"

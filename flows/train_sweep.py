@@ -1,43 +1,94 @@
-"""Trains the runs of a sweep one after another in this process.
+"""Flow: train the runs of a sweep one after another in this process.
 
-Each run is a flow run of `train-policy` with the tag `sweep:<name>` on Prefect's pages. The runs share Python, torch, the Prefect
-server and, where their settings of inference are equal, the engine (`flows/kept_engine.py`). State caches and made models lie
-under the folder of runs, so equal ones are made once. The first run of each base question measures the base; the others copy it.
+Each run is a subflow `train-policy`, so Prefect's pages show one sweep with its runs below it, which have the tag `sweep:<name>`.
+The runs share Python, torch, the Prefect server and, where their settings of inference are equal, the engine
+(`flows/kept_engine.py`). State caches and made models lie under the folder of runs, so equal ones are made once. The first run of
+each base question measures the base; the others copy it. Everything that must survive is in the sweep's file and the runs' files.
 """
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
-from prefect import tags
+from prefect import flow, tags
+from prefect.runtime import flow_run
 
+from flows.given_parameters import check_given, check_inside
 from flows.kept_engine import keep_engine
+from flows.open_run import check_inputs
+from flows.recovery.outlive_worker import outlive_worker
+from flows.run_names import sweep_name
 from flows.train_policy import train_policy
-from pipeline.sweep import SweepRun, SweepState, share_base_scores
+from pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepRun, SweepState, share_base_scores
+from pipeline.sweep_results import result_rows, sweep_results
+from pipeline.work_record import record_work
 from storage.files import FILES
+from storage.run_roots import RunsFolder
 from storage.runs import held
+from tasks.artifacts import show_table
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
 
 
-async def train_sweep(state: SweepState) -> None:
-    """Train every run that is due. A run whose training fails is noted, and the others go on.
+@flow(name="train-sweep", flow_run_name=sweep_name)
+async def train_sweep(sweep: Sweep, runs_root: RunsFolder = Path("runs"), resume: bool = False) -> dict[str, Any]:
+    """Train the sweep's runs, and return its result: for each setting the scores over seeds, and what it gains over the first.
+
+    Args:
+        sweep: Its settings, seeds and search.
+        runs_root: Folder of all runs.
+        resume: Continue the sweep of this name from its files; runs that had failed are tried again.
 
     Raises:
-        InputError: another process trains this sweep, or a run was refused.
+        InputError: the sweep cannot be, its name is taken, it was begun otherwise, or another process trains it.
+        TrainingError: the training of a run failed. All others are done.
     """
-    name = state.sweep.name
-    with held(state.file.with_name(f".{name}.lock")) as mine, tags(f"sweep:{name}"):
-        if not mine:
-            raise InputError(f"sweep '{name}' is being trained by another process: wait for it, or stop it")
-        async with keep_engine():
-            while due := state.due():
-                for run, steps in due:
-                    await _train(state, run, steps)
+    check_given(runs_root, runs=[sweep.name])
+    for file in sweep.config:
+        check_inside(Path(file), runs_root / SWEEP_FOLDER, "config")
+    outlive_worker()
+    with cancelled_by_sigterm():
+        state = await asyncio.to_thread(SweepState, sweep, runs_root)
+        if not resume:
+            await asyncio.to_thread(check_sweep, state)
+        with held(state.lock) as mine, tags(f"sweep:{sweep.name}"):
+            if not mine:
+                raise InputError(f"sweep '{sweep.name}' is being trained by another process: wait for it, or stop it")
+            if resume:
+                state.resume()
+            else:
+                state.begin()
+            async with keep_engine():
+                while due := state.due() or state.draw_next():
+                    for run, steps in due:
+                        check_given(runs_root, settings=run.settings)
+                        await _train(state, run, steps)
+        results = sweep_results(state)
+        await show_table(f"sweep-{sweep.name}", f"{sweep.name}: what its settings were worth", result_rows(results))
+    if state.failed:
+        raise TrainingError(f"{len(state.failed)} of {len(state.runs)} runs failed; --resume tries them again")
+    return {"sweep": sweep.name, "settings": [each.to_json() for each in results]}
+
+
+def check_sweep(state: SweepState) -> None:
+    """Check what can be checked of a new sweep before anything is trained.
+
+    Raises:
+        InputError: see `SweepState.check_new`, `check_inputs` and `check_given`.
+    """
+    state.check_new()
+    for run in state.tried:
+        check_given(state.runs_root, settings=run.settings)
+        check_inputs(run.settings)
 
 
 async def _train(state: SweepState, run: SweepRun, steps: int) -> None:
     settings = run.settings.model_copy(update={"steps": steps})
-    differs = ", ".join(f"{setting} {value}" for setting, value in state.sweep.points[run.point].items())
+    differs = ", ".join(f"{setting} {value}" for setting, value in state.points[run.point].items())
     reporter().say(f"run {run.name} to step {steps}: seed {settings.seed}, {differs}")
+    if flow_run.id is not None:  # recovery finds the process and its run by this
+        await asyncio.to_thread(record_work, settings.paths, flow_run.id)
     measured = [each for each in state.runs if state.scores[each.name] and each.base_question == run.base_question]
     if measured:
         await asyncio.to_thread(share_base_scores, measured[0].settings.paths, settings.paths)

@@ -4,10 +4,11 @@ A seed is a cluster: runs of one seed meet the same positions and luck in whatev
 with the first one seed by seed. Below `FEWEST_CLUSTERS` seeds there is no interval (`evaluation/intervals.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.intervals import FEWEST_CLUSTERS, Estimate, clusters_to_show, describe_shortage, estimate
+from evaluation.intervals import FEWEST_CLUSTERS, Estimate, clusters_to_show, describe_shortage, estimate, format_interval
 from pipeline.sweep import SweepRun, SweepState
 
 
@@ -49,7 +50,26 @@ class SettingResult:
 
 def sweep_results(state: SweepState) -> list[SettingResult]:
     """The results so far, in the order of the sweep's settings."""
-    return [_result(state, point) for point in range(len(state.sweep.points))]
+    return [_result(state, point) for point in range(len(state.points))]
+
+
+def result_rows(results: Sequence[SettingResult]) -> list[dict[str, str]]:
+    """The table of results, column -> text, with the same columns in each row."""
+
+    def text(found: Estimate | None) -> str:
+        return "" if found is None else f"{found.mean:+.3f} {format_interval(found.interval, '+.3f')}"
+
+    return [
+        {name: str(value) for name, value in each.values.items()}
+        | {
+            "steps": str(each.steps),
+            "seeds": f"{each.score.clusters if each.score else 0} of {len(each.runs)}",
+            "score": text(each.score),
+            "over the first": text(each.over_first),
+            "seeds to show it": str(each.seeds_to_show or ""),
+        }
+        for each in results
+    ]
 
 
 def seeds_wanted(state: SweepState) -> str:
@@ -67,7 +87,7 @@ def _result(state: SweepState, point: int) -> SettingResult:
     last = [run for run in done if len(state.scores[run.name]) == rungs]
     differences = {} if point == 0 else _over(state, runs, first)
     return SettingResult(
-        values=state.sweep.points[point],
+        values=state.points[point],
         runs=tuple(run.name for run in runs),
         steps=(state.sweep.rungs[rungs - 1] if state.sweep.rungs else runs[0].settings.steps) if rungs else 0,
         score=_estimate({run.settings.seed: state.scores[run.name][-1] for run in last}, runs[0]),

@@ -51,6 +51,11 @@ class Work:
         except psutil.NoSuchProcess:
             return "gone"
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is this process."""
+        return self.pid == os.getpid() and self.process() == "alive"
+
 
 def record_work(paths: RunPaths, flow_run: str) -> None:
     """Record that this process works on the run for that flow run, and remove old records."""
@@ -72,6 +77,11 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
 def read_work(runs_root: Path, flow_run: str) -> Work | None:
     """The record of that flow run; None if it was killed before it wrote one."""
     return _read(runs_root / WORK_FOLDER / f"{flow_run}.json")
+
+
+def work_file(runs_root: Path, work: Work) -> Path:
+    """The file of a record; its time is when the work began."""
+    return runs_root / WORK_FOLDER / f"{work.flow_run}.json"
 
 
 def list_works(paths: RunPaths) -> list[Work]:

@@ -67,15 +67,14 @@ async def mark_flow_runs_crashed(client: PrefectClient, flow_runs: Sequence[UUID
 
 
 async def mark_earlier_crashed(paths: RunPaths) -> None:
-    """Mark what earlier flow runs of this run left unfinished. The caller holds the run's lock, so they have all ended.
+    """Mark what earlier processes left unfinished of this run. The caller holds the run's lock, so they have all ended.
 
-    A failed request is reported and does not end the run.
+    Flow runs of this process are left: that of a sweep goes on. A failed request is reported and does not end the run.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
-    mine = str(context.flow_run.id)
-    earlier = [UUID(work.flow_run) for work in list_works(paths) if work.flow_run != mine]
+    earlier = [UUID(work.flow_run) for work in list_works(paths) if not work.ours]
     try:
         async with asyncio.timeout(_TIME_LIMIT_S), get_client() as client:
             await mark_flow_runs_crashed(client, earlier, "its process ended, and another one continues the run")

@@ -330,9 +330,11 @@ def test_every_parameter_of_a_deployed_flow_says_what_it_is():
     from flows.evaluate_policy import evaluate_policy
     from flows.recover_training import recover_training
     from flows.train_policy import train_policy
+    from flows.train_sweep import train_sweep
     from flows.tune_inference import tune_inference
 
-    for flow in (build_state_cache, evaluate_policy, train_policy, benchmark, recover_training, tune_inference):
+    flows = (build_state_cache, evaluate_policy, train_policy, train_sweep, benchmark, recover_training, tune_inference)
+    for flow in flows:
         properties = parameter_schema(flow.fn).properties
         assert [name for name, about in properties.items() if not about.get("description")] == []
 

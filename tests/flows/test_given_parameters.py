@@ -18,9 +18,11 @@ from flows.improve_policy import improve_policy
 from flows.produce_rollouts import produce_rollouts
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
+from flows.train_sweep import train_sweep
 from flows.tune_inference import tune_inference
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
+from pipeline.sweep import Sweep
 from state_cache.settings import CacheSettings
 from tasks.alerts import with_hooks
 from telemetry.alerts import AlertSettings
@@ -45,6 +47,10 @@ def settings(**changed: Any) -> RunSettings:
     return layered_settings("laptop", [], changed)
 
 
+def sweep(**changed: Any) -> Sweep:
+    return Sweep.model_validate({"name": "rates", "seeds": [0], "settings": {"training.learning_rate": [1e-3]}} | changed)
+
+
 FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "train_policy": lambda root: train_policy.fn(settings(runs_root=root)),
     "build_state_cache": lambda root: build_state_cache.fn(None, root),
@@ -52,6 +58,7 @@ FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
     "benchmark": lambda root: benchmark.fn("game", root),
     "tune_inference": lambda root: tune_inference.fn(runs_root=root),
+    "train_sweep": lambda root: train_sweep.fn(sweep(), root),
     "improve_policy": lambda root: improve_policy.fn("mine", root),
     "recover_training": lambda root: recover_training.fn(runs_root=root),
 }
@@ -103,6 +110,19 @@ REFUSED: dict[str, tuple[str, Begin]] = {
         lambda: build_state_cache.fn(CacheSettings(from_run="../out", from_groups=8)),
     ),
     "run of a refresh": ("cannot name a folder", lambda: build_state_cache.fn(None, run="../out")),
+    "config of a sweep": (
+        "config '/etc/passwd', which lies outside 'runs/_sweeps'",
+        lambda: train_sweep.fn(sweep(config=["/etc/passwd"])),
+    ),
+    "name of a sweep": ("cannot name a folder", lambda: train_sweep.fn(sweep(name="../out"))),
+    "settings of a sweep": (
+        r"alerts\.command",
+        lambda: train_sweep.fn(sweep(settings={"alerts.command": ["touch seen"]})),
+    ),
+    "drawn settings of a sweep": (
+        "inference.model '/etc'",
+        lambda: train_sweep.fn(sweep(search="random", samples=1, settings={"inference.model": ["tiny", "/etc"]})),
+    ),
     "run to evaluate": ("cannot name a folder", lambda: evaluate_policy.fn("../out")),
     "player": (
         "the player '/etc': name a folder in 'models' or 'runs/_models'",

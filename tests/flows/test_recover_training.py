@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +22,12 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Failed, Pending, Running
 
 from flows.recover_training import SILENT, recover_training
+from flows.recovery import mark_crashed
 from flows.train_policy import train_policy
 from pipeline.improve_rounds import end_round
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
+from pipeline.sweep import Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, list_works, machine, read_work, record_work
 from storage.files import FILES
 from storage.runs import RunPaths, held
@@ -135,6 +139,83 @@ def test_a_lost_round_of_improvement_goes_on_until_its_rounds_are_done(place: Pl
         end_round(paths, number, {})
     late = asyncio.run(place.ended(KILLED, asked))
     assert "is done" in recover(place, late) and len(asyncio.run(place.started())) == 1
+
+
+SWEEP = {"name": "rates", "seeds": [0, 1], "settings": {"training.learning_rate": [1e-3, 2e-3]}}
+
+
+def test_a_lost_sweep_goes_on_as_one_and_its_runs_are_not_started_by_themselves(place: Place):
+    asked = {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}
+    state = SweepState(Sweep.model_validate(SWEEP), place.root)
+    state.begin()
+    state.done(state.runs[0], 0.5)
+    paths = RunPaths(place.root / "rates-2").create()
+    paths.settings.write_text(state.runs[1].settings.model_dump_json())
+    lost = asyncio.run(place.ended(KILLED, asked))
+    noted(paths, lost)
+    with held(state.lock):
+        assert "is being trained by another process" in recover(place, lost)
+    assert "run 'rates-2' continues after step 0, attempt 1 of 3" in recover(place, lost)
+    assert "was handled already" in recover(place, lost)
+    (again,) = asyncio.run(place.started())
+    assert again.parameters == asked | {"resume": True} and again.name == "sweep-rates"
+
+    async def below() -> FlowRun:
+        """A subflow of the sweep, whose process is gone."""
+        async with get_client() as client:
+            run = await client.create_flow_run(train_policy, parameters={"settings": {}}, tags=["train", place.tag])
+            await client.set_flow_run_state(run.id, KILLED, force=True)
+            return await client.read_flow_run(run.id)
+
+    subflow = asyncio.run(below())
+    noted(paths, subflow)
+    assert "is left as it is" in recover(place, subflow)
+    for run in state.runs[1:]:
+        state.done(run, 0.5)
+    assert "is done" in recover(place, asyncio.run(place.ended(KILLED, asked)))
+    assert len(asyncio.run(place.started())) == 1
+
+
+def test_a_run_marks_what_lost_processes_left_and_not_the_sweep_that_it_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paths, marked = RunPaths(tmp_path / "runs" / "rates-1").create(), []
+    lost, sweep, mine = (UUID(int=number) for number in (1, 2, 3))
+    for each in (lost, sweep, mine):
+        record_work(paths, str(each))
+    file = tmp_path / "runs" / WORK_FOLDER / f"{lost}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"began": 1.0}))
+
+    async def mark(client: object, flow_runs: list[UUID], reason: str) -> None:
+        marked.extend(flow_runs)
+
+    monkeypatch.setattr(mark_crashed, "mark_flow_runs_crashed", mark)
+    monkeypatch.setattr(mark_crashed, "get_client", nullcontext)
+    monkeypatch.setattr(mark_crashed, "FlowRunContext", SimpleNamespace(get=lambda: SimpleNamespace(flow_run=mine)))
+    asyncio.run(mark_crashed.mark_earlier_crashed(paths))
+    assert marked == [lost]
+
+
+def test_a_sweep_that_was_killed_before_it_had_a_file_begins_anew(place: Place):
+    lost = asyncio.run(place.ended(KILLED, {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}))
+    recover(place, lost)
+    (again,) = asyncio.run(place.started())
+    assert again.parameters["resume"] is False
+
+
+def test_a_run_of_a_sweep_whose_process_is_old_does_not_hang_when_it_has_just_begun(place: Place, sleeper: psutil.Process):
+    """The process has trained other runs before; this one's files are of an earlier rung."""
+    paths = place.begun("rates-1", steps=1, alerts={"stalled_minutes": 1.0})
+    for part in (*paths.root.rglob("*"), paths.root):
+        os.utime(part, (1.0, 1.0))
+    busy = asyncio.run(place.ended(Running(), {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}))
+    noted(paths, busy, sleeper)
+    file = place.root / WORK_FOLDER / f"{busy.id}.json"
+    asyncio.run(recover_training(runs_root=place.root))
+    assert sleeper.is_running() and sleeper.status() != psutil.STATUS_ZOMBIE
+    os.utime(file, (1.0, 1.0))
+    asyncio.run(recover_training(runs_root=place.root))
+    assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import flows.run_names
-from flows.run_names import cache_name, evaluation_name, training_name, tuning_name
+from flows.run_names import cache_name, evaluation_name, sweep_name, training_name, tuning_name
 from pipeline.run_settings import RunSettings
 from state_cache.settings import CacheSettings
 
@@ -24,6 +24,7 @@ from state_cache.settings import CacheSettings
         pytest.param(training_name, {}, "train-tiny-seed0", id="nothing given"),
         pytest.param(cache_name, {"settings": CacheSettings(seed=2, train_snapshots=8)}, "cache-seed2-8", id="cache"),
         pytest.param(cache_name, {"settings": None}, "cache-seed0-default", id="cache of the defaults"),
+        pytest.param(sweep_name, {"sweep": {"name": "rates"}}, "sweep-rates", id="sweep"),
         pytest.param(tuning_name, {"run": "mine"}, "tune-mine", id="tuning"),
         pytest.param(tuning_name, {}, "tune-random", id="tuning on random requests"),
         pytest.param(evaluation_name, {"run": "mine", "version": 0}, "evaluate-mine-v0", id="base"),

@@ -1,6 +1,8 @@
 """A sweep's plan, its halving, its file and its result, without training anything."""
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,13 @@ import pytest
 from evaluation.score_files import ScoreRecord, read_scores, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
-from pipeline.sweep import SweepState, read_sweep, share_base_scores, survivors
+from pipeline.sweep import SweepState, read_sweep, share_base_scores
 from pipeline.sweep_results import seeds_wanted, sweep_results
+from pipeline.sweep_search import Point, survivors
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 
+DRAWN = 'seeds = [0]\nsearch = "random"\nsamples = 3\n[settings]\n'
 RATES = '[settings]\n"training.learning_rate" = [1e-3, 2e-3, 4e-3]\n'
 
 
@@ -34,8 +38,111 @@ def test_every_setting_is_trained_with_every_seed_and_nothing_else_differs(tmp_p
 
 def test_a_random_search_draws_different_combinations_and_the_same_ones_again(tmp_path: Path):
     text = f'name = "rates"\nseeds = [0]\nsearch = "random"\nsamples = 5\n{RATES}rollouts.horizon_years = [1, 2]'
-    points = state_of(tmp_path, text).sweep.points
-    assert len({json.dumps(point) for point in points}) == 5 and points == state_of(tmp_path, text).sweep.points
+    points = state_of(tmp_path, text).points
+    assert len({json.dumps(point) for point in points}) == 5 and points == state_of(tmp_path, text).points
+
+
+WIDE = """
+name = "wide"
+seeds = [0, 1]
+samples = 40
+search_seed = 3
+search = "{search}"
+[settings]
+training.learning_rate = {{low = 1e-5, high = 1e-1, log = true}}
+storage.discount = {{low = 0.25, high = 1.0, step = 0.25}}
+rollouts.start_groups = {{low = 2, high = 8, step = 2}}
+rollouts.opponents = ["mover", "random"]
+"""
+
+
+def test_draws_stay_in_their_ranges_on_their_steps_and_a_logarithmic_one_has_equal_factors(tmp_path: Path):
+    points = state_of(tmp_path, WIDE.format(search="random")).points
+    rates = sorted(point["training.learning_rate"] for point in points)
+    assert rates[0] >= 1e-5 and rates[-1] <= 1e-1
+    assert 8 <= sum(rate < 1e-3 for rate in rates) <= 32, "half of the factors lie below; of the differences a hundredth"
+    assert {point["storage.discount"] for point in points} == {0.25, 0.5, 0.75, 1.0}
+    groups = {point["rollouts.start_groups"] for point in points}
+    assert groups == {2, 4, 6, 8} and {type(each) for each in groups} == {int}
+    assert {point["rollouts.opponents"] for point in points} == {"mover", "random"}
+
+
+def finish(state: SweepState, score: Callable[[Point], float], stop_after: int = 10_000) -> int:
+    """Give runs their scores as training would; the number of runs scored."""
+    count = 0
+    while due := state.due() or state.draw_next():
+        for run, _ in due:
+            if count == stop_after:
+                return count
+            state.done(run, score(state.points[run.point]))
+            count += 1
+    return count
+
+
+def near(point: Point) -> float:
+    """Best where the rate is a thousandth."""
+    return -abs(math.log10(point["training.learning_rate"]) + 3)
+
+
+def test_tpe_draws_by_the_scores_so_far_and_a_killed_sweep_draws_the_same(tmp_path: Path):
+    text = WIDE.format(search="tpe").replace("40", "24")
+    state = state_of(tmp_path, text)
+    assert len(state.points) == 10 and state.undrawn == 14
+    state.begin()
+    assert finish(state, near) == 48
+    assert len({json.dumps(point) for point in state.points}) == 24
+
+    again = state_of(tmp_path, text.replace('"wide"', '"killed"'))
+    again.begin()
+    finish(again, near, stop_after=41)  # in the middle of a setting that was drawn by scores
+    resumed = state_of(tmp_path, text.replace('"wide"', '"killed"'))
+    resumed.resume()
+    assert len(resumed.points) == 21 and [run.name for run, _ in resumed.due()] == ["killed-42"]
+    finish(resumed, near)
+    assert resumed.points == state.points
+    other = state_of(tmp_path, text.replace('"wide"', '"worse"'))
+    other.begin()
+    finish(other, lambda point: -near(point))
+    assert other.points[:10] == state.points[:10]
+    assert sum(map(near, state.points[10:])) / 14 > sum(map(near, other.points[10:])) / 14 + 0.5
+
+
+def test_the_file_tells_which_settings_were_drawn(tmp_path: Path):
+    """Another version of optuna may draw otherwise."""
+    text = f'name = "rates"\nseeds = [0]\nsearch = "random"\nsamples = 2\n{RATES}'
+    state = state_of(tmp_path, text)
+    drawn = [{"training.learning_rate": 4e-3}, {"training.learning_rate": 2e-3}]
+    state.points, state.runs, state.scores = [], [], {}
+    for point in drawn:
+        state._add(point)
+    state.begin()
+    for first in (drawn, drawn[::-1]):
+        resumed = state_of(tmp_path, text)
+        resumed.points = first
+        resumed.resume()
+        assert resumed.points == drawn
+        assert [run.settings.training.learning_rate for run in resumed.runs] == [4e-3, 2e-3]
+
+
+def test_a_setting_whose_runs_all_failed_is_no_reason_to_draw_near_it_and_no_setting_is_drawn_twice(tmp_path: Path):
+    few = f'name = "few"\nseeds = [0]\nsearch = "tpe"\nsamples = 12\n{RATES}rollouts.start_groups = [1, 2, 3, 4]'
+    state = state_of(tmp_path, few)
+    state.begin()
+    while due := state.due() or state.draw_next():
+        for run, _ in due:
+            if run.settings.training.learning_rate == 1e-3:
+                state.fail(run, "its loss was not finite")
+            else:
+                state.done(run, 1.0)
+    assert len({json.dumps(point) for point in state.points}) == 12, "every combination, each once"
+
+
+def test_values_that_settings_refuse_together_are_drawn_again(tmp_path: Path):
+    text = DRAWN.replace("3", "4") + "evaluation.positions = [4, 9]\ncache.held_out_snapshots = [9, 20, 5]"
+    state = state_of(tmp_path, f'name = "pairs"\n{text}')
+    assert len(state.points) == 4 and {"evaluation.positions": 9, "cache.held_out_snapshots": 5} not in state.points
+    with pytest.raises(InputError, match="only 5 combinations of values were found"):
+        state_of(tmp_path, f'name = "pairs"\n{text.replace("samples = 4", "samples = 6")}')
 
 
 @pytest.mark.parametrize(
@@ -49,7 +156,17 @@ def test_a_random_search_draws_different_combinations_and_the_same_ones_again(tm
         ("seeds = [0]\n[settings]\ntraining.learn_rate = [1]", "did you mean training.learning_rate?"),
         ("seeds = [0]\n[settings]\ntraining.learning_rate = [1e-3, 'fast']", "training.learning_rate: "),
         ("seeds = [0]\n[settings]\npipeline.buffer_depth = [0, 1]", "threads in different runs"),
-        (f'seeds = [0]\nsearch = "random"\n{RATES}', "'random' takes samples"),
+        (f'seeds = [0]\nsearch = "random"\n{RATES}', "'random' and 'tpe' take samples"),
+        (f'seeds = [0]\nsearch = "tpe"\nsamples = 10\n{RATES}', "draws its first 10 at random"),
+        ("seeds = [0]\n[settings]\ntraining.learning_rate = {low = 1e-3, high = 1e-2}", "is a range: give samples"),
+        (DRAWN + "training.learning_rate = {low = 1e-2, high = 1e-3}", "low must be below high"),
+        (DRAWN + "training.learning_rate = {low = 0.0, high = 1e-3, log = true}", "takes a low above 0 and no step"),
+        (DRAWN + "rollouts.start_groups = {low = 1, high = 8, step = 2}", "steps of 2 do not lead from 1 to 8"),
+        (DRAWN + "training.learning_rate = {low = 1e-3, high = inf}", "has no end"),
+        (DRAWN + "training.learning_rate = {low = 1e-3, high = 1e-2, logs = true}", "logs"),
+        (DRAWN + "training.learning_rate = {low = -1.0, high = 1e-2}", "training.learning_rate: "),
+        (DRAWN + "rollouts.start_groups = {low = 1.5, high = 8.5}", "rollouts.start_groups: "),
+        (DRAWN + "rollouts.horizon_years = {low = 1, high = 2}", "samples 3 exceeds the 2 combinations"),
         (f'seeds = [0]\nsearch = "random"\nsamples = 4\n{RATES}', "exceeds the 3 combinations"),
         (f'seeds = [0]\nsearch = "halving"\nrungs = [4, 2]\n{RATES}', "in rising order"),
         (f"seeds = [0]\nspeed = 1\n{RATES}", "speed"),
