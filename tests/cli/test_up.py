@@ -114,7 +114,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     ask = asker(api)
     found = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
     assert {each["work_pool_name"] for each in found.values()} == {"local", "producers"}
-    assert len(found) == 8 and all(f"/{each['name']}" in first.stdout for each in found.values())
+    assert len(found) == 9 and all(f"/{each['name']}" in first.stdout for each in found.values())
     assert "prefect deployment run train-policy/train\n" in first.stdout, "the first thing to try"
     assert schedules(found) == SCHEDULES
 
@@ -150,7 +150,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "worker          started" in second.stdout, "what died is begun again"
     assert "benchmark/local removed" in second.stdout
     now = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
-    assert len(now) == 8 and now["benchmark"]["id"] == former["id"] and schedules(now) == SCHEDULES
+    assert len(now) == 9 and now["benchmark"]["id"] == former["id"] and schedules(now) == SCHEDULES
     same, other = begun(folder)
     assert same == server and other != worker
     again = {each["name"]: each for each in ask("automations/filter", {}) if each["name"] in made}
