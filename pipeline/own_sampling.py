@@ -59,7 +59,8 @@ def own_weights(query: str, positions: pa.Table, ask: Callable[..., list[tuple[A
         InputError: the query breaks a rule.
     """
     given: dict[str, float] = {}
-    known = positions["snapshot_id"].to_pylist()
+    ids = positions["snapshot_id"].to_pylist()
+    known = set(ids)
     for snapshot_id, weight in _ask(query, positions, ask):
         if snapshot_id not in known:
             raise InputError(
@@ -70,7 +71,7 @@ def own_weights(query: str, positions: pa.Table, ask: Callable[..., list[tuple[A
         given[snapshot_id] = _number(weight, snapshot_id)
     if not sum(given.values()):
         raise InputError("rollouts.sampling gives no position a weight above 0, so none can be drawn: let it keep some")
-    return [given.get(snapshot_id, 0.0) for snapshot_id in known]
+    return [given.get(snapshot_id, 0.0) for snapshot_id in ids]
 
 
 def check_sampling(query: str) -> None:

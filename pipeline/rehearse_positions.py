@@ -84,7 +84,7 @@ def rehearse_positions(
             RehearsedDraw(
                 step=step,
                 positions=len(train),
-                possible=sum(1 for weight in weights[query] if weight),
+                possible=sum(map(bool, weights[query])) if weights[query] else len(train),
                 in_fact=_described(drawn[rollouts.sampling], known),
                 by_query=_described(drawn[query], known),
                 both=len(ids[0] & ids[1]),

@@ -55,7 +55,7 @@ class RolloutResources:
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
     past_returns: PastReturnsProcess
-    """Spreads of the run's past start groups, for the sampler."""
+    """Returns of the run's past start groups, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""
     full_disk_wait_s: float = 0.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Past(Protocol):
-    """What `PastReturnsProcess` tells."""
+    """The calls of `PastReturnsProcess` that a draw makes."""
 
     def before(self, producer: str, start_group: int) -> "Mapping[str, PastGroups]": ...
 

@@ -80,7 +80,8 @@ def _ask(
         statements = connection.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise InputError(f"{setting} must be one SELECT over `{name}`, and nothing else")
-        _check_calls(connection, statements[0].query, setting, name)
+        cure = "draw with the column uniform" if "uniform" in rows.column_names else f"use the columns of `{name}` alone"
+        _check_calls(connection, statements[0].query, setting, name, cure)
         found = connection.sql(statements[0].query)
         if sorted(found.columns) != sorted(columns):
             raise InputError(f"{setting} returns {', '.join(found.columns)}: return {' and '.join(columns)} alone, because {why}")
@@ -90,7 +91,7 @@ def _ask(
         raise InputError(f"{setting} failed: {str(error).splitlines()[0].rstrip('!')}; `{name}` has {there}") from error
 
 
-def _check_calls(connection: duckdb.DuckDBPyConnection, query: str, setting: str, name: str) -> None:
+def _check_calls(connection: duckdb.DuckDBPyConnection, query: str, setting: str, name: str, cure: str) -> None:
     """Check that the result follows from the table alone.
 
     Raises:
@@ -106,11 +107,10 @@ def _check_calls(connection: duckdb.DuckDBPyConnection, query: str, setting: str
             called = word
         if called in VARYING:
             raise InputError(
-                f"{setting} calls {called}, whose result changes: the same rows must give the same choice, so use the table's "
-                "columns alone"
+                f"{setting} calls {called}, whose result changes: {cure}, so that the same rows give the same choice"
             )
         if node.get("sample"):
-            raise InputError(f"{setting} takes a sample, which changes: use the table's columns alone")
+            raise InputError(f"{setting} takes a sample, which changes: {cure} instead")
 
 
 def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:

@@ -88,7 +88,7 @@ def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resourc
     (report,) = play(run, (FIRST, START_GROUPS))
     assert rows(run) == rows(whole) and report.set_aside == 1
     (aside,) = shard.parent.glob(".*.damaged-*")
-    assert aside.read_bytes() == damaged, "kept, for whoever wants to know what happened"
+    assert aside.read_bytes() == damaged, "kept, to be looked at"
 
 
 class Ledger:

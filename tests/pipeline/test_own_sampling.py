@@ -36,7 +36,7 @@ def test_a_position_has_the_weight_that_the_query_gives_and_none_if_it_is_left_o
         ("FROM positions SELECT snapshot_id, 1e-12 AS weight", "no position a weight above 0"),
         (f"{ALL} WHERE year > 2000", "no position a weight above 0"),
         ("FROM positions SELECT snapshot_id", "returns snapshot_id: return snapshot_id and weight alone"),
-        ("FROM positions SELECT snapshot_id, random() AS weight", "random, whose result changes"),
+        ("FROM positions SELECT snapshot_id, random() AS weight", "random, whose result changes: use the columns of"),
         (f"{ALL}; {ALL}", "one SELECT over `positions`"),
         (f"{ALL} WHERE missing", "Binder Error: .*missing.*; `positions` has snapshot_id, step, phase"),
     ],

@@ -55,6 +55,7 @@ def test_the_run_s_own_sampling_draws_what_the_step_drew(rehearse, positions) ->
         drawn = sample_start_positions(positions, GROUPS, SEED, step.step, sampling="learnable", weights=weights)
         assert step.in_fact == step.by_query and step.both == step.in_fact.positions == len({s.snapshot_id for s, _ in drawn})
         assert step.in_fact.year == sum(snapshot.year for snapshot, _ in drawn) / GROUPS
+        assert step.possible == len(positions), "also while nothing is known, and all weights are equal"
         met = any(snapshot.snapshot_id == positions[0].snapshot_id for snapshot, _ in drawn)
         assert step.in_fact.spread == (float(before) if met and before else None)
 

@@ -51,8 +51,8 @@ def test_a_learnable_draw_looks_at_steps_that_were_whole_before_it_could_begin(r
     run = resources("learnable")
     drawn = start_positions(run, 9)
     assert run.past_returns.asked == [(PRODUCER, 6 * GROUPS)]
-    told = {name: groups.spread for name, groups in run.past_returns.before(PRODUCER, 6 * GROUPS).items()}
-    weights = learnable_weights(run.cache.train, told)
+    spreads = {name: groups.spread for name, groups in run.past_returns.before(PRODUCER, 6 * GROUPS).items()}
+    weights = learnable_weights(run.cache.train, spreads)
     assert drawn == sample_start_positions(run.cache.train, GROUPS, 5, 9, sampling="learnable", weights=weights)
     assert drawn != sample_start_positions(run.cache.train, GROUPS, 5, 9)
 
