@@ -23,7 +23,7 @@ def compare(
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
     json: AsJson = False,
 ) -> None:
-    """Compare runs on one page and in one table: settings, curves, scores on the same positions, cost, where they part.
+    """Compare runs on one page and in one table: settings, curves, scores on the same positions, cost.
 
     Scores are compared position by position, as every run is scored from the same ones. A difference is claimed only if its 95 %
     interval excludes 0. Also works while the runs train. The page needs no network and no other file.
@@ -49,13 +49,12 @@ def compare(
 
 def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None = None) -> "tuple[Compared, Path]":
     """Compare these runs and write the page; the comparison, and the page's file."""
-    from pipeline.run_settings import enters_rows_or_weights
     from reports.compare_page import write_comparison
     from reports.compared import compare_runs
     from storage.runs import RunPaths
 
     chosen = which_runs(names, runs_root)
-    found = compare_runs([RunPaths(runs_root / name) for name in chosen], enters_rows_or_weights)
+    found = compare_runs([RunPaths(runs_root / name) for name in chosen])
     file = output or runs_root / chosen[0] / _page_name(chosen[1:])
     write_comparison(found, file, runs_root)
     return found, file
@@ -73,7 +72,7 @@ def _show(found: "Compared", runs_root: Path) -> None:
 
     console = output_console()
     console.print(_table(found))
-    said = [*compare_sentences.verdicts(found), *map(compare_sentences.first_difference, found.first_differences)]
+    said = compare_sentences.verdicts(found)
     said += [f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles]
     said += [f"{reason}: {command}" for reason, command in compare_sentences.next_commands(found, runs_root)]
     for sentence in said:
@@ -114,8 +113,6 @@ def _table(found: "Compared") -> "Table":
 
 def _facts(found: "Compared") -> dict[str, Any]:
     """The comparison as data; a figure that nobody counted is null."""
-    from dataclasses import asdict
-
     from reports.compared import TOTALS
 
     def number(value: float) -> float | None:
@@ -153,5 +150,4 @@ def _facts(found: "Compared") -> dict[str, Any]:
             }
             for pair in found.paired
         ],
-        "first_differences": [asdict(each) for each in found.first_differences],
     }

@@ -51,7 +51,6 @@ def html_of(found: Compared, runs_root: Path) -> str:
             if pair.label != compare_sentences.HEADLINE and not isinstance(pair.found, str)
         ],
         matches=[describe_match(record) for record in found.matches[-_MATCHES_SHOWN:]],
-        parted=[compare_sentences.first_difference(each) for each in found.first_differences],
         settings=found.settings,
         environment=found.environment,
         totals=total_rows(found.runs),

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from evaluation.intervals import describe_shortage, format_interval
 from reports.compared import Compared, ComparedRun, Paired
-from reports.first_difference import FirstDifference
 
 HEADLINE = "trained"
 """Label of the score that decides which run is stronger."""
@@ -39,11 +38,6 @@ def paired(pair: Paired, first: str) -> str:
     return f"{theirs} and {ours} are not told apart by {starts}: {bounds} holds 0{enough}."
 
 
-def first_difference(found: FirstDifference) -> str:
-    """Where two runs part, and what was recorded that may explain it."""
-    return " ".join([f"{found.first} and {found.second}:", found.sentence, *found.reasons])
-
-
 def next_commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
     """Commands that answer what the files leave open: a reason and the command line."""
     first, root = found.runs[0].name, root_flag(runs_root)
@@ -57,15 +51,6 @@ def next_commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
                     f"entente evaluate --run {pair.other} {match}{root}",
                 )
             )
-    for each in found.first_differences:
-        if each.kind == "weights":
-            commands += [
-                (
-                    f"Does step {each.step} of {name} come out again?",
-                    f"entente runs replay-step --run {name} --step {each.step}{root}",
-                )
-                for name in (each.first, each.second)
-            ]
     return commands
 
 

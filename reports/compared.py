@@ -1,4 +1,4 @@
-"""Reads several runs to compare them: settings, curves, scores on the same positions, time and tokens, the first difference.
+"""Reads several runs to compare them: settings, curves, scores on the same positions, time and tokens.
 
 Every other run is compared with the first. Only small files and ledgers are read, no row's tokens, so runs of a million rows take
 about as long as small ones. What cannot be read of a run is a sentence in its `troubles`. Nothing is written.
@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import pyarrow as pa
+
 from evaluation.match_files import MatchRecord, read_matches
 from evaluation.paired import ScoreDifference, score_difference
 from evaluation.score_files import ScoreRecord, read_score, read_scores
 from evaluation.strength import POLICY
-from reports.first_difference import FirstDifference, History, first_difference, read_lineages
 from reports.read_figures import read_figures
 from reports.return_curve import CurvePoint, return_curve
 from reports.settings_tree import flat
 from storage.json_files import read_object
-from storage.ledger import MAIN, read_ledger
+from storage.ledger import read_ledger
+from storage.lineages import lineage_at
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 
@@ -104,25 +106,19 @@ class Compared:
     """Scores by label that both runs have: base, trained, trained_vs_mover ..."""
     by_version: Mapping[str, Mapping[int, ScoreDifference]]
     """Other run -> version -> its score less that of the same version of the first run."""
-    first_differences: Sequence[FirstDifference]
     matches: Sequence[MatchRecord]
     """Matches in which versions of two of the runs played."""
 
 
-def compare_runs(runs: Sequence[RunPaths], enters: Callable[[str], bool]) -> Compared:
+def compare_runs(runs: Sequence[RunPaths]) -> Compared:
     """Read and compare the runs.
-
-    Args:
-        enters: whether the setting of a dotted name enters rows or weights.
 
     Raises:
         InputError: there are fewer than two or more than `MOST_RUNS`, or one is no run.
     """
     if not 2 <= len(runs) <= MOST_RUNS:
         raise InputError(f"a comparison takes 2 to {MOST_RUNS} runs, and {len(runs)} {'is' if len(runs) == 1 else 'are'} given")
-    read = [_read(paths) for paths in runs]
-    histories = [history for _, history in read]
-    found = [run for run, _ in read]
+    found = [_read(paths) for paths in runs]
     first, others = found[0], found[1:]
     return Compared(
         runs=found,
@@ -132,12 +128,11 @@ def compare_runs(runs: Sequence[RunPaths], enters: Callable[[str], bool]) -> Com
         ],
         paired=[pair for other in others for pair in _paired(first, other)],
         by_version={other.name: _by_version(first, other) for other in others},
-        first_differences=[first_difference(histories[0], other, enters) for other in histories[1:]],
         matches=_between(found),
     )
 
 
-def _read(paths: RunPaths) -> tuple[ComparedRun, History]:
+def _read(paths: RunPaths) -> ComparedRun:
     settings, steps = read_figures(paths)
     troubles: list[str] = []
 
@@ -151,14 +146,18 @@ def _read(paths: RunPaths) -> tuple[ComparedRun, History]:
     environment = (
         tried(lambda: read_object(paths.environment), {}, "Machine and versions are") if paths.environment.is_file() else {}
     )
-    lineages = tried(lambda: read_lineages(paths), [(MAIN, 0)], "The run's forks are")
-    history = History(paths=paths, settings=settings, environment=environment, lineages=lineages)
-    run = ComparedRun(
+
+    def rows_of(step: int) -> pa.Table | None:
+        return read_ledger(paths, lineage_at(paths, step), step)
+
+    return ComparedRun(
         name=paths.root.name,
         settings=flat(settings),
         steps=steps,
         curve=tried(
-            lambda: return_curve(sorted(steps), lambda step: read_ledger(paths, history.lineage(step), step)), [], "The curve is"
+            lambda: return_curve(sorted(steps), lambda step: read_ledger(paths, lineage_at(paths, step), step)),
+            [],
+            "The curve is",
         ),
         scores=tried(lambda: read_scores(paths), {}, "Scores are"),
         track=tried(lambda: _track(paths), {}, "The track of strength is"),
@@ -166,7 +165,6 @@ def _read(paths: RunPaths) -> tuple[ComparedRun, History]:
         environment=environment,
         troubles=troubles,
     )
-    return run, history
 
 
 def _track(paths: RunPaths) -> dict[int, ScoreRecord]:
