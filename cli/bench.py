@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from benchmarks.outcome import Outcome
 
 _SCALED_DOWN = "[dim]scaled down, not judged[/]"
-_TOOLS = Group("Profile and tune", sort_key=2)  # below the benchmarks
+_TOOLS = Group("Tune", sort_key=2)  # below the benchmarks
 app = App(
     name="bench",
-    help="Measure this machine: benchmarks with targets, profiles, and the fastest engine settings.",
+    help="Measure this machine: benchmarks with targets, and the fastest engine settings.",
 )
-app.command("cli.profile:profile", name="profile", group=_TOOLS)
 app.command("cli.tune:app", name="tune", group=_TOOLS)
 app.command("cli.bench_e2e:e2e", name="e2e")
 app.command("cli.bench_e2e:ablation", name="ablation")

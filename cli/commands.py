@@ -47,7 +47,7 @@ COMMANDS = {
         "doctor": ("cli.doctor:doctor", _CHECKED),
         "smoke": ("cli.smoke:smoke", _CHECKED),
         "settings": ("cli.settings:settings", "Print settings as TOML, or the reference of all settings."),
-        "bench": ("cli.bench:app", "Measure this machine: benchmarks, profiles, engine tuning."),
+        "bench": ("cli.bench:app", "Measure this machine: benchmarks, engine tuning."),
     },
 }
 """Heading -> name -> import path of the command, which is imported only when it runs, and its line in `entente --help`."""
@@ -59,7 +59,6 @@ RENAMED = {
     "replay-step": "runs replay-step",
     "lab": "runs losses",
     "clean": "runs clean",
-    "profile": "bench profile",
     "tune": "bench tune",
 }
 """First word of an older spelling -> the words that replace it. The older spelling still runs, and says the new one."""

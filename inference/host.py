@@ -11,8 +11,6 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from telemetry.sampling import sampled
-
 T = TypeVar("T")
 
 
@@ -27,8 +25,7 @@ class EngineHost:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            with sampled("engine"):
-                self._loop.run_forever()
+            self._loop.run_forever()
         except BaseException:  # an exit request raised on this thread: cancel the rest, so that nothing waits for it
             self._loop.run_until_complete(_cancel_others())
             raise

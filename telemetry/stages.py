@@ -1,4 +1,4 @@
-"""The stages of a training step, with one name each for the report, `runs explain`, `watch` and `bench profile`.
+"""The stages of a training step, with one name each for the report, `runs explain` and `watch`.
 
 The stages of a step do not overlap and add up to its duration. Rollouts that run while the trainer trains are not counted, only
 the wait for them.

@@ -25,7 +25,6 @@ from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from telemetry.parent import end_with_parent
-from telemetry.sampling import sampled
 from training.leader import gather_followers
 from training.lineage import Fork
 from training.mismatch import mismatch_metrics
@@ -131,5 +130,4 @@ def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with sampled("trainer"):
-        main(int(sys.argv[1]))
+    main(int(sys.argv[1]))

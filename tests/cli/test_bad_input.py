@@ -101,7 +101,6 @@ REFUSED = [
     (["train", "--config", "deep.toml"], "it nests values more than 16 deep"),
     (["train", "--config", "nested.toml"], "it nests values more than 16 deep"),
     (["report", "--run", "taken", "--ablation", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
-    (["bench", "profile", "rollout", "--baseline", "pipe.toml"], "baseline 'pipe.toml' cannot be read: it is not a regular file"),
     (["bench", "all", "--compare", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
     (["bench", "e2e", "--store", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
     (["cache", "build", "--first-year", "1903", "--last-year", "1902"], "first_year 1903 lies after last_year 1902"),

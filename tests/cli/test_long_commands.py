@@ -13,7 +13,7 @@ from cli.main import run
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
-BENCHMARKS = [("bench", name) for name in bench if not name.startswith("-") and name not in ("profile", "tune")]
+BENCHMARKS = [("bench", name) for name in bench if not name.startswith("-") and name != "tune"]
 LONG = [
     *map(
         str.split,
@@ -30,7 +30,7 @@ LONG = [
             "cache refresh",
         ),
     ),
-    *map(str.split, ("model make", "bench tune", "bench tune lora", "bench profile")),
+    *map(str.split, ("model make", "bench tune", "bench tune lora")),
     *BENCHMARKS,
 ]
 
@@ -67,7 +67,7 @@ def test_every_long_command_has_a_dry_run(words: tuple[str, ...]):
 
 @pytest.mark.parametrize(
     "words",
-    [("bench", "tune", "lora"), ("bench", "profile", "rollout"), *BENCHMARKS],
+    [("bench", "tune", "lora"), *BENCHMARKS],
     ids=" ".join,
 )
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: tuple[str, ...], capsys):
@@ -86,8 +86,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: t
         pytest.param(("runs", "replay-step", "--run", "nowhere", "--step", "1"), "there is no run", id="replay-step"),
         pytest.param(("cache", "refresh", "--run", "bare"), "run 'bare' has not trained a step yet", id="cache refresh"),
         pytest.param(("bench", "tune", "lora", "--run", "nowhere"), "there is no run", id="tune lora"),
-        pytest.param(("bench", "profile", "rollout", "--steps", "1"), "--steps", id="profile"),
-        pytest.param(("bench", "profile", "e2e", "--baseline", "none.json"), "'none.json' cannot be read", id="baseline"),
         pytest.param(("bench", "all", "--only", "nothing"), "There is no benchmark 'nothing'", id="bench all"),
         pytest.param(("bench", "trainer", "--only", "nothing"), "measures no 'nothing'", id="bench trainer"),
         pytest.param(("bench", "ablation", "--only", "nothing"), "no improvement 'nothing'", id="bench ablation"),

@@ -30,7 +30,7 @@ def shown(text: str) -> dict[str, str]:
     return {flag: beside.strip() for flag, beside in re.findall(r"^(--\S+)(.*)$", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("words", [("train",), ("settings",), ("bench", "profile", "rollout")], ids=" ".join)
+@pytest.mark.parametrize("words", [("train",), ("settings",)], ids=" ".join)
 def test_the_help_fits_two_screens_and_ends_with_examples_and_the_way_to_the_rest(told, words: tuple[str, ...]):
     text = told(*words, "--help")
     lines = text.splitlines()
