@@ -5,7 +5,7 @@ BIN := .venv/bin
 VERIFIERS_PIP := .venv-verifiers/bin/python -m pip --disable-pip-version-check --no-input install -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system test-slow break-rules check check-gpu integrations clean
+.PHONY: help setup demo test test-system test-slow break-rules check integrations clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,9 +39,6 @@ integrations: setup ## Make .venv-verifiers, where vf-eval plays against `entent
 	$(VERIFIERS_PIP) $$(grep '^pip==' requirements/cpu.lock)
 	$(VERIFIERS_PIP) --build-constraint requirements/cpu.lock -r requirements/verifiers.txt
 	$(VERIFIERS_PIP) --build-constraint requirements/cpu.lock -e integrations/verifiers_entente -e .
-
-check-gpu: setup ## Check what a GPU needs of vLLM, without one: loads two wheels of 300 MB once
-	$(BIN)/python -m scripts.check_gpu $(ARGS)
 
 clean: ## Remove builds and caches; .venv and runs/ stay
 	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache

@@ -48,7 +48,7 @@ class AsyncEngine(VllmEngine):
         try:
             async for output in self._engine.generate(
                 {"prompt_token_ids": prompt_ids(request)},
-                sampling_params(request, self._eos_id, runs_v2=self._settings.model_runner == "v2"),
+                sampling_params(request, self._eos_id),
                 request.request_id,
                 lora_request=lora_request(served),
             ):

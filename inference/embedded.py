@@ -62,7 +62,7 @@ class EmbeddedEngine(VllmEngine):
         self._engine.add_request(
             request.request_id,
             {"prompt_token_ids": prompt_ids(request)},
-            sampling_params(request, self._eos_id, runs_v2=self._settings.model_runner == "v2"),
+            sampling_params(request, self._eos_id),
             lora_request=lora_request(served),
         )
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """The legal tables of all requests in an engine, on its device, and each request's node in its table.
 
-This is the core of both vLLM logits processors; it imports torch and not vLLM. The tables form one flat automaton. A request is
+This is the core of the logits processor; it imports torch and not vLLM. The tables form one flat automaton. A request is
 a slot, and a slot's state is one node. Advancing, masking and drawing are a few tensor operations over the whole batch; nothing
 is copied to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when
 needed.
@@ -130,8 +130,8 @@ class LegalArena:
             self._ends[thinkers] = self._upload([rule.end for rule in rules.values()])
             self._least_end = min(rule.end for rule in self._thoughts.values())
 
-    def advance(self, slots: Tensor, tokens: Tensor, moved: Tensor | None = None) -> None:
-        """Advance `slots` int64 [n], which are distinct, by `tokens` int64 [n]; only where `moved` bool [n] is True, if given."""
+    def advance(self, slots: Tensor, tokens: Tensor) -> None:
+        """Advance `slots` int64 [n], which are distinct, by `tokens` int64 [n]."""
         nodes = self._nodes[slots]
         wanted = nodes * _WIDTH + tokens
         edges = torch.searchsorted(self._keys, wanted)
@@ -143,9 +143,8 @@ class LegalArena:
             # The only edge of a slot in a thought is the marker, which ends the thought.
             goes_on = (left > 0) & ~is_edge & (tokens >= 0) & (tokens < self._ends[slots]) & (tokens != self._excluded[slots])
             reached = torch.where(goes_on, nodes, reached)
-            fewer = torch.where(goes_on, left - 1, 0)
-            self._left[slots] = fewer if moved is None else torch.where(moved, fewer, left)
-        self._nodes[slots] = reached if moved is None else torch.where(moved, reached, nodes)
+            self._left[slots] = torch.where(goes_on, left - 1, 0)
+        self._nodes[slots] = reached
 
     def mask(self, logits: Tensor, slots: Tensor) -> Tensor:
         """Set logits [rows, vocabulary] to -inf in place outside the legal set of each row's slot; slots int64 [rows]."""

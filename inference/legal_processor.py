@@ -1,14 +1,13 @@
-"""The logits processor for vLLM's V1 model runner: passes its batch updates to `LegalRows`.
+"""The logits processor for vLLM's V1 model runner, on the CPU and on CUDA: passes its batch updates to `LegalRows`.
 
-V1 is used on the CPU, and on CUDA by default because V2 was never run on a real card. Nothing here may raise while the engine
-steps; see `legal_admission`.
+Nothing here may raise while the engine steps; see `legal_admission`.
 
 The processor draws the token of each request with a seed, by vLLM's public interface alone: it leaves one logit finite, which
 vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
 vLLM's own sampler would make random numbers for the whole vocabulary, in a launch per request.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from vllm import SamplingParams
@@ -16,12 +15,11 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 
 from inference.legal_admission import TABLE_KEY, admit, admitted_table, draw_of, start_node
 from inference.legal_rows import LegalRows
-from telemetry.errors import EngineError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["TABLE_KEY", "LegalOrderProcessor", "legal_processor"]
+__all__ = ["TABLE_KEY", "LegalOrderProcessor"]
 
 
 class LegalOrderProcessor(LogitsProcessor):
@@ -67,20 +65,3 @@ class LegalOrderProcessor(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Draw or mask each constrained row of logits [rows, vocabulary], in place; see `LegalRows.apply`."""
         return self._rows.apply(logits)
-
-
-def legal_processor(*, runs_v2: bool) -> type[Any]:
-    """The class for vLLM's V1 or V2 model runner.
-
-    Raises:
-        EngineError: the installed vLLM's V2 runner has another interface for logits processors.
-    """
-    if not runs_v2:
-        return LegalOrderProcessor
-    try:
-        from inference.legal_processor_v2 import LegalOrderProcessorV2
-    except ImportError as error:
-        raise EngineError(
-            f"this vLLM's V2 model runner does not support legal orders ({error}): set inference.model_runner to 'v1'"
-        ) from error
-    return LegalOrderProcessorV2

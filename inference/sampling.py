@@ -1,7 +1,7 @@
 """vLLM's sampling parameters for a decision: only the mask and the temperature may change the distribution.
 
-With the V1 runner our logits processor draws, by seed and temperature of the request, and leaves vLLM one token to take. A seed
-given to vLLM would cost a launch per request over the whole vocabulary. With the V2 runner vLLM draws: there seeds are free.
+Our logits processor draws, by seed and temperature of the request, and leaves vLLM one token to take. A seed given to vLLM
+would cost a launch per request over the whole vocabulary.
 
 The forced tokens at the start of a completion are passed to vLLM as the end of the prompt.
 """
@@ -28,19 +28,14 @@ def prompt_ids(request: GenerationRequest) -> list[int]:
     return [*request.prompt_ids, *forced_prefix(request.table)[0]]
 
 
-def sampling_params(request: GenerationRequest, eos_id: int, *, runs_v2: bool = False) -> SamplingParams:
-    """Parameters for `request`, to be used with its `prompt_ids`; vLLM returns the log-probability of each drawn token.
-
-    Args:
-        runs_v2: vLLM's V2 runner decodes it.
-    """
+def sampling_params(request: GenerationRequest, eos_id: int) -> SamplingParams:
+    """Parameters for `request`, to be used with its `prompt_ids`; vLLM returns the log-probability of each drawn token."""
     head, start = forced_prefix(request.table)
-    extra = {TABLE_KEY: table_cache.encode(request.table), START_KEY: start}
+    draw = (request.seed, request.temperature)
     return SamplingParams(
-        temperature=request.temperature if runs_v2 else 0.0,
+        temperature=0.0,
         top_p=1.0,
         top_k=0,
-        seed=request.seed if runs_v2 else None,
         max_tokens=request.table.longest - len(head),
         stop_token_ids=[eos_id],
         # A thought may contain whatever else vLLM takes for an end of sequence.
@@ -50,7 +45,7 @@ def sampling_params(request: GenerationRequest, eos_id: int, *, runs_v2: bool = 
         output_kind=RequestOutputKind.FINAL_ONLY,
         # Used for one request only, so vLLM need not copy it.
         skip_clone=True,
-        extra_args=extra if runs_v2 else extra | {DRAW_KEY: (request.seed, request.temperature)},
+        extra_args={TABLE_KEY: table_cache.encode(request.table), START_KEY: start, DRAW_KEY: draw},
     )
 
 

@@ -47,8 +47,6 @@ class InferenceSettings(BaseModel):
     quantization: str = ""
     """vLLM's name of a weight format, such as 'fp8'; empty: none. The run does not start if the mismatch with the unquantised
     trainer exceeds its bounds."""
-    model_runner: Literal["v1", "v2"] = "v1"
-    """vLLM's model runner; 'v2' needs Triton, and legal orders were never tested with it on a real card."""
     batch_invariant: bool = False
     """Logits that do not depend on what else is in the batch (VLLM_BATCH_INVARIANT, beta in vLLM 0.32): attention, matrix
     products, softmax and norms add in a fixed order, which is slower. Needs vLLM on CUDA, compute capability 8.0 or higher.

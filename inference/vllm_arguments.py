@@ -39,7 +39,7 @@ def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> No
     # How long vLLM's own client waits for its core; our limit is the one that counts.
     os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(start_limit_s(settings)))
     os.environ.update(_ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(own_process)))
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "v2"))
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ["VLLM_BATCH_INVARIANT"] = str(int(settings.batch_invariant))
     # oneDNN caches one compiled kernel for each matrix shape, and batches have many shapes; its default of 1,024 takes 150 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
@@ -49,19 +49,9 @@ def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> No
 
 
 def may_jump(settings: InferenceSettings) -> bool:
-    """Whether this engine appends forced tokens to drawn ones (`inference.forced_jump`). vLLM must be imported already.
-
-    Raises:
-        InputError: `jump_forced` is 'on' and the model runner does not support it.
-    """
+    """Whether this engine appends forced tokens to drawn ones (`inference.forced_jump`). vLLM must be imported already."""
     from vllm.platforms import current_platform
 
-    if settings.model_runner == "v2":
-        if settings.jump_forced == "on":
-            raise InputError(
-                "inference.jump_forced 'on' needs vLLM's V1 runner: set inference.model_runner to 'v1', or leave it 'auto'"
-            )
-        return False
     return current_platform.is_cpu() if settings.jump_forced == "auto" else settings.jump_forced == "on"
 
 
@@ -69,21 +59,18 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
     """Arguments of vLLM's engine for the model in the folder `model`. `prepare_environment` must run first.
 
     Raises:
-        InputError: `model_runner` is 'v2' on a CPU, or `batch_invariant` is set where vLLM does not support it.
+        InputError: `batch_invariant` is set where vLLM does not support it.
     """
     from vllm.platforms import current_platform
 
-    from inference.legal_processor import legal_processor
+    from inference.legal_processor import LegalOrderProcessor
 
     on_cpu = current_platform.is_cpu()
-    if on_cpu and settings.model_runner == "v2":
-        raise InputError("inference.model_runner 'v2' needs Triton, which the CPU build of vLLM does not have: set it to 'v1'")
     if settings.batch_invariant and not (current_platform.is_cuda() and current_platform.has_device_capability(80)):
         raise InputError(
             "inference.batch_invariant needs an NVIDIA GPU of compute capability 8.0 or higher, and vLLM's CUDA build: set it to "
             "false"
         )
-    processor = legal_processor(runs_v2=settings.model_runner == "v2")
     arguments: dict[str, Any] = {
         "model": str(model),
         "skip_tokenizer_init": True,
@@ -100,10 +87,10 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         # must be rewound, which torch's CPU generators do not support. Our own draws need no generator.
         "enable_chunked_prefill": not on_cpu,
         "long_prefill_token_threshold": settings.long_prefill_tokens,
-        # V1: the processor draws, and leaves the drawn token's log-probability as its logit.
-        "logprobs_mode": "processed_logprobs" if settings.model_runner == "v2" else "processed_logits",
+        # The processor draws, and leaves the drawn token's log-probability as its logit.
+        "logprobs_mode": "processed_logits",
         # By name, so that an engine core in another process can import it.
-        "logits_processors": [f"{processor.__module__}:{processor.__qualname__}"],
+        "logits_processors": [f"{LegalOrderProcessor.__module__}:{LegalOrderProcessor.__qualname__}"],
         "generation_config": "vllm",
         "use_tqdm_on_load": False,
         "seed": 0,

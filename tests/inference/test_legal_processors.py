@@ -1,17 +1,13 @@
-"""Both of vLLM's logits-processor interfaces leave finite exactly what a legal order set may go on with.
+"""The logits processor leaves finite exactly what a legal order set may go on with.
 
-One oracle for both: the legal sets of orders, each spelled out, and nothing but comparing beginnings. The engines around the
-processors are made by hand, in their real types: V1's batch updates, V2's slots and context, whose buffers stand in for the
-ones that need a GPU and are held against vLLM's source.
+The oracle: the legal sets of orders, each spelled out, and nothing but comparing beginnings. The engine around the processor is
+made by hand, with vLLM's own batch updates.
 """
 
-import ast
-import inspect
 import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,25 +20,15 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
-from vllm.exceptions import VLLMValidationError
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
-from vllm.v1.worker.gpu.sample.logits_processor import (
-    LogitsContext,
-    LogitsProcessor,
-    LogitsProcRequestState,
-    build_custom_logits_processors,
-    build_custom_logits_processors_params_validator,
-)
 
 from decoding.legal_table import END, LegalTable, TableBuilder
 from decoding.thinking import Thinking, ThoughtRule, thinking_of
 from game.legal import LegalOrders, OrderKind
 from inference import legal_arena
 from inference.legal_admission import START_KEY, TABLE_KEY
-from inference.legal_processor import LegalOrderProcessor, legal_processor
-from inference.legal_processor_v2 import LegalOrderProcessorV2
+from inference.legal_processor import LegalOrderProcessor
 from rollouts.fork import Tokens
-from telemetry.errors import EngineError
 
 VOCABULARY = 700
 """Tokens of the engines here, more than the small model's."""
@@ -126,7 +112,7 @@ class Request:
         return self.thinking is not None and self.thinking.marker not in self.output
 
 
-class RunnerV1:
+class Runner:
     """The V1 runner's persistent batch: dense rows, holes filled by the newest or by the last, now and then two rows swapped."""
 
     def __init__(self) -> None:
@@ -169,7 +155,7 @@ class RunnerV1:
         """Every row has a token more."""
 
 
-class JumpingV1(RunnerV1):
+class JumpingRunner(Runner):
     """The same, and what must follow a token is taken with it, as far as there is room."""
 
     def __init__(self) -> None:
@@ -195,64 +181,6 @@ class JumpingV1(RunnerV1):
         self.jumped += sum(map(len, jumps.values()))
 
 
-class Buffer:
-    """Stands in for `StagedWriteTensor` and `UvaBackedTensor`, with what the processor reads of them."""
-
-    def __init__(self, *shape: int) -> None:
-        self.gpu = torch.zeros(shape, dtype=torch.int32)
-        self.np = self.gpu.numpy()
-
-
-class RunnerV2:
-    """The V2 runner's slots: taken from a free list, never told to be free, their rows in another order every step."""
-
-    def __init__(self) -> None:
-        self.states = LogitsProcRequestState(
-            device=torch.device("cpu"),
-            max_num_reqs=SEATS,
-            vocab_size=VOCABULARY,
-            all_token_ids=Buffer(SEATS, 256),
-            prompt_len=Buffer(SEATS),
-            prefill_len=Buffer(SEATS),
-            total_len=Buffer(SEATS),
-        )
-        self.processor: Any = LegalOrderProcessorV2(SimpleNamespace(speculative_config=None), self.states)
-        self._slots: dict[Request, int] = {}
-        self._free = list(range(SEATS))
-
-    def step(self, gone: list[Request], come: list[Request], dice: random.Random) -> Iterator[tuple[Request, int]]:
-        self._free += [self._slots.pop(request) for request in gone]
-        for request in come:
-            slot = self._slots[request] = self._free.pop()
-            self.states.prompt_len.np[slot] = len(request.prompt)
-            assert self.processor.add_request(slot, request.parameters) == (request.may_follow() is not None)
-        for request, slot in self._slots.items():
-            ids = [*request.prompt, *request.output]
-            self.states.all_token_ids.np[slot, : len(ids)] = ids
-        self.processor.apply_staged_writes()
-        batch = list(self._slots)
-        dice.shuffle(batch)
-        slots = np.array([self._slots[request] for request in batch], np.int32)
-        lengths = np.array([len(request.prompt) + len(request.output) for request in batch], np.int32)
-        mapping = torch.from_numpy(slots.copy())
-        self._context = LogitsContext(
-            expanded_idx_mapping=mapping,
-            idx_mapping=mapping,
-            idx_mapping_np=slots,
-            expanded_local_pos=torch.zeros(len(batch), dtype=torch.int32),
-            input_ids=torch.tensor([[*r.prompt, *r.output][-1] for r in batch], dtype=torch.int32),
-            pos=torch.from_numpy(lengths - 1).long(),
-            seq_lens_upper_bound_np=lengths,
-        )
-        yield from ((request, row) for row, request in enumerate(batch))
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        return self.processor.apply(logits, self._context)
-
-    def noted(self, dice: random.Random) -> None:
-        """Every row has a token more."""
-
-
 _BUILD = LegalOrders(
     power="FRANCE",
     kind=OrderKind.BUILD,
@@ -268,7 +196,7 @@ _TWO_ARMIES = LegalOrders(
     picks=2,
 )
 _ONE_ARMY = LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=("A PAR",), options=(("A PAR H",),), picks=1)
-RUNNERS = pytest.mark.parametrize("runner", [RunnerV1, JumpingV1, RunnerV2], ids=["V1", "jumping", "V2"])
+RUNNERS = pytest.mark.parametrize("runner", [Runner, JumpingRunner], ids=["plain", "jumping"])
 
 
 @RUNNERS
@@ -386,7 +314,7 @@ def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: ty
     rows = dict(engine.step([], [], dice))
     masked = engine.apply(torch.zeros(2, VOCABULARY))
     assert torch.isfinite(masked[rows[good]]).nonzero().flatten().tolist() == [9]
-    if token >= 0 or runner is RunnerV2:  # V1 shows a token that it does not know yet as -1
+    if token >= 0:  # vLLM shows a token that it does not know yet as -1
         assert torch.isfinite(masked[rows[strayed]]).all()
         assert engine.processor.illegal_tokens == 1
 
@@ -432,12 +360,7 @@ def test_requests_that_do_not_think_cost_no_operation_for_thoughts(runner: type,
     gone: list[Request] = []
     for thinks in (False, True, False):
         request = thought_request(thoughtful_table()) if thinks else Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
-        if runner is RunnerV2 and gone:
-            engine._free = [engine._slots[gone[0]]]  # V2 is not told of free slots: the next request takes this one
-            engine._slots.clear()
-            list(engine.step([], [request], dice))
-        else:
-            list(engine.step(gone, [request], dice))
+        list(engine.step(gone, [request], dice))
         thoughts.clear()
         engine.apply(torch.zeros(1, VOCABULARY))
         assert bool(thoughts) == thinks
@@ -453,13 +376,12 @@ def test_a_slot_whose_thought_was_broken_off_does_not_think_again_when_another_d
     assert finite[0].nonzero().flatten().tolist() == [5, 6] and int(finite[1].sum()) == VOCABULARY - 1
 
 
-@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
-def test_a_thought_that_breaks_a_rule_is_refused_at_admission(processor):
-    RunnerV1(), RunnerV2()  # admission knows the vocabulary of the engine
+def test_a_thought_that_breaks_a_rule_is_refused_at_admission():
+    Runner()  # admission knows the vocabulary of the engine
 
     def ask(table: LegalTable, **changed: Any) -> None:
         usual: dict[str, Any] = {"max_tokens": 7, "stop_token_ids": [9], "ignore_eos": True}
-        processor.validate_params(SamplingParams(**usual | changed, extra_args={TABLE_KEY: table.to_bytes()}))
+        LegalOrderProcessor.validate_params(SamplingParams(**usual | changed, extra_args={TABLE_KEY: table.to_bytes()}))
 
     ask(thoughtful_table())
     for table, sentence in (
@@ -478,9 +400,9 @@ def test_a_thought_that_breaks_a_rule_is_refused_at_admission(processor):
         ask(thoughtful_table(), max_tokens=6)
 
 
-def test_v1_waits_for_a_token_that_is_not_known_yet():
+def test_the_processor_waits_for_a_token_that_is_not_known_yet():
     """On CUDA a step may begin before the tokens of the last one have arrived; they stand as -1 until they do."""
-    engine, dice, request = RunnerV1(), random.Random(0), Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
+    engine, dice, request = Runner(), random.Random(0), Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
     for output, allowed in ([], [5, 6]), ([-1], [5, 6]), ([6], [9]), ([6, -1], [9]):
         request.output[:] = output
         list(engine.step([], [request] if not output else [], dice))
@@ -494,7 +416,7 @@ def test_the_room_of_tables_that_nobody_uses_is_taken_back(runner: type):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legal_arena, "LEAST_EDGES", 8)
         engine, dice, before = runner(), random.Random(0), []
-        arena = engine.processor._arena if runner is RunnerV2 else engine.processor._rows._arena
+        arena = engine.processor._rows._arena
         for number in range(60):
             now = [Request(simple_table(*range(10 * number, 10 * number + 9)), [(10 * number, 9)], 2) for _ in range(2)]
             list(engine.step(before, now, dice))
@@ -508,20 +430,19 @@ def test_requests_with_one_table_share_it(runner: type):
     engine, table = runner(), simple_table(5, 6)
     list(engine.step([], [Request(table, [(5, 9)], 2) for _ in range(SEATS)], random.Random(0)))
     engine.apply(torch.zeros(SEATS, VOCABULARY))
-    arena = engine.processor._arena if runner is RunnerV2 else engine.processor._rows._arena
+    arena = engine.processor._rows._arena
     assert len(arena._placed) == 1
 
 
 @RUNNERS
 def test_a_row_that_the_engine_never_announced_is_left_alone(runner: type):
     engine, dice = runner(), random.Random(0)
-    engine.processor.update_state(BatchUpdate(4, [3], [], [(2, 5, MoveDirectionality.SWAP)])) if runner is RunnerV1 else None
+    engine.processor.update_state(BatchUpdate(4, [3], [], [(2, 5, MoveDirectionality.SWAP)])) if runner is Runner else None
     list(engine.step([], [Request(None, [], 3)], dice))
     logits = torch.randn(1, VOCABULARY)
     assert torch.equal(engine.apply(logits.clone()), logits)
 
 
-@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
@@ -534,27 +455,25 @@ def test_a_row_that_the_engine_never_announced_is_left_alone(runner: type):
     ],
     ids=["empty", "zeros", "list", "cut", "unsorted", "outside"],
 )
-def test_a_malformed_table_is_refused_at_admission_and_harms_nothing_behind_it(processor, table, sentence: str):
-    engine = RunnerV1() if processor is LegalOrderProcessor else RunnerV2()
+def test_a_malformed_table_is_refused_at_admission_and_harms_nothing_behind_it(table, sentence: str):
+    engine = Runner()
     request = Request(None, [], 2)
     request.parameters = SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table})
     with pytest.raises(ValueError, match=sentence):
-        processor.validate_params(request.parameters)
+        LegalOrderProcessor.validate_params(request.parameters)
     list(engine.step([], [request], random.Random(0)))
     assert torch.isfinite(engine.apply(torch.zeros(1, VOCABULARY))).all()
 
 
-@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
-def test_a_completion_that_could_be_cut_is_refused_at_admission(processor):
+def test_a_completion_that_could_be_cut_is_refused_at_admission():
     table = simple_table(5, 6).to_bytes()
-    processor.validate_params(SamplingParams(max_tokens=2, extra_args={TABLE_KEY: table}))
-    processor.validate_params(SamplingParams(max_tokens=1))
+    LegalOrderProcessor.validate_params(SamplingParams(max_tokens=2, extra_args={TABLE_KEY: table}))
+    LegalOrderProcessor.validate_params(SamplingParams(max_tokens=1))
     with pytest.raises(ValueError, match="max_tokens 1 would cut a completion of 2 tokens"):
-        processor.validate_params(SamplingParams(max_tokens=1, extra_args={TABLE_KEY: table}))
+        LegalOrderProcessor.validate_params(SamplingParams(max_tokens=1, extra_args={TABLE_KEY: table}))
 
 
-@pytest.mark.parametrize("processor", [LegalOrderProcessor, LegalOrderProcessorV2], ids=["V1", "V2"])
-def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice(processor):
+def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice():
     """4, then 5 or 6, then 9: with the 4 in the prompt two tokens are left."""
     table = LegalTable(
         offsets=np.array([0, 1, 3, 4], np.int32),
@@ -563,65 +482,11 @@ def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice(proce
         longest=3,
     ).to_bytes()
     for start, tokens in (0, 3), (1, 2):
-        processor.validate_params(SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
+        LegalOrderProcessor.validate_params(SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
         with pytest.raises(ValueError, match=f"would cut a completion of {tokens} tokens"):
-            processor.validate_params(SamplingParams(max_tokens=tokens - 1, extra_args={TABLE_KEY: table, START_KEY: start}))
+            LegalOrderProcessor.validate_params(
+                SamplingParams(max_tokens=tokens - 1, extra_args={TABLE_KEY: table, START_KEY: start})
+            )
     for start in (2, END, 7, None, "1"):
         with pytest.raises(ValueError, match="must be 0 or 1, where the table's first choice is"):
-            processor.validate_params(SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table, START_KEY: start}))
-
-
-def test_the_runner_decides_which_processor_is_loaded_and_v1_is_the_default():
-    assert legal_processor(runs_v2=False) is LegalOrderProcessor
-    assert legal_processor(runs_v2=True) is LegalOrderProcessorV2
-
-
-def test_a_vllm_without_the_v2_interface_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "inference.legal_processor_v2", None)
-    with pytest.raises(EngineError, match=r"set inference\.model_runner to"):
-        legal_processor(runs_v2=True)
-
-
-def test_vllm_s_own_v2_loader_takes_the_class_builds_it_and_asks_it_at_admission():
-    states = SimpleNamespace(**{name: getattr(RunnerV2().states, name) for name in LogitsProcRequestState.__dataclass_fields__})
-    built = build_custom_logits_processors(SimpleNamespace(speculative_config=None), states, False, [LegalOrderProcessorV2])
-    assert [type(processor) for processor in built] == [LegalOrderProcessorV2]
-    validate = build_custom_logits_processors_params_validator([LegalOrderProcessorV2])
-    with pytest.raises(VLLMValidationError, match="is incomplete"):
-        validate(SamplingParams(extra_args={TABLE_KEY: b"123"}))
-    with pytest.raises(ValueError, match="not a subclass"):
-        build_custom_logits_processors_params_validator([LegalOrderProcessor])
-
-
-def test_speculation_is_refused_at_the_start():
-    with pytest.raises(ValueError, match="speculative_config unset"):
-        LegalOrderProcessorV2(SimpleNamespace(speculative_config=object()), RunnerV2().states)
-
-
-def test_the_buffers_that_stand_in_have_what_vllm_s_own_have():
-    """Read from vLLM's source, because the module itself cannot be used without a GPU: a drift there fails here."""
-    folder = Path(inspect.getfile(LogitsProcessor)).parents[2]
-    classes = {
-        node.name: node for node in ast.parse((folder / "buffer_utils.py").read_text()).body if isinstance(node, ast.ClassDef)
-    }
-    for name, wanted in (("StagedWriteTensor", {"gpu"}), ("UvaBackedTensor", {"gpu", "np"})):
-        held = {
-            node.attr
-            for node in ast.walk(classes[name])
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
-        }
-        assert wanted <= held, name
-    made = (folder / "states.py").read_text()
-    assert "self.all_token_ids = StagedWriteTensor(" in made and "self.prompt_len = UvaBackedTensor(" in made
-
-
-def test_the_interfaces_are_those_that_the_adapters_were_written_for():
-    def arguments(function) -> list[str]:
-        return list(inspect.signature(function).parameters)
-
-    assert arguments(LogitsProcessor.__init__) == ["self", "vllm_config", "req_states"]
-    assert arguments(LogitsProcessor.add_request) == ["self", "req_idx", "sampling_params"]
-    assert arguments(LogitsProcessor.apply) == ["self", "logits", "ctx"]
-    assert arguments(LogitsProcessor.apply_staged_writes) == ["self"]
-    abstract = {*LogitsProcessor.__abstractmethods__, *LegalOrderProcessor.__mro__[1].__abstractmethods__}
-    assert abstract == {"apply", "__init__", "is_argmax_invariant", "update_state"}
+            LegalOrderProcessor.validate_params(SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table, START_KEY: start}))
