@@ -54,6 +54,7 @@ from state_cache.store import StateCache, open_cache
 from storage.control import ControlDesk
 from storage.files import FILES
 from storage.learnable_process import PastReturnsProcess
+from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.lineages import check_new_lineage, current_lineage
 from storage.run_roots import as_given
 from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
@@ -113,6 +114,7 @@ def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: s
     """Refuse a name that is taken, or settings that the resumed run cannot use. Repeat this once the run's lock is held."""
     if resume:
         check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
+        check_ledgers(settings.paths, settings.storage)
         if fork_lineage:
             check_new_lineage(settings.paths, fork_lineage)
     elif FILES.exists(settings.paths.settings):
@@ -210,6 +212,8 @@ async def open_run(
             stack.callback(asyncio.create_task(mark_earlier_crashed(paths)).cancel)
         if not resume:
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
+        for sentence in restore_ledgers(paths, settings.storage) if resume else ():
+            reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
         fork = _fork(settings, fork_lineage) if fork_lineage else None
         share = trainer_share(cards, settings.inference)

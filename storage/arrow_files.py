@@ -70,47 +70,51 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str], sums: _S
     return FILES.publish(final, write)
 
 
-def read_arrow(path: Path, schema: pa.Schema | None = None) -> pa.Table:
+_CURE = "remove the file, or restore it from a copy."
+
+
+def read_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) -> pa.Table:
     """The verified table in `path`; see `map_arrow`. It stays valid if the file is unlinked."""
-    return map_arrow(path, schema).table
+    return map_arrow(path, schema, cure).table
 
 
-def map_arrow(path: Path, schema: pa.Schema | None = None) -> MappedFile:
+def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) -> MappedFile:
     """Map the file and verify all of it.
 
     Args:
         schema: the columns that it must have; None: any.
+        cure: what to do about a damaged file, for the message.
 
     Raises:
         DataError: the file is missing or damaged, or has another schema version or other columns.
     """
     try:
-        return _map(path, schema)
+        return _map(path, schema, cure)
     except DataError:
         if not FILES.fetch_again(path):
             raise
-    return _map(path, schema)
+    return _map(path, schema, cure)
 
 
-def _map(path: Path, schema: pa.Schema | None) -> MappedFile:
+def _map(path: Path, schema: pa.Schema | None, cure: str) -> MappedFile:
     try:
         content = FILES.open(path).read_buffer()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except pa.ArrowInvalid as error:
-        raise DataError(f"{path} cannot be mapped ({error}); {_CURE}") from error
+        raise DataError(f"{path} cannot be mapped ({error}); {cure}") from error
     mark = xxh3_64_intdigest(memoryview(content))
     try:
         table = _read_whole(content)
         found = metadata_of(table)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
-    _check_metadata(path, found)
+        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {cure}") from error
+    _check_metadata(path, found, cure)
     if schema is not None and not table.schema.equals(schema):
-        raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {_CURE}")
+        raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {cure}")
     sums = row_checksums(table)
     if int(found["content_crc32"]) != content_crc(table, sums):
-        raise DataError(f"{path} has damaged rows: their checksum is wrong; {_CURE}")
+        raise DataError(f"{path} has damaged rows: their checksum is wrong; {cure}")
     return MappedFile(content, table, sums, mark)
 
 
@@ -142,17 +146,14 @@ def metadata_crc(metadata: Mapping[str, str]) -> int:
     return zlib.crc32("\0".join(entries).encode())
 
 
-_CURE = "remove the file, or restore it from a copy."
-
-
-def _check_metadata(path: Path, found: Mapping[str, str]) -> None:
+def _check_metadata(path: Path, found: Mapping[str, str], cure: str = _CURE) -> None:
     version = found.get("schema_version", "none")
     if version != str(SCHEMA_VERSION):
         raise DataError(
             f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
         )
     if found.get("metadata_crc32") != str(metadata_crc(found)):
-        raise DataError(f"{path} has damaged metadata; {_CURE}")
+        raise DataError(f"{path} has damaged metadata; {cure}")
 
 
 def _read_whole(content: pa.Buffer) -> pa.Table:

@@ -36,6 +36,8 @@ ROWS_SCHEMA = pa.schema(  # a chosen row: its place, its identity, and its lag, 
     }
 )
 
+_CURE = "resume the run, which restores it from a checkpoint, or restore it from a copy."
+
 
 def ledger_path(paths: RunPaths, lineage: str, step: int) -> Path:
     """Path of the ledger of this step."""
@@ -65,18 +67,21 @@ def read_ledger(paths: RunPaths, lineage: str, step: int) -> pa.Table | None:
     return read_ledger_file(path) if FILES.exists(path) else None
 
 
-def read_ledger_file(path: Path) -> pa.Table:
+def read_ledger_file(path: Path, lineage: str = "") -> pa.Table:
     """The rows of a ledger.
+
+    Args:
+        lineage: the lineage that it must be of; empty: the one that its folder names.
 
     Raises:
         DataError: it is missing or damaged, or was written under another name, so its rows would count twice.
     """
-    rows = read_arrow(path, ROWS_SCHEMA)
+    rows = read_arrow(path, ROWS_SCHEMA, _CURE)
     metadata, match = metadata_of(rows), STEP_NAME.fullmatch(path.name)
-    lineage, step = metadata.get("lineage"), metadata.get("step")
-    if match is None or (lineage, step) != (path.parent.name, str(int(match[1]))):
+    recorded, step = metadata.get("lineage"), metadata.get("step")
+    if match is None or (recorded, step) != (lineage or path.parent.name, str(int(match[1]))):
         raise DataError(
-            f"{path} records step {step} of lineage '{lineage}', which its name does not say: it is a copy or was renamed; "
+            f"{path} records step {step} of lineage '{recorded}', which its name does not say: it is a copy or was renamed; "
             "remove it, or give it its own name."
         )
     return rows

@@ -1,16 +1,16 @@
 """Checkpoints: the trainer's whole state after a step.
 
 `checkpoints/step_000123/` holds the adapter in peft's layout, the value head if there is one, the tensors of the optimiser and
-of every random generator (`trainer.safetensors`), and a manifest, written last. The manifest holds the step, the lineage, the
-values that are not tensors, the size and SHA-256 of each file, and a checksum of itself. A folder whose manifest or files do
-not match is not a checkpoint. No file is a pickle, so reading a checkpoint runs no code. A folder is written under another
-name, fsynced and renamed, so a checkpoint is complete or absent after a kill.
+of every random generator (`trainer.safetensors`), copies of the newest ledgers, and a manifest, written last. The manifest holds
+the step, the lineage, the values that are not tensors, the size and SHA-256 of each file, and a checksum of itself. A folder
+whose manifest or files do not match is not a checkpoint. No file is a pickle, so reading a checkpoint runs no code. A folder is
+written under another name, fsynced and renamed, so a checkpoint is complete or absent after a kill.
 """
 
 import hashlib
 import json
-import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from safetensors.torch import save as tensor_bytes
 from records.value_head import HEAD_FILE
 from storage.files import FILES
 from storage.json_files import is_sealed, read_object, sealed
+from storage.ledger import STEP_NAME
+from storage.ledger_copies import CHECKPOINT_MANIFEST, checkpoint_steps
 from storage.outcome import Outcome
 from storage.runs import RunPaths, publish_directory
 from telemetry.errors import DataError, InputError
@@ -34,9 +36,8 @@ from training.state_tensors import StateValues, check_state, pack_state
 
 _FORMAT = 3
 _PICKLED_FORMAT, _PICKLE = 2, "trainer.pt"  # of releases whose trainer state was a pickle
-_MANIFEST, _TENSORS = "manifest.json", "trainer.safetensors"
+_TENSORS = "trainer.safetensors"
 _FILES = {"adapter_config.json", "adapter_model.safetensors", _TENSORS}
-_NAME = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,15 @@ class TrainerState:
     """Moving means of returns and advantages."""
 
 
-def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer, keep: int) -> Path:
-    """Write the checkpoint of `state.step` durably, then remove all checkpoints but the newest `keep`.
+def save_checkpoint(
+    paths: RunPaths,
+    state: TrainerState,
+    policy: Policy,
+    optimiser: torch.optim.Optimizer,
+    keep: int,
+    ledgers: Sequence[Path] = (),
+) -> Path:
+    """Write the checkpoint of `state.step` durably, with copies of `ledgers`, then remove all but the newest `keep`.
 
     Raises:
         DataError: a checkpoint of that step exists already.
@@ -74,6 +82,8 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
+        for ledger in ledgers:
+            shutil.copyfile(FILES.fetch(ledger), aside / ledger.name)
         _write(aside, state, policy, optimiser)
         publish_directory(aside, final)
     finally:
@@ -85,9 +95,9 @@ def save_checkpoint(paths: RunPaths, state: TrainerState, policy: Policy, optimi
 
 def drop_metrics(folder: Path) -> None:
     """Take the metrics, such as times, out of a copied checkpoint, so that equal states have equal bytes."""
-    record = {**read_object(folder / _MANIFEST), "metrics": {}}
+    record = {**read_object(folder / CHECKPOINT_MANIFEST), "metrics": {}}
     record.pop("checksum", None)
-    (folder / _MANIFEST).write_text(sealed(record))
+    (folder / CHECKPOINT_MANIFEST).write_text(sealed(record))
 
 
 def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
@@ -97,13 +107,7 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
     (aside / _TENSORS).write_bytes(tensor_bytes(tensors))  # not save_file, which reports a full disk without an errno
     files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(aside.iterdir())}
     record = {"format": _FORMAT, **asdict(state), "values": asdict(values), "files": files}
-    (aside / _MANIFEST).write_text(sealed(record))
-
-
-def checkpoint_steps(paths: RunPaths) -> list[int]:
-    """Steps of the checkpoints that have a manifest, ascending."""
-    found = (match for name in FILES.folders(paths.checkpoints) if (match := _NAME.fullmatch(name)))
-    return sorted({int(match[1]) for match in found if _MANIFEST in FILES.names(paths.checkpoint(int(match[1])))})
+    (aside / CHECKPOINT_MANIFEST).write_text(sealed(record))
 
 
 def load_checkpoint(
@@ -142,7 +146,7 @@ def load_checkpoint(
 def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
     """The manifest's content, after the checksums of the manifest and of all files were verified."""
     try:
-        record = read_object(folder / _MANIFEST)
+        record = read_object(folder / CHECKPOINT_MANIFEST)
     except (FileNotFoundError, DataError) as error:
         raise DataError(f"checkpoint '{folder}' has no readable manifest: {error}") from error
     _refuse_other_release(folder, record)
@@ -155,7 +159,7 @@ def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
         stated = {name: (entry["bytes"], entry["sha256"]) for name, entry in record["files"].items()}
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"checkpoint '{folder}' has a manifest with missing or unknown entries") from error
-    if stated.keys() - {HEAD_FILE} != _FILES:
+    if {name for name in stated if not STEP_NAME.fullmatch(name)} - {HEAD_FILE} != _FILES:
         raise DataError(f"the manifest of checkpoint '{folder}' lists other files than {', '.join(sorted(_FILES))}")
     for name, (size, digest) in stated.items():
         file = folder / name

@@ -22,13 +22,14 @@ from transformers.utils.logging import disable_progress_bar
 from storage.gather import Batch
 from storage.index import open_index
 from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.ledger_copies import checkpoint_steps
 from storage.lineages import lineage_at
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 from training.branching import branching_decisions, branching_tokens
-from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint
+from training.checkpoint import TrainerState, load_checkpoint
 from training.losses.choose import LOSSES, policy_loss
 from training.losses.token_loss import DrawnTokens
 from training.policy import Policy

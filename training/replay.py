@@ -24,13 +24,13 @@ from storage.arrow_files import metadata_of
 from storage.files import FILES
 from storage.index import open_index
 from storage.ledger import read_ledger, recorded_steps
+from storage.ledger_copies import checkpoint_steps
 from storage.lineages import lineage_at, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
-from training.checkpoint import checkpoint_steps
 from training.policy import Policy, choose_device
 from training.recorded_step import copy_lineages, copy_step
 from training.settings import TrainingSettings

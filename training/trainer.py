@@ -19,6 +19,7 @@ from storage.choose_batch import Choice, batch_query, choose_batch
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.lineages import lineage_at
@@ -31,7 +32,7 @@ from storage.selection import Reach, selection_rule
 from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, TrainingError
-from training.checkpoint import TrainerState, checkpoint_steps, load_checkpoint, save_checkpoint
+from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.entropy_target import entropy_weight
 from training.lineage import Fork, choose_lineage
 from training.messages import ResumePoint, TrainedStep
@@ -354,7 +355,8 @@ class Trainer:
             entropy=self._updater.entropy,
             moving=self._updater.moving,
         )
-        save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints)
+        ledgers = ledgers_to_copy(self._paths, self.lineage, step, self._storage)
+        save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints, ledgers)
         return self._publish(state)
 
     def _publish(self, state: TrainerState) -> PolicyVersion:

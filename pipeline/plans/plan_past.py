@@ -30,7 +30,7 @@ def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, ca
     Raises:
         InputError: the run has no finished step.
     """
-    from training.checkpoint import checkpoint_steps
+    from storage.ledger_copies import checkpoint_steps
     from training.lab import check_comparable, variants
 
     check_comparable(paths)
@@ -61,7 +61,7 @@ def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSetti
     Raises:
         InputError: there is no such finished step, or files that it needs are missing.
     """
-    from training.checkpoint import checkpoint_steps
+    from storage.ledger_copies import checkpoint_steps
     from training.replay import recorded_outcome
 
     recorded_outcome(paths, step, settings.training)

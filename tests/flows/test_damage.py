@@ -52,13 +52,16 @@ def test_a_foreign_file_among_the_shards_is_named_and_does_no_harm(workplace, tr
     assert asked.returncode == 0 and "local/000900.arrow" in asked.stdout
 
 
-@pytest.mark.parametrize("what", ["settings.json", pytest.param("ledger", marks=pytest.mark.slow)])
-def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, trained, copy: RunPaths, what: str):
-    file = flip(copy.ledger / "main" / "step-000002.arrow") if what == "ledger" else copy.settings
-    if what == "settings.json":
-        file.write_text(file.read_text().replace('"steps"', '"stepz"'))
-    begin = workplace if what == "settings.json" else workplace.process
-    done = begin("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
-    assert done.returncode == (1 if what == "ledger" else 2)
+def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, trained, copy: RunPaths):
+    copy.settings.write_text(copy.settings.read_text().replace('"steps"', '"stepz"'))
+    done = workplace("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")
+    assert done.returncode == 2
     sentence = done.stderr.splitlines()[-1]
-    assert sentence.startswith("entente: ") and file.name in sentence and "Traceback" not in done.stderr
+    assert sentence.startswith("entente: ") and "settings.json" in sentence and "Traceback" not in done.stderr
+
+
+def test_a_resume_is_refused_before_it_starts_where_a_lost_ledger_has_no_copy(workplace, trained, copy: RunPaths):
+    for file in copy.root.rglob("step-000002.arrow"):
+        file.unlink()
+    done = workplace("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3", "--dry-run")
+    assert done.returncode == 1 and "the ledger of step 2 is needed" in done.stderr.splitlines()[-1]

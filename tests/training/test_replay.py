@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 import training.replay
 from storage.adapters import read_adapter
 from storage.ledger import MAIN, ledger_path
+from storage.ledger_copies import checkpoint_steps
 from storage.outcome import Outcome, outcome_path, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, InputError
 from telemetry.progress import LogReporter, install
 from tests.damage import flip
-from training.checkpoint import checkpoint_steps
 from training.policy import Policy
 from training.replay import EXACT, TOLERANCES, Replay, replay_step
 from training.settings import TrainingSettings

@@ -12,14 +12,14 @@ import training.layout
 import training.trainer
 from storage.adapters import read_adapter
 from storage.index import Index, open_index
-from storage.ledger import read_ledger, recorded_steps
+from storage.ledger import ledger_path, read_ledger, recorded_steps
+from storage.ledger_copies import checkpoint_steps, restore_ledgers
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
 from tests.damage import flip
 from training.advantages import leave_one_out
 from training.branching import branching_tokens
-from training.checkpoint import checkpoint_steps
 from training.padded_rows import pad, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -444,3 +444,12 @@ def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_o
     assert report.metrics["train/refused_shards"] == 1
     trainer.step(2, 4)
     assert recorded_steps(split, "main") == [1, 2]
+
+
+def test_a_checkpoint_has_the_ledgers_whose_rows_may_be_drawn_again(paths, model):
+    trainer_for(paths, model).step(1, 2)
+    trained = ledger_path(paths, "main", 1)
+    before = trained.read_bytes()
+    trained.unlink()
+    assert len(restore_ledgers(paths, StorageSettings())) == 1 and trained.read_bytes() == before
+    assert trainer_for(paths, model).resume_point().last.published.version == 1

@@ -1,0 +1,106 @@
+"""Copies of ledgers in checkpoints, and the repair of ledgers before a run is resumed.
+
+A ledger keeps the rows of its step from being trained on again. So each checkpoint has copies of the ledgers whose rows a later
+step could still draw. A ledger that is lost or damaged is restored from such a copy. Without one, its rows must be too old to be
+drawn, or the run is not resumed. This module removes nothing: a damaged ledger is renamed.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from storage.adapters import published_versions
+from storage.files import FILES
+from storage.ledger import ledger_path, read_ledger_file, recorded_steps
+from storage.lineages import current_lineage, lineage_at
+from storage.runs import RunPaths, set_aside
+from storage.settings import StorageSettings
+from telemetry.errors import DataError
+
+CHECKPOINT_MANIFEST = "manifest.json"
+_CHECKPOINT = re.compile(r"step_(\d{6,})")
+
+
+def checkpoint_steps(paths: RunPaths) -> list[int]:
+    """Steps of the checkpoints that have a manifest, ascending."""
+    found = (match for name in FILES.folders(paths.checkpoints) if (match := _CHECKPOINT.fullmatch(name)))
+    return sorted({int(match[1]) for match in found if CHECKPOINT_MANIFEST in FILES.names(paths.checkpoint(int(match[1])))})
+
+
+def ledgers_to_copy(paths: RunPaths, lineage: str, step: int, storage: StorageSettings) -> list[Path]:
+    """The ledgers whose rows a step after `step` may draw, and that of `step` itself."""
+    first = min(step, _first_in_reach(step, storage))
+    found = (ledger_path(paths, lineage_at(paths, each, lineage), each) for each in range(max(1, first), step + 1))
+    return [path for path in found if FILES.exists(path)]
+
+
+def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
+    """Check that no step of a resumed run could train a second time on the rows of a lost or damaged ledger.
+
+    Raises:
+        DataError: it could, and no checkpoint has a copy of the ledger.
+    """
+    done, faults = _faults(paths)
+    for step, (path, why) in faults.items():
+        if _first_in_reach(done, storage) <= step <= done and _copy_of(paths, path) is None:
+            raise DataError(
+                f"the ledger of step {step} is needed, so that its rows are not trained on again, and no checkpoint has a copy: "
+                f"{path} is {why}. Restore it from a copy of the run, or resume with "
+                f"--storage.max-policy-lag {done - step} --storage.hard-policy-lag 0, which makes its rows too old"
+            )
+
+
+def restore_ledgers(paths: RunPaths, storage: StorageSettings) -> list[str]:
+    """Restore lost and damaged ledgers from checkpoints; returns a sentence for each of them.
+
+    Raises:
+        DataError: see `check_ledgers`.
+    """
+    check_ledgers(paths, storage)
+    done, faults = _faults(paths)
+    return [_repair(paths, step, path, why, trained=step <= done) for step, (path, why) in faults.items()]
+
+
+def _repair(paths: RunPaths, step: int, path: Path, why: str, *, trained: bool) -> str:
+    copy = _copy_of(paths, path)
+    if FILES.exists(path):
+        set_aside(path)
+    if copy is not None:
+        content = copy.read_bytes()
+        FILES.publish(path, lambda aside: aside.write_bytes(content))
+        return f"the ledger of step {step} is restored from checkpoint {copy.parent.name}: {path} was {why}"
+    if trained:
+        return f"step {step} cannot be replayed, and its rows are too old for another step: {path} was {why}"
+    return f"step {step} chooses its rows again, because it was not trained: {path} was {why}"
+
+
+def _first_in_reach(step_done: int, storage: StorageSettings) -> int:
+    """The first step whose rows are new enough for the step after `step_done`. The rows of step s are of versions before s."""
+    return step_done - max(storage.max_policy_lag, storage.hard_policy_lag) + 1
+
+
+def _faults(paths: RunPaths) -> tuple[int, Mapping[int, tuple[Path, str]]]:
+    """The last trained step, and the lost or damaged ledgers: step -> its path, and "missing" or "damaged"."""
+    lineage = current_lineage(paths)
+    done = max([0, *checkpoint_steps(paths), *published_versions(paths)])
+    faults = {}
+    for step in sorted({*range(1, done + 1), *recorded_steps(paths, lineage)}):
+        path = ledger_path(paths, lineage_at(paths, step, lineage), step)
+        try:
+            read_ledger_file(path)
+        except DataError:
+            faults[step] = (path, "damaged" if FILES.exists(path) else "missing")
+    return done, faults
+
+
+def _copy_of(paths: RunPaths, ledger: Path) -> Path | None:
+    """A whole copy of a ledger in the newest checkpoint that has one."""
+    for step in reversed(checkpoint_steps(paths)):
+        copy = paths.checkpoint(step) / ledger.name
+        if FILES.exists(copy):
+            try:
+                read_ledger_file(FILES.fetch(copy), lineage=ledger.parent.name)
+            except DataError:
+                continue
+            return FILES.fetch(copy)
+    return None
