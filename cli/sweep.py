@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +14,8 @@ from cli.prefect_server import prefect_server
 from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.terminal import cell, output_console
-from pipeline.sweep import SweepState, read_sweep
-from pipeline.sweep_results import SettingResult, result_rows, seeds_wanted, sweep_results
+from evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
+from pipeline.sweep import SweepState, base_question, read_sweep, result_rows, sweep_results
 from storage.run_roots import as_given
 from telemetry.errors import InputError, TrainingError
 
@@ -28,15 +27,16 @@ def sweep(
     file: Annotated[Path, Parameter(help="TOML file of the sweep: name, seeds, search, and values for settings.")],
     *,
     runs_root: RunsRoot = Path("runs"),
-    resume: Annotated[bool, Parameter(help="Continue a sweep that was begun; finished runs are kept.", negative="")] = False,
-    table: Annotated[bool, Parameter(help="Only show the result so far.", negative="")] = False,
+    resume: Annotated[
+        bool, Parameter(help="Continue a sweep that was begun; of one that is done, show the table.", negative="")
+    ] = False,
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train runs that differ in some settings and in their seed, in one process, and say which setting played better.
 
-    The runs are ordinary runs, named after the sweep. They share the engine, state cache, base model and the base's score where
-    the settings allow it. After Ctrl-C or a crash, the same command with --resume continues.
+    The runs are ordinary runs, named after the sweep. They share the state cache, base model and the base's score where the
+    settings allow it. After Ctrl-C or a crash, the same command with --resume continues.
 
     Examples
 
@@ -45,33 +45,24 @@ def sweep(
         entente sweep sweep.toml
 
         entente sweep sweep.toml --resume        after Ctrl-C, a crash, or a run that failed
-
-        entente sweep sweep.toml --table --json
     """
     state = SweepState(read_sweep(file), runs_root)
     if dry_run:
         return show_plan(_plan(state), json=json)
-    failure = None
-    if not table:
-        try:
-            _train(state, file, resume=resume)
-        except TrainingError as error:  # of a run; all others are done
-            failure = error
-    state.read()
-    results = sweep_results(state)
-    _show(results)
-    if sentence := seeds_wanted(state):
-        print(sentence)
-    if json:
-        print(jsonlib.dumps({"sweep": state.sweep.name, "settings": [each.to_json() for each in results]}))
-    if failure is not None:
-        raise failure
+    try:
+        _train(state, file, resume=resume)
+    finally:
+        if isinstance(sys.exception(), TrainingError | None):  # a run failed, and all others are done
+            state.resume()
+            _show(state, json=json)
 
 
 def _train(state: SweepState, file: Path, *, resume: bool) -> None:
     from flows.train_sweep import check_sweep, train_sweep
 
     state.resume() if resume else check_sweep(state)
+    if resume and not state.left and not state.undrawn:
+        return
     try:
         with prefect_server(), progress_shown():
             run_flow(train_sweep(state.sweep, state.runs_root, resume))
@@ -84,28 +75,21 @@ def _train(state: SweepState, file: Path, *, resume: bool) -> None:
 
 def _plan(state: SweepState) -> dict[str, Any]:
     """The runs, and what they share."""
-    runs = [run.settings for run in state.runs]
+    sweep, runs = state.sweep, state.runs
     shared = {
         "state caches": len({run.cache.model_dump_json() for run in runs}),
         "base models": len({(run.inference.model, str(run.tiny_model), str(run.prompts)) for run in runs}),
-        "scores of the base": len({run.base_question for run in state.runs}),
-        "engines": 1 + sum(one.inference != other.inference for one, other in pairwise(runs)),
+        "scores of the base": len({base_question(run) for run in runs}),
     }
-    undrawn = state.undrawn * len(state.sweep.seeds)
+    undrawn = state.undrawn * len(sweep.seeds)
     steps = sum(run.steps for run in runs) + undrawn * runs[0].steps
-    listed = {
-        run.name: ", ".join(f"{name} {value}" for name, value in {"seed": run.settings.seed, **points}.items())
-        for run in state.runs
-        for points in [state.points[run.point]]
-    }
-    work = {"search": state.sweep.search, "runs": state.sweep.run_count, "steps at most": steps}
-    if undrawn:
-        work["drawn by scores"] = undrawn
-    return {"command": "sweep", "work": work, "made once for all": shared, "runs": listed}
+    work = {"search": sweep.search, "runs": sweep.run_count, "steps": steps} | ({"drawn by scores": undrawn} if undrawn else {})
+    return {"command": "sweep", "work": work, "made once for all": shared, "runs": {run.run: state.describe(run) for run in runs}}
 
 
-def _show(results: list[SettingResult]) -> None:
+def _show(state: SweepState, *, json: bool) -> None:
     """Print the table of settings."""
+    results = sweep_results(state)
     rows = result_rows(results)
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for name in rows[0]:
@@ -113,5 +97,7 @@ def _show(results: list[SettingResult]) -> None:
     for row in rows:
         shown.add_row(*map(cell, row.values()))
     output_console(_COLUMNS).print(shown)
-    for name, why in {name: why for each in results for name, why in each.failed.items()}.items():
-        print(f"{name} failed: {why}")
+    if (count := len(state.sweep.seeds)) < FEWEST_CLUSTERS:
+        print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
+    if json:
+        print(jsonlib.dumps({"sweep": state.sweep.name, "settings": results}))

@@ -22,7 +22,6 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
-from flows.kept_engine import kept_engine
 from flows.recovery.mark_crashed import mark_earlier_crashed
 from flows.recovery.outlive_worker import outlive_worker
 from inference.engine import Engine
@@ -221,7 +220,6 @@ async def open_run(
         # Where producers play all rollouts, one engine is enough: for scores.
         plays_here = trains_alone or settings.pipeline.task_runner != "producers"
         inference = settings.inference if plays_here else settings.inference.for_evaluation
-        kept = None if simulated else kept_engine(inference)
         trainer = TrainerProcess(
             paths,
             model,
@@ -231,18 +229,14 @@ async def open_run(
             fork,
             cards=cards.trainer,
             card_share=share,
-            environment=kept and kept.environment,
         )
         stack.push_async_callback(asyncio.to_thread, trainer.close)
         past_returns = PastReturnsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
         stack.callback(past_returns.close)
-        if kept is not None:
-            host, engine = await stack.enter_async_context(kept.lent(inference, model))
-        else:
-            host = EngineHost()
-            stack.callback(host.close)
-            engine = IdleEngine() if simulated else make_engine(inference, model, scraped_into=paths.workers)
-            stack.push_async_callback(_close_engine, host, engine)
+        host = EngineHost()
+        stack.callback(host.close)
+        engine = IdleEngine() if simulated else make_engine(inference, model, scraped_into=paths.workers)
+        stack.push_async_callback(_close_engine, host, engine)
         scorer = engine
         if plays_here and settings.inference.evaluation_urls:
             scorer = make_engine(settings.inference.for_evaluation, model)
@@ -253,11 +247,8 @@ async def open_run(
             reporter().say(f"the trainer waits for {elsewhere} processes of other machines: {follow}")
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
-        if kept is not None:
-            await kept.ready()
         for each in (engine,) if scorer is engine else (engine, scorer):
-            if kept is None or each is not engine:
-                await start_engine(host, each, inference)
+            await start_engine(host, each, inference)
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())

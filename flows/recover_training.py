@@ -234,8 +234,7 @@ def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
     """The settings of the flow run; None if its parameters are not those of a training run."""
     try:
         if (state := _sweep(ended, runs_root)) is not None:
-            run, steps = (state.due() or [(state.runs[-1], state.runs[-1].settings.steps)])[0]
-            return run.settings.model_copy(update={"steps": steps})
+            return (state.left or state.runs[-1:])[0]
         if _improves(ended):
             ImproveSettings.model_validate(ended.parameters.get("improve") or {})
             name = check_name(str(ended.parameters["run"]), "run")
@@ -277,7 +276,7 @@ def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
 
 def _is_finished(settings: RunSettings, ended: FlowRun, state: SweepState | None) -> bool:
     if state is not None:
-        return not state.due() and not state.undrawn
+        return not state.left and not state.undrawn
     if _improves(ended):
         return not rounds_left(settings.paths, ImproveSettings.model_validate(ended.parameters.get("improve") or {}))
     return finished_summary(settings) is not None

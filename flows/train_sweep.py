@@ -1,9 +1,8 @@
 """Flow: train the runs of a sweep one after another in this process.
 
 Each run is a subflow `train-policy`, so Prefect's pages show one sweep with its runs below it, which have the tag `sweep:<name>`.
-The runs share Python, torch, the Prefect server and, where their settings of inference are equal, the engine
-(`flows/kept_engine.py`). State caches and made models lie under the folder of runs, so equal ones are made once. The first run of
-each base question measures the base; the others copy it. Everything that must survive is in the sweep's file and the runs' files.
+State caches and made models lie under the folder of runs, so equal ones are made once. The first run of each base question
+measures the base; the others copy it. Everything that must survive is in the sweep's file and the runs' files.
 """
 
 import asyncio
@@ -13,19 +12,20 @@ from typing import Any
 from prefect import flow, tags
 from prefect.runtime import flow_run
 
+from evaluation.score_files import read_scores, write_score
 from flows.given_parameters import check_given, check_inside
-from flows.kept_engine import keep_engine
 from flows.open_run import check_inputs
 from flows.recovery.outlive_worker import outlive_worker
 from flows.run_names import sweep_name
 from flows.train_policy import train_policy
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
-from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepRun, SweepState, share_base_scores
-from pipeline.sweep_results import result_rows, sweep_results
+from pipeline.run_settings import RunSettings
+from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState, base_question, result_rows, score_of, sweep_results
 from pipeline.work_record import record_work
+from records.policy_version import BASE_VERSION
 from storage.files import FILES
 from storage.run_roots import RunsFolder
-from storage.runs import held
+from storage.runs import RunPaths, held
 from tasks.artifacts import show_table
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
@@ -55,20 +55,17 @@ async def train_sweep(sweep: Sweep, runs_root: RunsFolder = Path("runs"), resume
         with held(state.lock) as mine, tags(f"sweep:{sweep.name}"):
             if not mine:
                 raise InputError(f"sweep '{sweep.name}' is being trained by another process: wait for it, or stop it")
-            if resume:
-                state.resume()
-            else:
-                state.begin()
-            async with keep_engine():
-                while due := state.due() or state.draw_next():
-                    for run, steps in due:
-                        check_given(runs_root, settings=run.settings)
-                        await _train(state, run, steps)
+            await asyncio.to_thread(state.resume if resume else state.begin)
+            while (left := state.left) or state.draw_next():
+                for run in left:
+                    check_given(runs_root, settings=run)
+                    await _train(state, run)
         results = sweep_results(state)
         await show_table(f"sweep-{sweep.name}", f"{sweep.name}: what its settings were worth", result_rows(results))
     if state.failed:
-        raise TrainingError(f"{len(state.failed)} of {len(state.runs)} runs failed; --resume tries them again")
-    return {"sweep": sweep.name, "settings": [each.to_json() for each in results]}
+        said = "; ".join(f"run {name} failed: {why}" for name, why in state.failed.items())
+        raise TrainingError(f"{len(state.failed)} of {len(state.runs)} runs failed; --resume tries them again ({said})")
+    return {"sweep": sweep.name, "settings": results}
 
 
 def check_sweep(state: SweepState) -> None:
@@ -79,23 +76,28 @@ def check_sweep(state: SweepState) -> None:
     """
     state.check_new()
     for run in state.tried:
-        check_given(state.runs_root, settings=run.settings)
-        check_inputs(run.settings)
+        check_given(state.runs_root, settings=run)
+        check_inputs(run)
 
 
-async def _train(state: SweepState, run: SweepRun, steps: int) -> None:
-    settings = run.settings.model_copy(update={"steps": steps})
-    differs = ", ".join(f"{setting} {value}" for setting, value in state.points[run.point].items())
-    reporter().say(f"run {run.name} to step {steps}: seed {settings.seed}, {differs}")
+async def _train(state: SweepState, run: RunSettings) -> None:
+    reporter().say(f"run {run.run}: {state.describe(run)}")
     if flow_run.id is not None:  # recovery finds the process and its run by this
-        await asyncio.to_thread(record_work, settings.paths, flow_run.id)
-    measured = [each for each in state.runs if state.scores[each.name] and each.base_question == run.base_question]
-    if measured:
-        await asyncio.to_thread(share_base_scores, measured[0].settings.paths, settings.paths)
+        await asyncio.to_thread(record_work, run.paths, flow_run.id)
+    for other in state.runs:
+        if base_question(other) == base_question(run) and score_of(other) is not None:
+            await asyncio.to_thread(share_base_scores, other.paths, run.paths)
+            break
     try:
-        summary = await train_policy(settings, resume=FILES.exists(settings.paths.settings))
+        await train_policy(run, resume=FILES.exists(run.paths.settings))
     except TrainingError as error:
-        reporter().say(f"run {run.name} failed, the sweep goes on: {error}")
-        state.fail(run, str(error))
-    else:
-        state.done(run, summary["trained_score"])
+        reporter().say(f"run {run.run} failed, the sweep goes on: {error}")
+        state.failed[run.run] = str(error)
+
+
+def share_base_scores(source: RunPaths, target: RunPaths) -> None:
+    """Copy the scores of the base and of scripted players, which training cannot change, so that they are measured once."""
+    there = read_scores(target)
+    for label, record in read_scores(source).items():
+        if record.policy_version == BASE_VERSION and label not in there:
+            write_score(target, record)

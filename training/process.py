@@ -49,7 +49,6 @@ class TrainerProcess:
         fork: Mapping[str, Any] | None = None,
         cards: Sequence[Card] = (),
         card_share: float = 0.0,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the child, and return while it loads the model; `ready` waits for it.
 
@@ -58,12 +57,11 @@ class TrainerProcess:
             fork: fields of a `training.lineage.Fork`, to continue under other settings.
             cards: GPUs that the child and its followers see, one for each; none: as this process.
             card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
-            environment: variables of the child; None: those of this process, in which vLLM was not imported yet.
         """
         self._log = paths.trainer_log
         self._answers_within_s, self._hung = training.answers_within_s, threading.Event()
         parent, child = socket.socketpair()
-        environment = {key: value for key, value in (environment or os.environ).items() if key != "LD_PRELOAD"}
+        environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         each = str(max(1, threads // training.processes))
         environment |= {
             "OMP_NUM_THREADS": each,

@@ -144,13 +144,19 @@ def test_a_lost_round_of_improvement_goes_on_until_its_rounds_are_done(place: Pl
 SWEEP = {"name": "rates", "seeds": [0, 1], "settings": {"training.learning_rate": [1e-3, 2e-3]}}
 
 
+def finish(run: RunSettings) -> None:
+    """The run's summary, as training writes it."""
+    run.paths.root.mkdir(parents=True, exist_ok=True)
+    run.paths.summary.write_text(json.dumps({"steps": run.steps, "trained_score": 0.5}))
+
+
 def test_a_lost_sweep_goes_on_as_one_and_its_runs_are_not_started_by_themselves(place: Place):
     asked = {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}
     state = SweepState(Sweep.model_validate(SWEEP), place.root)
     state.begin()
-    state.done(state.runs[0], 0.5)
+    finish(state.runs[0])
     paths = RunPaths(place.root / "rates-2").create()
-    paths.settings.write_text(state.runs[1].settings.model_dump_json())
+    paths.settings.write_text(state.runs[1].model_dump_json())
     lost = asyncio.run(place.ended(KILLED, asked))
     noted(paths, lost)
     with held(state.lock):
@@ -171,7 +177,7 @@ def test_a_lost_sweep_goes_on_as_one_and_its_runs_are_not_started_by_themselves(
     noted(paths, subflow)
     assert "is left as it is" in recover(place, subflow)
     for run in state.runs[1:]:
-        state.done(run, 0.5)
+        finish(run)
     assert "is done" in recover(place, asyncio.run(place.ended(KILLED, asked)))
     assert len(asyncio.run(place.started())) == 1
 
