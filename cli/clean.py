@@ -50,7 +50,7 @@ def clean(
 
         entente runs clean --run mine --keep-adapters 5
 
-        entente runs clean --run mine --shards-gb 20 --archive-shards --dry-run
+        entente runs clean --run mine --shards-gb 20 --dry-run
 
         entente runs clean --whole-run mine --no-prefect
     """
@@ -71,7 +71,7 @@ def clean(
                 now, after_grace = _old_shards(paths, chosen, dry_run=dry_run)
                 freed, later = freed + now, later + after_grace
         if everywhere:
-            found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder, chosen)]
+            found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder)]
         _show([*found, *freed, *later])
         if not dry_run:
             for each in found:
@@ -79,8 +79,11 @@ def clean(
     total = sum(each.size for each in [*found, *freed])
     print(f"{size_text(total)} {'would be' if dry_run else 'were'} freed" if found or freed else "nothing is old enough to go")
     if later:
-        size, hours = size_text(sum(each.size for each in later)), f"{chosen.shard_grace_hours:g}"
-        print(f"{size} of shards {'would be' if dry_run else 'were'} given up: clean again in {hours} h to remove them")
+        from storage.retire import GRACE_HOURS
+
+        size = size_text(sum(each.size for each in later))
+        hours = f"{GRACE_HOURS:g} h"
+        print(f"{size} of shards {'would be' if dry_run else 'were'} given up: clean again in {hours} to remove them")
     if prefect and everywhere:
         _clean_prefect(prefect_days, dry_run=dry_run)
     if dry_run:

@@ -1,7 +1,7 @@
 """One game of a run, ply by ply: positions, all orders with their results, and the probabilities of the policy's orders.
 
-This module only reads, also while the run trains. All figures come from stored ones; no model is called. If a shard was retired,
-its archive is read. reports/replay_page.py writes the page.
+This module only reads, also while the run trains. All figures come from stored ones; no model is called. The page is
+written by reports/replay_page.py.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from decoding.codec import Codec
 from decoding.thoughts import Thought, thought_of
@@ -22,13 +21,12 @@ from game.render import draw_board
 from game.snapshot import POWERS, make_snapshot
 from reports.games import GameName, find_game
 from reports.order_odds import odds_of_orders
-from storage.archive import archive_path, archived
 from storage.asking import connect
 from storage.files import FILES
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from storage.shards import open_plies, open_shard
-from telemetry.errors import DataError, InputError
+from telemetry.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +160,9 @@ def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], lis
     if FILES.exists(path):
         decisions = open_shard(path)
         plies = open_plies(path, decisions)
-    elif FILES.exists(kept := archive_path(paths, game.shard)):
-        decisions, plies = archived(paths, game.shard).table, _archived_plies(kept.with_suffix(".plies.parquet"))
     else:
         raise InputError(
-            f"the boards of game {game.name} are gone: its shard {game.shard} was given up as its rows were too old to train on; "
-            "runs with retention.archive_shards keep them"
+            f"the boards of game {game.name} are gone: its shard {game.shard} was given up, as its rows were too old to train on"
         )
     shown = _of_game(plies, game)
     if not shown:
@@ -178,14 +173,6 @@ def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], lis
 def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
     chosen = table.filter((pc.field("start_group") == game.start_group) & (pc.field("fork") == game.fork))
     return list(chosen.to_pylist())
-
-
-def _archived_plies(file: Path) -> pa.Table:
-    try:
-        with pq.ParquetFile(FILES.fetch(file), page_checksum_verification=True) as parquet:
-            return parquet.read()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{file} is missing or damaged ({' '.join(str(error).split())}); restore it from a copy") from error
 
 
 def _shown(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:

@@ -13,11 +13,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from duckdb.func import ARROW, SPECIAL
 
 from storage.answers import Form, convert
-from storage.archive import archive_path
 from storage.as_of import make_next_standings, read_past_choice, rewind_tables
 from storage.files import FILES
 from storage.index import Index, open_index
@@ -115,7 +113,7 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
         raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
     index = open_index(paths, blend=run.blend, discount=run.discount, threads=0, connection=connection)
     connection = index.connection
-    payload = "FROM live UNION ALL BY NAME FROM archived"
+    payload = "FROM live"
     if as_of is None:
         make_next_standings(index, paths)
     else:
@@ -125,7 +123,6 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
     for name, rows in {
         "live": _stacked(tables, _LISTS),
-        "archived": _archived(paths, index),
         "stored_lessons": _lessons(paths, index, as_of),
         "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
         "ancestry": _ancestry(paths),
@@ -268,15 +265,6 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
     """These columns of all shards as one table, without a copy."""
     wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
-
-
-def _archived(paths: RunPaths, index: Index) -> pa.Table | ds.Dataset:
-    """The same columns of retired shards in the archive; read from disk only when a query needs them."""
-    files = [path for shard in index.retired() if FILES.exists(path := archive_path(paths, shard.name))]
-    wanted = _stacked([], _LISTS).schema
-    return (
-        ds.dataset([str(FILES.fetch(file)) for file in files], schema=wanted, format="parquet") if files else wanted.empty_table()
-    )
 
 
 def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:

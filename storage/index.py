@@ -27,7 +27,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import duckdb
 import pyarrow as pa
 
-from storage.archive import archived
 from storage.ends import ends_of, sequences_of
 from storage.fact_tables import FactTables
 from storage.gather import Batch, gather
@@ -262,7 +261,7 @@ class Index:
 
     @_locked
     def retired(self) -> list[CoveredShard]:
-        """Retired shards: the index has facts or counts of their rows; their tokens are in the archive, or gone."""
+        """Retired shards: the index has facts or counts of their rows; their tokens are gone."""
         return list(self._intake.known.retired.values())
 
     @_locked
@@ -316,7 +315,7 @@ class Index:
         """
         try:
             return open_plies(self._paths.shards / shard, self._open(shard).table)
-        except (DataError, KeyError) as error:  # the archived table names no plies
+        except DataError as error:
             raise ShardDamaged(f"Shard {shard} has no plies that can be read: {error}", shard) from error
 
     def _open(self, shard: str) -> MappedShard:
@@ -327,11 +326,7 @@ class Index:
                 self._intake.take_in_tombstones()
             if shard not in self._intake.known.retired:
                 raise
-            try:
-                return MappedShard(shard, archived(self._paths, shard))
-            except DataError as missing:
-                sentence = f"Shard {shard} was retired because its rows were too old, and it is not in the archive: {missing}"
-                raise ShardDamaged(sentence, shard) from error
+            raise ShardDamaged(f"Shard {shard} was retired: its rows were too old to train on", shard) from error
 
 
 def open_index(paths: RunPaths, **how: Any) -> Index:

@@ -8,7 +8,6 @@ nor anything of a run in use.
 
 import json
 import re
-import sys
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -31,6 +30,10 @@ ASIDE_HOURS = 1.0
 """Hours after which an unfinished file counts as left by a killed process; writing takes far less time."""
 DAMAGED_DAYS = 30.0
 """Days for which files set aside as damaged are kept for inspection."""
+MILESTONE_EVERY = 25
+"""An older adapter is kept if this divides its version, so that strength can be measured over time."""
+RESTING_CHECKPOINTS = 2
+"""Newest checkpoints kept of a run that is not in use: one, and one to resume from if it is damaged."""
 _DAY_S = 86_400.0
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 _ADAPTER = re.compile(r"v(\d{6,})")
@@ -53,21 +56,11 @@ class RetentionSettings(BaseModel):
 
     keep_adapters: Annotated[int, Field(ge=1)] = 20
     """Newest adapters kept of each run."""
-    keep_adapter_every: Annotated[int, Field(ge=0)] = 25
-    """Older adapters are kept if this divides their version, so that strength can be measured over time; 0: none."""
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
-    """Newest checkpoints kept of a run not in use; a run in use keeps training.keep_checkpoints."""
     shards_gb: Annotated[float, Field(ge=0)] = 0.0
-    """Gigabytes for a run's shards; beyond that, the oldest are removed as far as the next settings allow. 0: no limit. A run not
-    in use loses the lessons of its oldest rounds too, where shards and lessons together take more."""
-    stale_versions: Annotated[int, Field(ge=0)] = 8
-    """Policy versions beyond the staleness budget for which rows are kept in any case."""
+    """Gigabytes for a run's shards; beyond that, the oldest are removed that no step can need. 0: no limit. A run not in use
+    loses the lessons of its oldest rounds too, where shards and lessons together take more."""
     replay_steps: Annotated[int, Field(ge=0)] = 100
     """Newest steps whose rows are kept in any case, so that these steps can be replayed."""
-    archive_shards: bool = False
-    """Keep removed shards as compressed Parquet in `archive/`; else only the facts of their rows are kept."""
-    shard_grace_hours: Annotated[float, Field(ge=0)] = 1.0
-    """Hours between the decision to remove a shard and its removal, because a reader may still use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +70,7 @@ class RetentionFacts:
     adapters: frozenset[int]
     """Published versions."""
     checkpoints: frozenset[int]
-    """Steps of complete checkpoints."""
+    """Steps of the checkpoints that are kept."""
     replayed: frozenset[int]
     """Versions in the ledgers of steps that a resumed run may repeat: those after the oldest checkpoint that is kept."""
     scored: frozenset[int]
@@ -98,20 +91,13 @@ class Removable:
     is_folder: bool = False
 
 
-def checkpoints_to_keep(steps: Collection[int], settings: RetentionSettings) -> frozenset[int]:
-    """The newest `settings.keep_checkpoints` steps."""
-    return frozenset(sorted(steps)[-settings.keep_checkpoints :])
-
-
 def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> frozenset[int]:
     """The newest versions, the milestones, those scored or played against, and those that a resumed run may need."""
     versions = facts.adapters
     newest = frozenset(sorted(versions)[-settings.keep_adapters :])
-    every = settings.keep_adapter_every
-    milestones = frozenset(version for version in versions if every and version % every == 0)
-    kept_checkpoints = checkpoints_to_keep(facts.checkpoints, settings)
+    milestones = frozenset(version for version in versions if version % MILESTONE_EVERY == 0)
     # A resumed run publishes its checkpoint's version again and continues from there, so all versions from the oldest on stay.
-    ahead = frozenset(version for version in versions if kept_checkpoints and version >= min(kept_checkpoints))
+    ahead = frozenset(version for version in versions if facts.checkpoints and version >= min(facts.checkpoints))
     return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.opponents)
 
 
@@ -120,20 +106,18 @@ def whole_checkpoints(paths: RunPaths) -> list[int]:
     return sorted(_numbers(paths.checkpoints, _CHECKPOINT, whole="manifest.json"))
 
 
-def retention_facts(paths: RunPaths, settings: RetentionSettings) -> RetentionFacts:
-    """The facts of a run, read from its files.
+def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
+    """The facts of a run of which the checkpoints `kept` stay, read from its files.
 
     Raises:
         DataError: a ledger or score cannot be read, so it is unknown what is needed.
     """
-    checkpoints = frozenset(whole_checkpoints(paths))
-    kept = checkpoints_to_keep(checkpoints, settings)
     oldest = min(kept, default=0)
     scores = (paths.scores, paths.scores / "track")
     published = frozenset(published_versions(paths))
     return RetentionFacts(
         adapters=published,
-        checkpoints=checkpoints,
+        checkpoints=frozenset(kept),
         replayed=frozenset(version for ledger in _ledgers(paths, after=oldest) for version in _versions_in(ledger)),
         scored=frozenset(
             _scored_version(folder / name) for folder in scores for name in FILES.names(folder) if name.endswith(".json")
@@ -149,8 +133,8 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
         DataError: see `retention_facts`.
     """
     now = time.time() if now is None else now
-    facts = retention_facts(paths, settings)
-    kept_adapters, kept_checkpoints = adapters_to_keep(facts, settings), checkpoints_to_keep(facts.checkpoints, settings)
+    kept_checkpoints = whole_checkpoints(paths)[-RESTING_CHECKPOINTS:]
+    kept_adapters = adapters_to_keep(retention_facts(paths, kept_checkpoints), settings)
     found = [
         *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
         # A folder without a manifest is not kept: its removal was interrupted.
@@ -159,11 +143,11 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
         *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
     for folder in _own_folders(paths):
-        found += removable_asides(folder, settings, now)
+        found += removable_asides(folder, now)
     return found
 
 
-def removable_asides(folder: Path, settings: RetentionSettings, now: float | None = None) -> list[Removable]:
+def removable_asides(folder: Path, now: float | None = None) -> list[Removable]:
     """Unfinished files of killed processes and old damaged files, directly in `folder`."""
     now = time.time() if now is None else now
     why = "left unfinished by a killed process"
@@ -186,8 +170,7 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None
         DataError: see `retention_facts`.
     """
     # A run in use keeps all its checkpoints here, and what they need.
-    settings = (settings or RetentionSettings()).model_copy(update={"keep_checkpoints": sys.maxsize})
-    kept = adapters_to_keep(retention_facts(paths, settings), settings)
+    kept = adapters_to_keep(retention_facts(paths, whole_checkpoints(paths)), settings or RetentionSettings())
     gone = list(_old(paths.adapters, _ADAPTER, kept, "adapter of an old version"))
     for found in gone:
         remove(found)
@@ -240,7 +223,7 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes temporary names."""
     inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.improve]
-    outer = [paths.shards, paths.lessons, paths.ledger, paths.archive]
+    outer = [paths.shards, paths.lessons, paths.ledger]
     return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in FILES.folders(folder))]
 
 
@@ -279,7 +262,5 @@ def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
     except (ValueError, AttributeError) as error:
         raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
     named = {int(match[1]) for name in names if (match := _OPPONENT.fullmatch(name))}
-    if rollouts.get("frozen_share"):  # settings of an earlier version
-        named.add(int(rollouts["frozen_version"]))
     every = int(rollouts.get("league_every", 0)) if "league" in names else 0
     return frozenset(named | {version for version in published if every and version % every == 0})

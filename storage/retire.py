@@ -1,14 +1,13 @@
-"""Retires old shards so that a run's disk does not fill: choose (`retirable`), archive, publish a tombstone, remove.
+"""Retires old shards so that a run's disk does not fill: choose (`retirable`), publish a tombstone, remove.
 
 No shard is retired while the run's shards fit `retention.shards_gb`. Then the oldest come first, and only those with rows
 beyond the staleness budget and its grace that no ledger in the replay window names. The facts of their rows stay in a
-tombstone; with an archive all columns stay. After a crash at any point the next call continues, and nothing that should stay is
-lost. A damaged shard is not retired.
+tombstone. After a crash at any point the next call continues, and nothing that should stay is
+lost.
 """
 
 from dataclasses import dataclass
 
-from storage.archive import archive_shard
 from storage.files import FILES
 from storage.index import Index, open_index
 from storage.ledger import read_ledger, recorded_steps
@@ -17,8 +16,11 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.snapshots import NO_ROWS, CoveredShard
 from storage.tombstones import bytes_of, files_of, files_to_remove, publish_tombstone, remove_retired_files, shard_bytes
-from telemetry.errors import DataError
 
+STALE_VERSIONS = 8
+"""Policy versions beyond the staleness budget for which rows are kept in any case, for a reader of recent rows."""
+GRACE_HOURS = 1.0
+"""Hours between the decision to remove a shard and its removal: a reader may still use it."""
 _GB = 1_000_000_000
 
 
@@ -53,7 +55,7 @@ def retirable(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSet
     if settings.shards_gb == 0:
         return []
     over = shard_bytes(paths) - bytes_of(files_of(paths, index.retired())) - settings.shards_gb * _GB
-    behind = age.policy_version - age.max_policy_lag - settings.stale_versions
+    behind = age.policy_version - age.max_policy_lag - STALE_VERSIONS
     old = [shard for shard in index.live() if NO_ROWS < shard.newest_version < behind]
     if over <= 0 or not old:
         return []
@@ -82,7 +84,7 @@ def preview_retirement(
 
     For a run that is not in use.
     """
-    retired = files_to_remove(paths, _grace_s(settings))
+    retired = files_to_remove(paths, GRACE_HOURS * 3600)
     now = [Removable(path=path, why="shard retired before", size=bytes_of([path])) for path in retired]
     if settings.shards_gb == 0:
         return now, []
@@ -90,7 +92,7 @@ def preview_retirement(
     shards = retirable(paths, index, RunAge.of(paths, storage), settings)
     why = "shard too old to train on"
     files = [Removable(path=path, why=why, size=bytes_of([path])) for path in files_of(paths, shards)]
-    return ([*now, *files], []) if settings.shard_grace_hours == 0 else (now, files)
+    return now, files
 
 
 def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettings) -> int:
@@ -99,19 +101,8 @@ def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettin
     Only the process that works on the run may call this.
     """
     index.refresh()
-    going = []
-    for shard in retirable(paths, index, age, settings):
-        try:
-            if settings.archive_shards:
-                archive_shard(paths, shard.name)
-        except DataError:
-            continue  # damaged: kept for inspection
-        going.append(shard)
+    going = retirable(paths, index, age, settings)
     if going and (facts := index.snapshot_of(going)).shards:
         publish_tombstone(paths, facts)
         index.refresh()
-    return remove_retired_files(paths, _grace_s(settings))
-
-
-def _grace_s(settings: RetentionSettings) -> float:
-    return settings.shard_grace_hours * 3600
+    return remove_retired_files(paths, GRACE_HOURS * 3600)

@@ -58,10 +58,6 @@ class RunPaths:
         return self.root / "retired"
 
     @property
-    def archive(self) -> Path:
-        return self.root / "archive"
-
-    @property
     def adapters(self) -> Path:
         return self.root / "adapters"
 

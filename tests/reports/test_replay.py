@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from reports.games import GameName
 from reports.order_odds import odds_by_line
 from reports.replay_page import as_data, replay_html, still
 from reports.replayed import ReplayedGame, ShownOrder, ShownPly, read_game
-from storage.archive import archive_shard
 from storage.index import open_index
 from storage.runs import RunPaths
 from storage.tombstones import files_of, publish_tombstone
@@ -151,21 +149,14 @@ def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, 
         replayed(name)
 
 
-def test_boards_that_are_gone_damaged_or_archived(run_folder: RunPaths, model: Path):
+def test_boards_that_are_gone_damaged(run_folder: RunPaths, model: Path):
     index = open_index(run_folder)
     whole = read_game(run_folder, "0/0", model)
     shard = index.find_shard(whole.game.shard)
     assert shard is not None
-    archive_shard(run_folder, shard.name)
     publish_tombstone(run_folder, index.snapshot_of([shard]))
     for file in files_of(run_folder, [shard]):
         file.unlink()
-    assert as_data(read_game(run_folder, "0/0", model), Path("runs")) == as_data(whole, Path("runs"))
-    (plies,) = run_folder.archive.rglob(f"{Path(shard.name).stem}.plies.parquet")
-    plies.write_bytes(plies.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"plies\.parquet is missing or damaged"):
-        read_game(run_folder, "0/0", model)
-    shutil.rmtree(run_folder.archive)
     with pytest.raises(InputError, match=r"the boards of game 0/0 are gone: its shard .* was given up"):
         read_game(run_folder, "0/0", model)
 

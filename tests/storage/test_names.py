@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from storage.archive import archive_path, archive_shard, archived
 from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, write_ledger
 from storage.lineages import lineage_path, open_lineage, read_lineage
 from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
-from storage.retention import RetentionSettings, retention_facts
+from storage.retention import retention_facts
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_plies
@@ -33,7 +32,7 @@ def ledger(paths: RunPaths, publish: Callable[..., Any]) -> Path:
 READERS: dict[str, Callable[[RunPaths, str, int], object]] = {
     "read_ledger": read_ledger,
     "index": lambda paths, lineage, step: Index(paths).refresh(),
-    "retention": lambda paths, lineage, step: retention_facts(paths, RetentionSettings()),
+    "retention": lambda paths, lineage, step: retention_facts(paths, ()),
 }
 
 
@@ -73,17 +72,6 @@ def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, 
     shutil.copyfile(other.plies_path, one.plies_path)
     with pytest.raises(DataError, match="does not have the plies of its name"):
         open_plies(one.path)
-
-
-def test_an_archived_shard_under_another_name_is_refused(paths: RunPaths, publish: Callable[..., Any]) -> None:
-    shard, _ = publish(range(1))
-    name = f"{shard.producer}/{shard.path.name}"
-    archive_shard(paths, name)
-    assert archived(paths, name).table.num_rows
-    other = f"{shard.producer}/000009.arrow"
-    shutil.copyfile(archive_path(paths, name), archive_path(paths, other))
-    with pytest.raises(DataError, match=f"holds rows of shard {name}"):
-        archived(paths, other)
 
 
 def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..., Any]) -> None:

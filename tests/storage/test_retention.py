@@ -25,9 +25,16 @@ from storage.retention import (
 from storage.runs import RunPaths, set_aside
 from telemetry.errors import DataError
 
-TIGHT = RetentionSettings(keep_adapters=1, keep_adapter_every=0, keep_checkpoints=1)
-BY_AGE = RetentionSettings(keep_checkpoints=6)
-"""Of the run below nothing is too many, so age alone decides."""
+TIGHT = RetentionSettings(keep_adapters=1)
+
+
+@pytest.fixture
+def by_age(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> RetentionSettings:
+    """Of the run nothing is too many, so age alone decides."""
+    monkeypatch.setattr("storage.retention.RESTING_CHECKPOINTS", 6)
+    return RetentionSettings()
+
+
 HOUR = 3600.0
 NEVER = 999_999_999
 """A process number that no system hands out."""
@@ -43,14 +50,11 @@ def facts_of(adapters: range, **more: set[int]) -> RetentionFacts:
     [
         pytest.param(facts_of(range(1, 10)), {}, {9}, id="the newest"),
         pytest.param(facts_of(range(1, 10)), {"keep_adapters": 3}, {7, 8, 9}, id="the newest ones"),
-        pytest.param(facts_of(range(1, 10)), {"keep_adapter_every": 4}, {4, 8, 9}, id="milestones"),
+        pytest.param(facts_of(range(24, 52)), {}, {25, 50, 51}, id="milestones"),
         pytest.param(facts_of(range(1, 10), scored={0, 2}), {}, {2, 9}, id="what was scored"),
         pytest.param(facts_of(range(1, 10), opponents={4}), {}, {4, 9}, id="what rollouts play against"),
         pytest.param(facts_of(range(1, 10), replayed={5, 6}), {}, {5, 6, 9}, id="what drew rows that may be trained again"),
-        pytest.param(facts_of(range(1, 10), checkpoints={3, 7}), {}, {7, 8, 9}, id="from the kept checkpoint on"),
-        pytest.param(
-            facts_of(range(1, 10), checkpoints={3, 7}), {"keep_checkpoints": 2}, {3, 4, 5, 6, 7, 8, 9}, id="from the oldest kept"
-        ),
+        pytest.param(facts_of(range(1, 10), checkpoints={3, 7}), {}, {3, 4, 5, 6, 7, 8, 9}, id="from the oldest checkpoint on"),
         pytest.param(facts_of(range(1, 1), scored={3}, checkpoints={2}), {}, set(), id="nothing that is not there"),
     ],
 )
@@ -95,14 +99,13 @@ def gone(paths: RunPaths, settings: RetentionSettings = TIGHT, now: float | None
 
 def test_what_a_resumed_run_or_a_score_needs_stays_and_the_rest_goes(run: RunPaths):
     # Two checkpoints stay: 5 and 6. Step 6 may be trained again: its rows are of versions 4 and 5. Version 2 was scored.
-    settings = TIGHT.model_copy(update={"keep_checkpoints": 2})
-    assert gone(run, settings) == {
+    assert gone(run) == {
         *(f"adapters/v00000{version}" for version in (1, 3)),
         *(f"checkpoints/step_00000{step}" for step in (1, 2, 3, 4)),
     }
-    for found in removable_in_run(run, settings):
+    for found in removable_in_run(run, TIGHT):
         remove(found)
-    assert gone(run, settings) == set()
+    assert gone(run) == set()
     assert {path.name for path in run.adapters.iterdir()} == {"v000002", "v000004", "v000005", "v000006"}
     assert {path.name for path in run.checkpoints.iterdir()} == {"step_000005", "step_000006"}
     assert len(list((run.ledger / "main").iterdir())) == 6 and (run.shards / "local" / "000000.arrow").exists()
@@ -112,9 +115,8 @@ def test_a_version_on_the_track_of_strength_or_among_the_opponents_stays(run: Ru
     assert {"adapters/v000001", "adapters/v000003"} <= gone(run)
     (run.scores / "track").mkdir()
     (run.scores / "track" / "v000001.json").write_text(json.dumps({"policy_version": 1}))
-    run.settings.write_text(json.dumps({"rollouts": {"frozen_share": 0.5, "frozen_version": 3}}))
-    assert not {"adapters/v000001", "adapters/v000003"} & gone(run)
-    run.settings.write_text(json.dumps({"rollouts": {"frozen_share": 0.0, "frozen_version": 3}}))
+    assert "adapters/v000001" not in gone(run)
+    run.settings.write_text(json.dumps({"rollouts": {"opponents": "random, v30"}}))
     assert "adapters/v000003" in gone(run), "nobody plays against it"
     run.settings.write_text(json.dumps({"rollouts": {"opponents": "random, v3*2"}}))
     assert "adapters/v000003" not in gone(run)
@@ -146,10 +148,10 @@ def test_lessons_of_an_old_round_go_where_space_is_short_and_those_that_a_step_m
         make_file(run.improve / f"round-{number:04d}.result.json")
         used = ledger_entry([LessonRef(f"round-{number:04d}/000000.arrow", 0, 1, 1)])
         assert write_ledger(run, "main", step, ROWS_SCHEMA.empty_table(), used)
-    short = BY_AGE.model_copy(update={"shards_gb": 1e-6, "replay_steps": 0})
-    assert gone(run, short) == set(), "a resumed run may repeat both steps"
-    shutil.copytree(run.checkpoint(6), run.checkpoint(7))
-    short = short.model_copy(update={"keep_checkpoints": 1})
+    short = RetentionSettings(shards_gb=1e-6, replay_steps=0)
+    assert "lessons/round-0001" not in gone(run, short), "a resumed run may repeat both steps"
+    for step in (7, 8):
+        shutil.copytree(run.checkpoint(6), run.checkpoint(step))
 
     def lessons(**settings: float) -> set[str]:
         return {found for found in gone(run, short.model_copy(update=settings)) if found.startswith("lessons")}
@@ -202,39 +204,39 @@ LEFT: dict[str, Callable[[RunPaths], Path]] = {
 
 
 @pytest.mark.parametrize("kind", LEFT)
-def test_what_a_killed_process_left_goes_after_an_hour_not_before(run: RunPaths, kind: str):
+def test_what_a_killed_process_left_goes_after_an_hour_not_before(run: RunPaths, kind: str, by_age: RetentionSettings):
     left = LEFT[kind](run)
-    assert gone(run, BY_AGE) == set()
-    assert gone(run, BY_AGE, time.time() + 0.9 * HOUR) == set()
-    assert gone(run, BY_AGE, time.time() + 1.1 * HOUR) == {str(left.relative_to(run.root))}
+    assert gone(run, by_age) == set()
+    assert gone(run, by_age, time.time() + 0.9 * HOUR) == set()
+    assert gone(run, by_age, time.time() + 1.1 * HOUR) == {str(left.relative_to(run.root))}
 
 
-def test_a_folder_in_the_making_counts_as_touched_when_anything_in_it_was(run: RunPaths):
+def test_a_folder_in_the_making_counts_as_touched_when_anything_in_it_was(run: RunPaths, by_age: RetentionSettings):
     left = LEFT["checkpoint"](run)
     os.utime(left, (time.time() - 5 * HOUR,) * 2)
-    assert gone(run, BY_AGE) == set()
+    assert gone(run, by_age) == set()
 
 
-def test_what_a_living_process_is_making_stays_however_long_it_takes(run: RunPaths):
+def test_what_a_living_process_is_making_stays_however_long_it_takes(run: RunPaths, by_age: RetentionSettings):
     make_file(name_aside(run.summary))
-    assert gone(run, BY_AGE, time.time() + 50 * HOUR) == set()
+    assert gone(run, by_age, time.time() + 50 * HOUR) == set()
 
 
-def test_what_was_set_aside_as_damaged_stays_for_its_days(run: RunPaths):
+def test_what_was_set_aside_as_damaged_stays_for_its_days(run: RunPaths, by_age: RetentionSettings):
     aside = set_aside(run.shards / "local" / "000000.arrow")
-    assert gone(run, BY_AGE, time.time() + 29 * 24 * HOUR) == set()
-    assert gone(run, BY_AGE, time.time() + 31 * 24 * HOUR) == {str(aside.relative_to(run.root))}
+    assert gone(run, by_age, time.time() + 29 * 24 * HOUR) == set()
+    assert gone(run, by_age, time.time() + 31 * 24 * HOUR) == {str(aside.relative_to(run.root))}
 
 
-def test_only_w_and_b_s_own_run_folders_go_and_only_when_they_are_old(run: RunPaths):
+def test_only_w_and_b_s_own_run_folders_go_and_only_when_they_are_old(run: RunPaths, by_age: RetentionSettings):
     kept = [make_folder(run.root / "wandb" / name) for name in ("mine", "run-today", "settings")]
     old = [
         make_folder(run.root / "wandb" / name)
         for name in ("offline-run-20260101_120000-ab12cd34", "run-20260101_120000-ab12cd34")
     ]
     (run.root / "wandb" / "latest-run").symlink_to(old[0], target_is_directory=True)
-    assert gone(run, BY_AGE) == set()
-    assert gone(run, BY_AGE, time.time() + 31 * 24 * HOUR) == {str(each.relative_to(run.root)) for each in old}
+    assert gone(run, by_age) == set()
+    assert gone(run, by_age, time.time() + 31 * 24 * HOUR) == {str(each.relative_to(run.root)) for each in old}
     assert all(each.exists() for each in kept)
 
 

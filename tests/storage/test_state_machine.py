@@ -7,10 +7,12 @@ import random
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -26,20 +28,28 @@ from storage.shards import publish_shard
 from tests.storage.make_rows import make_shard_rows
 
 LAG, STALE, REPLAYED = 2, 1, 2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_grace() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.retire.STALE_VERSIONS", STALE)
+        patch.setattr("storage.retire.GRACE_HOURS", 0.0)
+        yield
+
+
 Group = tuple[str, int, str, str]
 
 
 class Run(RuleBasedStateMachine):
     """A run and its model; `trained` is the step whose checkpoint stands, `recorded` the newest with a ledger."""
 
-    @initialize(uses=st.integers(1, 2), archive=st.booleans())
-    def begin(self, uses: int, archive: bool) -> None:
+    @initialize(uses=st.integers(1, 2))
+    def begin(self, uses: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="entente-machine-"))
         self.paths = RunPaths(self.folder / "run").create()
         self.settings = StorageSettings(max_policy_lag=LAG, max_uses=uses)
-        self.retention = RetentionSettings(
-            shards_gb=1e-9, stale_versions=STALE, replay_steps=REPLAYED, shard_grace_hours=0, archive_shards=archive
-        )
+        self.retention = RetentionSettings(shards_gb=1e-9, replay_steps=REPLAYED)
         self.dice = random.Random(7)
         self.rows: dict[str, list[Decision]] = {}
         self.ledgers: dict[int, list[int]] = {}
