@@ -10,7 +10,6 @@ _UP = "Start Prefect's server, deployments and a worker; stop them."
 _EVALUATE = "Measure strength; check a result card."
 _SERVE = "Serve an engine or orders; play for a run elsewhere."
 _PLAY = "Play against versions in a browser, or on others' servers."
-_HAND_ON = "Write a version for transformers and vLLM; a step to repeat."
 _PAGES = "Write a run as one page, or several side by side."
 _LISTED = "List, inspect, repeat or clean runs; watch one train."
 _CHECKED = "Check this environment; try a run's parts on a new card."
@@ -26,8 +25,7 @@ COMMANDS = {
         "enter": ("cli.enter:enter", _PLAY),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("cli.model:app", "Make and show base models, by imitation."),
-        "export": ("cli.export:export", _HAND_ON),
-        "bundle": ("cli.bundle:bundle", _HAND_ON),
+        "export": ("cli.export:export", "Write a version for transformers and vLLM."),
     },
     "Look into runs": {
         "runs": ("cli.runs:app", _LISTED),

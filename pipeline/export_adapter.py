@@ -113,7 +113,7 @@ def _write_adapter(source: ExportSource, folder: Path) -> tuple[Path, str]:
     base, named = source.base, source.hub_id
     if not named:
         base, named = folder / BASE_FOLDER, BASE_FOLDER
-        copy_base(source.base, base)
+        _copy_base(source.base, base)
     config, weights = ADAPTER_FILES
     content = read_object(source.adapter / config) | {"base_model_name_or_path": named}
     (folder / config).write_text(json.dumps(content, indent=2) + "\n")
@@ -123,7 +123,7 @@ def _write_adapter(source: ExportSource, folder: Path) -> tuple[Path, str]:
     return base, named
 
 
-def copy_base(base: Path, folder: Path) -> None:
+def _copy_base(base: Path, folder: Path) -> None:
     """Copy a small base model. Its files keep their bytes, and with them the base its identity, unless they name a folder."""
     if (size := sum(file.stat().st_size for file in weight_files(base))) > MOST_BASE_BYTES:
         raise InputError(

@@ -32,7 +32,7 @@ def new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
     aside.mkdir(parents=True)
     try:
         yield aside
-        check_paths(aside, (Path.cwd(), Path.home(), runs_root, to.parent))
+        _check_paths(aside, (Path.cwd(), Path.home(), runs_root, to.parent))
         publish_directory(aside, to)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -73,7 +73,7 @@ def _write_json(file: Path, content: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(without_paths(content), indent=2) + "\n")
 
 
-def check_paths(folder: Path, places: tuple[Path, ...]) -> None:
+def _check_paths(folder: Path, places: tuple[Path, ...]) -> None:
     """Check that no file in `folder` names one of these folders of this machine.
 
     Raises:

@@ -93,13 +93,6 @@ def save_checkpoint(
     return final
 
 
-def drop_metrics(folder: Path) -> None:
-    """Take the metrics, such as times, out of a copied checkpoint, so that equal states have equal bytes."""
-    record = {**read_object(folder / CHECKPOINT_MANIFEST), "metrics": {}}
-    record.pop("checksum", None)
-    (folder / CHECKPOINT_MANIFEST).write_text(sealed(record))
-
-
 def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
     policy.save_adapter(aside)
     (aside / "README.md").unlink(missing_ok=True)

@@ -54,8 +54,8 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-4, gradient_norm=0.01, weights=0.1),
     "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1, weights=0.25),
 }
-"""By training.dtype, if the step was made or is replayed on a GPU, by another processor or other versions, or if several
-processes made it. These values are not measured."""
+"""By training.dtype, if the step was made or is replayed on a GPU, or if several processes made it. These values are not
+measured."""
 EXACT = Tolerance(loss=0.0, gradient_norm=0.0, weights=0.0)
 
 
@@ -99,9 +99,6 @@ class Replay:
     those are gone, or if there was no update."""
     adapter_difference: Difference | None
     """Difference between that computed update and the record."""
-    weights_off: float | None
-    """Mean absolute difference of a weight of the adapter, divided by learning rate times updates replayed; None if the step was
-    not repeated, or its published adapter is gone."""
     torch: str = torch.__version__
     """Version of torch in the replay."""
 
@@ -125,7 +122,7 @@ class _Replayer:
         self._training, self._storage = training.model_copy(update={"keep_checkpoints": 1}), storage
         self._policy = Policy(model, training)
 
-    def run(self, step: int, recorded: Outcome, tolerance: Tolerance, keep: RunPaths | None) -> Replay:
+    def run(self, step: int, recorded: Outcome, tolerance: Tolerance) -> Replay:
         """Replay `step`; see `replay_step`."""
         trainer = self._resumed(step)
         start = trainer.step_done
@@ -137,12 +134,8 @@ class _Replayer:
         reporter().say(f"replaying {_steps(steps)} from {origin}")
         returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
         replayed = read_outcome(self._scratch, self._lineage, step)
-        off = self._weights_off(steps) if replayed is not None else None
         if difference is None and tolerance is not EXACT:
-            difference = self._weights_differ(steps, off, tolerance)
-        if replayed is not None and keep is not None:
-            shutil.copytree(self._scratch.checkpoint(step), keep.checkpoint(step))
-            shutil.copytree(self._scratch.adapter(step), keep.adapter(step))
+            difference = self._weights_differ(steps, tolerance)
         if replayed is not None:
             update, adapter_difference = next(iter(replayed.updates), None), None
         else:
@@ -158,7 +151,6 @@ class _Replayer:
             difference=returns_difference or difference,
             from_adapter=update,
             adapter_difference=adapter_difference,
-            weights_off=off,
         )
 
     def _resumed(self, step: int) -> Trainer:
@@ -239,34 +231,25 @@ class _Replayer:
                     return Difference(step=step, what="the hash of the published value head", recorded=then, replayed=now)
         return None
 
-    def _weights_off(self, steps: range) -> float | None:
-        """`Replay.weights_off` of the last step."""
+    def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:
+        """Compare the weights of the last step's adapter, for replays that are not bitwise: the mean absolute difference of a
+        weight, divided by learning rate times updates replayed."""
         step, weights_file = steps[-1], ADAPTER_FILES[1]
         if not FILES.exists(self._paths.adapter(step)):
-            return None
+            raise InputError(
+                f"the adapter of version {step} is gone from '{self._paths.adapters}': without it nobody can say how far "
+                "off the weights are"
+            )
         published = load_file(read_adapter(self._paths, step).folder / weights_file)
         again = load_file(self._scratch.adapter(step) / weights_file)
         gap = sum(float((published[name].double() - again[name].double()).abs().sum()) for name in published)
-        mean, unit = gap / sum(weights.numel() for weights in published.values()), self._learned(steps)
-        return mean / unit if unit else float("inf") if mean else 0.0
-
-    def _learned(self, steps: range) -> float:
-        """Learning rate times the updates of these steps."""
+        mean = gap / sum(weights.numel() for weights in published.values())
         updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, self._lineage, number)))
-        return self._training.learning_rate * updates
-
-    def _weights_differ(self, steps: range, off: float | None, tolerance: Tolerance) -> Difference | None:
-        """Compare the weights of the last step's adapter, for replays that are not bitwise."""
-        if off is None:
-            raise InputError(
-                f"the adapter of version {steps[-1]} is gone from '{self._paths.adapters}': without it nobody can say how far "
-                "off the weights are"
-            )
-        if off <= tolerance.weights:
+        allowed = tolerance.weights * self._training.learning_rate * updates
+        if mean <= allowed:
             return None
-        unit = self._learned(steps)
-        what = f"a weight of the adapter (on average; {tolerance.weights * unit:.3g} is allowed)"
-        return Difference(step=steps[-1], what=what, recorded="published", replayed=f"{off * unit:.3g} off")
+        what = f"a weight of the adapter (on average; {allowed:.3g} is allowed)"
+        return Difference(step=step, what=what, recorded="published", replayed=f"{mean:.3g} off")
 
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
         """The first update of `step`, from the published weights of the version before. None if those are gone, or if the step
@@ -277,23 +260,12 @@ class _Replayer:
         return trainer.recompute_first_update(step)
 
 
-def replay_step(
-    paths: RunPaths,
-    step: int,
-    model: Path,
-    training: TrainingSettings,
-    storage: StorageSettings,
-    *,
-    same_machine: bool = True,
-    keep: RunPaths | None = None,
-) -> Replay:
+def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
     """Repeat `step` of the run in `paths` from the nearest checkpoint before it, and compare.
 
     Args:
         model: folder of the run's base model.
         training, storage: the run's settings.
-        same_machine: False: another processor or other versions may round otherwise, so on a CPU too `TOLERANCES` are the bound.
-        keep: a run that gets the checkpoint and the adapter of the step as they came out.
 
     Raises:
         InputError: the step does not exist or is not done yet, or a file that it needs is gone.
@@ -310,7 +282,7 @@ def replay_step(
             scratch.root.mkdir()
             try:
                 replayer = _Replayer(paths, scratch, lineage_at(paths, step), model, training, storage)
-                return replayer.run(step, recorded, EXACT if on_cpu and same_machine else TOLERANCES[training.dtype], keep)
+                return replayer.run(step, recorded, EXACT if on_cpu else TOLERANCES[training.dtype])
             except EntenteError as error:
                 error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the scratch folder is removed
                 raise
