@@ -19,8 +19,6 @@ from telemetry.read_file import LARGEST_RESULT, read_json_object, read_text
 
 RECIPE = "recipe.json"
 """File in the folder of a model that was made here: how it was made, and its prompt settings."""
-VALUE_HEAD = "value_head.safetensors"
-"""File beside a model's or an adapter's weights that is no part of them."""
 HUB_TIMEOUT_S = 10.0
 """Seconds to wait for the hub's answer on whether it has a model."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -163,7 +161,7 @@ def recipe_prompts(folder: Path) -> PromptSettings | None:
 
 def weight_files(folder: Path) -> list[Path]:
     """Files with the model's weights, sorted by name."""
-    return sorted(file for file in folder.glob("*.safetensors") if file.name != VALUE_HEAD)
+    return sorted(folder.glob("*.safetensors"))
 
 
 def weights_hash(folder: Path) -> str:

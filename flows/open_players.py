@@ -5,7 +5,6 @@ versions at once (LoRA slots, or the torch engine) serves them all. If it serves
 has its own engine. A model that plays without a run always has its own. The engines take turns on one thread.
 """
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,9 +26,8 @@ from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.run_settings import RunSettings, settings_of
 from pipeline.threads import apply_threads, usable_cores
-from records.policy_version import BASE, BASE_VERSION
+from records.policy_version import BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
-from search.leaves import ValueSource
 from search.playout_processes import PlayoutProcesses
 from search.search import SearchDecider
 from search.settings import POLICY_PLAYS
@@ -54,8 +52,6 @@ class OpenPlayers:
     """Engine, tokens and the engine's number of each version, by the version's name."""
     processes: PlayoutProcesses | None = None
     """Play out for those who search; None: the host's thread does."""
-    heads: dict[str, ValueSource] = field(default_factory=dict)
-    """Value heads of the versions whose searches ask one, by the version's name."""
 
     def policy(self, name: str) -> tuple[Engine, Tokens]:
         """Engine and tokens of a version that its engine serves as the newest."""
@@ -72,8 +68,7 @@ class OpenPlayers:
             return SearchDecider(play.search, proposer=name, processes=self.processes) if player.searches else None
         engine, tokens, number = self.served[name]
         if player.searches_by(play):
-            head = self.heads.get(name)
-            return SearchDecider(play.search, engine=engine, tokens=tokens, version=number, processes=self.processes, head=head)
+            return SearchDecider(play.search, engine=engine, tokens=tokens, version=number, processes=self.processes)
         return self.repeated(name, play.repetitions) if play.repetitions > 1 else PolicyDecider(engine, tokens, number)
 
 
@@ -91,8 +86,6 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
         host = EngineHost("match-engine")
         stack.callback(host.close)
         opened = OpenPlayers(host=host)
-        searching = {player.without_search.name for player in players if player.searches_by(play)}
-        asking = searching if play.search.asks_head else set[str]()
         groups = await _groups(policies, runs_root)
         for group in groups:
             engine = make_engine(group.inference, group.model)
@@ -101,8 +94,6 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
             await start_engine(host, engine, group.inference)
             for number, player in await _published(host, engine, group.players):
                 opened.served[player.name] = engine, group.tokens[player.run], number
-                if player.name in asking:
-                    opened.heads[player.name] = await asyncio.to_thread(_value_reader, group, player)
         if any(each.searches_by(play) for each in players) and POLICY_PLAYS not in play.search.player and usable_cores() > 1:
             opened.processes = PlayoutProcesses(usable_cores())
             stack.push_async_callback(_close, host, opened.processes)
@@ -180,12 +171,6 @@ def check_same_base(models: Mapping[str, Path]) -> None:
 def _digest(file: Path) -> str:
     with open(file, "rb") as content:
         return hashlib.sha256(content.read(_HASHED_BYTES)).hexdigest()
-
-
-def _value_reader(group: _Group, player: Contestant) -> ValueSource:
-    from inference.value_reader import ValueReader  # loads torch
-
-    return ValueReader(group.model, BASE if player.adapter is None else player.policy, group.inference)
 
 
 def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:

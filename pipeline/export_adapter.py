@@ -26,7 +26,6 @@ from pipeline.published_folder import (
     write_config,
 )
 from pipeline.run_settings import RunSettings, settings_at
-from records.value_head import HEAD_FILE
 from reports.adapter_card import adapter_card
 from reports.model_card import CARD
 from storage.adapters import ADAPTER_FILES
@@ -118,8 +117,6 @@ def _write_adapter(source: ExportSource, folder: Path) -> tuple[Path, str]:
     content = read_object(source.adapter / config) | {"base_model_name_or_path": named}
     (folder / config).write_text(json.dumps(content, indent=2) + "\n")
     shutil.copyfile(source.adapter / weights, folder / weights)
-    if (source.adapter / HEAD_FILE).is_file():
-        shutil.copyfile(source.adapter / HEAD_FILE, folder / HEAD_FILE)
     return base, named
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from decoding.model_files import RECIPE, VALUE_HEAD, recipe_prompts, resolve_model, weights_hash
+from decoding.model_files import RECIPE, recipe_prompts, resolve_model, weights_hash
 from evaluation.contestants import Contestant, resolve_contestant
 from evaluation.match_files import MatchRecord, read_match
 from evaluation.score_files import ScoreRecord, read_score
@@ -117,9 +117,6 @@ def _copy_files(source: PublishSource, folder: Path) -> None:
     copy_tokenizer(source.base, folder)
     if source.version is None and (source.base / CURVE).is_file():
         shutil.copyfile(source.base / CURVE, folder / CURVE)
-    head = (source.adapter or source.base) / VALUE_HEAD
-    if head.is_file():
-        shutil.copyfile(head, folder / VALUE_HEAD)
 
 
 def _figures(

@@ -41,7 +41,6 @@ from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule
 from telemetry.sinks import TelemetrySettings
 from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
-from training.value_baseline import check_value_baseline
 
 CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
 """Folders under `runs_root`: state caches, and models made on this machine."""
@@ -402,7 +401,6 @@ def check_objective(settings: RunSettings) -> None:
     """
     check_blend(settings.storage.blend)
     check_loss_name(settings.training.loss)
-    check_value_baseline(settings.training, settings.storage)
     if settings.storage.selection:
         from storage.own_selection import check_selection  # DuckDB is loaded only where it is needed
 

@@ -9,9 +9,8 @@ import sys
 from functools import lru_cache
 
 from game.board import Board
-from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
-from search.playouts import play_out, reach_leaf
+from search.playouts import play_out
 from search.settings import SearchSettings
 from telemetry.errors import EntenteError
 
@@ -23,15 +22,11 @@ def _board(snapshot: str) -> Board:
 
 
 def answer(job: bytes) -> bytes:
-    """The answer to a job: the values or leaves of its playouts, or the sentence of an error."""
-    snapshot, power, settings, prompts, sets = json.loads(job)
+    """The answer to a job: the values of its playouts, or the sentence of an error."""
+    snapshot, power, settings, sets = json.loads(job)
     try:
         board, asked = _board(snapshot), SearchSettings.model_validate_json(settings)
-        if prompts is None:
-            found = {"ends": [play_out(board, power, orders, name, asked) for orders, name in sets]}
-        else:
-            form = PromptSettings.model_validate_json(prompts)
-            found = {"ends": [reach_leaf(board, power, orders, name, asked, form) for orders, name in sets]}
+        found = {"values": [play_out(board, power, orders, name, asked) for orders, name in sets]}
     except EntenteError as error:
         found = {"error": str(error)}
     return json.dumps(found).encode() + b"\n"

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from game.board import Board
-from game.prompt_settings import PromptSettings
-from search.playouts import Leaf
 from search.settings import SearchSettings
 from telemetry.errors import EngineError
 
@@ -34,22 +32,17 @@ class PlayoutProcesses:
         for _ in range(count):
             self._free.put_nowait(None)  # a process that is not started yet
 
-    async def play(
-        self, board: Board, power: str, sets: Sequence[NamedSet], settings: SearchSettings, prompts: PromptSettings | None = None
-    ) -> list[float | Leaf]:
+    async def play(self, board: Board, power: str, sets: Sequence[NamedSet], settings: SearchSettings) -> list[float]:
         """Values of the playouts of all `sets`, in their order.
-
-        Args:
-            prompts: form of prompts, if a value head values the playouts: their leaves are returned; see `reach_leaf`.
 
         Raises:
             EngineError: a process ended.
         """
         snapshot = json.dumps(asdict(board.snapshot(game_id="", seed=0, source="search")))
         parts = [sets[first :: self._count] for first in range(min(self._count, len(sets)))]
-        about = [snapshot, power, settings.model_dump_json(), prompts and prompts.model_dump_json()]
+        about = [snapshot, power, settings.model_dump_json()]
         jobs = [json.dumps([*about, part]).encode() + b"\n" for part in parts]
-        values: list[float | Leaf] = [0.0] * len(sets)
+        values = [0.0] * len(sets)
         for first, found in enumerate(await asyncio.gather(*map(self._answer, jobs))):
             values[first :: self._count] = found
         return values
@@ -60,7 +53,7 @@ class PlayoutProcesses:
             _kill(process)
             await process.wait()
 
-    async def _answer(self, job: bytes) -> list[float | Leaf]:
+    async def _answer(self, job: bytes) -> list[float]:
         process = await self._free.get()
         try:
             process = process or await self._start()
@@ -81,7 +74,7 @@ class PlayoutProcesses:
         found = json.loads(line)
         if "error" in found:
             raise EngineError(found["error"])
-        return [end if isinstance(end, float) else (end[0], end[1]) for end in found["ends"]]
+        return found["values"]
 
     async def _start(self) -> Process:
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"OMP_NUM_THREADS": "1"}

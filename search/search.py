@@ -14,9 +14,8 @@ from game.prompts import board_text
 from rollouts.deciders import CompletionSource, Decider, DecisionRequest, PolicyDecider, Tokens, draw
 from rollouts.seeds import dice
 from search.halving import Pull, halve
-from search.leaves import Leaves, ValueSource
 from search.playout_processes import PlayoutProcesses
-from search.playouts import Leaf, play_out, reach_leaf
+from search.playouts import play_out
 from search.policy_playouts import play_out_with_policy
 from search.settings import POLICY_PLAYS, SearchSettings
 from telemetry.errors import InputError
@@ -99,7 +98,6 @@ async def search(
     settings: SearchSettings,
     policy: Decider | None = None,
     processes: PlayoutProcesses | None = None,
-    leaves: Leaves | None = None,
 ) -> SearchResult:
     """Play out the proposals and find the best.
 
@@ -107,7 +105,6 @@ async def search(
         proposals: order sets; equal ones count once. More than `settings.playouts` distinct ones are cut off at the end.
         policy: plays the seats of 'policy' in playouts; None if `settings.player` does not name it.
         processes: play scripted playouts; None: this process does.
-        leaves: values the ends of playouts; None if `settings.value` asks no head.
 
     Raises:
         InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
@@ -131,18 +128,14 @@ async def search(
                 )
                 values += await asyncio.gather(*playouts)
             return values
-        sets, form = [(arms[arm], name_of(number)) for arm, number in pulls], leaves and leaves.prompts
-        ends: list[float | Leaf] = []
+        sets = [(arms[arm], name_of(number)) for arm, number in pulls]
         if processes is not None:
-            ends = await processes.play(request.board, request.power, sets, settings, form)
-        else:
-            for orders, name in sets:
-                if form is None:
-                    ends.append(play_out(request.board, request.power, orders, name, settings))
-                else:
-                    ends.append(reach_leaf(request.board, request.power, orders, name, settings, form))
-                await asyncio.sleep(0)  # let other tasks of the event loop run
-        return [end for end in ends if isinstance(end, float)] if leaves is None else await leaves.value(ends, settings)
+            return await processes.play(request.board, request.power, sets, settings)
+        values = []
+        for orders, name in sets:
+            values.append(play_out(request.board, request.power, orders, name, settings))
+            await asyncio.sleep(0)  # let other tasks of the event loop run
+        return values
 
     found = await halve(len(arms), settings.playouts, play_round)
     return SearchResult(proposals=tuple(arms), values=found.values, visits=found.visits, best=found.best)
@@ -160,14 +153,12 @@ class SearchDecider:
         version: int | None = None,
         proposer: str = "",
         processes: PlayoutProcesses | None = None,
-        head: ValueSource | None = None,
     ) -> None:
         """Check the names of players.
 
         Args:
             proposer: the scripted player that makes the `settings.proposals`, if no engine does.
             processes: play scripted playouts; None: this process does.
-            head: the version's value head; None if `settings.value` asks none.
 
         Raises:
             InputError: see `check_search`.
@@ -177,7 +168,6 @@ class SearchDecider:
             settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})
         check_search(settings, has_policy=engine is not None)
         self._settings, self._processes = settings, processes
-        self._leaves = Leaves(head, tokens) if settings.asks_head and head is not None and tokens is not None else None
         self._engine, self._tokens, self._version = engine, tokens, version
         self._policy = None if engine is None or tokens is None else PolicyDecider(engine, tokens, version)
 
@@ -188,7 +178,7 @@ class SearchDecider:
     async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
         """What the search of a decision found, and the proposals as `propose_drawn` returns them."""
         proposals = await propose_drawn(request, self._engine, self._tokens, self._version, self._settings)
-        found = await search(request, list(proposals), self._settings, self._policy, self._processes, self._leaves)
+        found = await search(request, list(proposals), self._settings, self._policy, self._processes)
         return found, proposals
 
 
@@ -196,13 +186,8 @@ def check_search(settings: SearchSettings, *, has_policy: bool) -> None:
     """Check that everybody whom the settings name can play.
 
     Raises:
-        InputError: a name is no scripted player, or 'policy' is to play or a value head to be asked without a policy version.
+        InputError: a name is no scripted player, or 'policy' is to play without a policy version.
     """
-    if not has_policy and settings.asks_head:
-        raise InputError(
-            f"search.value '{settings.value}' asks the value head of a version that searches, but none searches here: take "
-            "'centres' or 'squares'"
-        )
     if not has_policy and POLICY_PLAYS in settings.player:
         raise InputError(
             f"search.player names '{POLICY_PLAYS}', but no policy version searches here: name scripted players, as 'dumbbot'"

@@ -3,7 +3,7 @@
 `adapters/v000123/` gets its name by one rename, when it is complete, and never changes. The manifest holds the sizes and
 SHA-256 hashes of its files; reading verifies them. To publish the same weights again returns the published version, so a
 trainer that was killed between checkpoint and publication can publish again. Other weights under an existing version number are
-an error. A value head lies beside the adapter and is in the manifest; the adapter's hash is that of the files that engines load.
+an error.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ import shutil
 from pathlib import Path
 
 from records.policy_version import PolicyVersion
-from records.value_head import HEAD_FILE
 from storage.files import FILES, make_directory, name_aside, open_regular
 from storage.json_files import read_object
 from storage.runs import RunPaths, publish_directory, set_aside
@@ -49,8 +48,6 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
             if not (source_dir / name).is_file():
                 raise DataError(f"{source_dir} has no {name}, so it cannot be published as policy version {version}.")
             shutil.copyfile(source_dir / name, aside / name)
-        if (source_dir / HEAD_FILE).is_file():
-            shutil.copyfile(source_dir / HEAD_FILE, aside / HEAD_FILE)
         files = _measure(aside)
         manifest = {"version": version, "step": version, "adapter_hash": _combined(files), "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
@@ -108,9 +105,9 @@ def published_versions(paths: RunPaths) -> list[int]:
 
 
 def _measure(folder: Path) -> dict[str, dict[str, int | str]]:
-    """Size and hash of each adapter file, and of the value head if there is one."""
+    """Size and hash of each adapter file."""
     found: dict[str, dict[str, int | str]] = {}
-    for name in (*ADAPTER_FILES, *([HEAD_FILE] if (folder / HEAD_FILE).exists() else [])):
+    for name in ADAPTER_FILES:
         try:
             with open_regular(folder / name) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -50,10 +50,6 @@ class Batch:
     """[R] number of the advantage group, from 0; -1 if rows were not chosen by group."""
     policy_versions: npt.NDArray[np.int32]
     """[R] policy version that drew each completion."""
-    ends: npt.NDArray[np.float32] | None = None
-    """[R, 2] what a value head foretells (storage/ends.py); None: nothing is foretold."""
-    sequences: npt.NDArray[np.int64] | None = None
-    """[R, 2] number of the row's fork and power, and its ply; None without `ends`."""
 
 
 _Run = tuple[MappedShard, int, int]

@@ -27,7 +27,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import duckdb
 import pyarrow as pa
 
-from storage.ends import ends_of, sequences_of
 from storage.fact_tables import FactTables
 from storage.gather import Batch, gather
 from storage.intake import EVERY_VERSION, Intake
@@ -39,7 +38,7 @@ from storage.rewards import check_blend
 from storage.runs import RunPaths
 from storage.selection import Reach, Selection, SelectionQuery, eligible, select
 from storage.settled import write_settled
-from storage.shards import open_plies, open_shard
+from storage.shards import open_shard
 from storage.snapshots import CoveredShard, IndexSnapshot
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError
@@ -69,7 +68,6 @@ class Index:
         blend: Mapping[str, float] | None = None,
         discount: float = 1.0,
         threads: int = 1,
-        ends: bool = False,
         reach: Reach | None = None,
         start_groups: bool = False,
         connection: duckdb.DuckDBPyConnection | None = None,
@@ -82,7 +80,6 @@ class Index:
             threads: threads of DuckDB; 0: one per core. With more than one, DuckDB's idle threads make the allocator return the
                 free memory of the whole process several times a second. A trainer then spent a tenth of its CPU time on getting
                 its activations' pages back from the kernel.
-            ends: gathered batches have the ends of their forks.
             reach: what the steps to come can choose from; None: the tables keep every fact.
             start_groups: the table `start_groups` has a row for each start group, and the other tables keep no fact.
             connection: a database in memory in whose current schema the tables are made; None: one of its own.
@@ -92,7 +89,7 @@ class Index:
         """
         weights = {"centres_gained": 1.0} if blend is None else dict(blend)
         check_blend(weights)
-        self._paths, self._ends, self._reach = paths, ends, reach
+        self._paths, self._reach = paths, reach
         floats = {name: float(weight) for name, weight in weights.items()}
         self._tables = FactTables(floats, float(discount), threads, start_groups=start_groups, connection=connection)
         self._mapped = MappedShards(paths.shards)
@@ -217,11 +214,7 @@ class Index:
 
     def _gather(self, rows: pa.Table) -> Batch:
         try:
-            batch = gather(rows, self._open, self._buffers)
-            if not self._ends:
-                return batch
-            ends = ends_of(rows, lambda shard: self._open(shard).table, self._plies)
-            return replace(batch, ends=ends, sequences=sequences_of(rows))
+            return gather(rows, self._open, self._buffers)
         except ShardDamaged as error:
             with self._busy:
                 if error.shard not in self._intake.known.retired:  # the facts of a retired shard stay
@@ -306,17 +299,6 @@ class Index:
         """Compress the tables. It takes a second for a million new rows, so only a process that keeps its index does it."""
         self._tables.compress()
         self._compressed = True
-
-    def _plies(self, shard: str) -> pa.Table:
-        """The plies of a shard that is not retired; no step needs those of another.
-
-        Raises:
-            ShardDamaged: they are missing or damaged.
-        """
-        try:
-            return open_plies(self._paths.shards / shard, self._open(shard).table)
-        except DataError as error:
-            raise ShardDamaged(f"Shard {shard} has no plies that can be read: {error}", shard) from error
 
     def _open(self, shard: str) -> MappedShard:
         try:

@@ -84,12 +84,6 @@ METRICS: dict[str, Metric] = (
         lessons=("lessons", "lessons trained; absent in a step without lessons, as the next two"),
         distil_loss=("nats", "cross-entropy with the teacher over proposals, per branching token of the teacher"),
         teacher_entropy=("nats", "entropy of the teacher over proposals, per branching token: the least value of distil_loss"),
-        value_loss=("", "squared error of the value head before training.value_weight; absent without a head, as the next two"),
-        value_squares_explained=(
-            "",
-            "part of the variance of final shares of squares that the value head explains; it may be below 0",
-        ),
-        value_centres_explained=("", "the same of final centres"),
         ratio_off_p50=("", "median |ratio - 1| over branching tokens"),
         ratio_off_p99=("", "99th percentile of |ratio - 1|"),
         ratio_off_max=("", "largest |ratio - 1|"),

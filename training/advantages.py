@@ -28,7 +28,6 @@ def advantages_of(
     powers: Sequence[str],
     settings: TrainingSettings,
     before: MovingMeans,
-    estimates: np.ndarray | None = None,
 ) -> tuple[np.ndarray, MovingMeans]:
     """The advantage of each decision of a step, and the moving means after the step.
 
@@ -40,7 +39,6 @@ def advantages_of(
         groups: int [rows], as in `leave_one_out`.
         powers: [rows] the power of each decision.
         before: moving means of the earlier steps.
-        estimates: float [rows], compared in place of returns (training/value_baseline.py); None: returns are.
 
     Returns:
         advantages: float32 [rows].
@@ -50,7 +48,7 @@ def advantages_of(
         ValueError: a group has one member only.
     """
     named = np.asarray(powers, dtype=object)
-    found = leave_one_out(returns if estimates is None else estimates, groups)
+    found = leave_one_out(returns, groups)
     if settings.advantage_baseline == "power":
         for power, mean in before.power_means.items():
             found = np.where(named == power, returns - mean, found)

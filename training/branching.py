@@ -17,7 +17,7 @@ from training.mass_probe import probed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchingTokens:
-    """B branching tokens: D order tokens, whose largest legal set has K ids, and E thought tokens; and V decisions with a value.
+    """B branching tokens: D order tokens, whose largest legal set has K ids, and E thought tokens.
 
     A token is listed once for each decision that drew it. Order tokens and thought tokens each keep the order of the B tokens.
     """
@@ -44,8 +44,6 @@ class BranchingTokens:
     """float32 [B]: behaviour logprob, nats."""
     temperature: np.ndarray
     """float32 [B]."""
-    value_rows: np.ndarray
-    """int64 [V]: rows in the whole batch whose end is foretold: those with a branching token if the batch has ends, else none."""
 
     @property
     def has_thought(self) -> bool:
@@ -142,7 +140,6 @@ def branching_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.n
         "end": end,
         "behaviour": batch.behaviour_logprobs[completion_index].astype(np.float32),
         "temperature": batch.temperatures[batch_row].astype(np.float32),
-        "value_rows": batch_row[np.diff(batch_row, prepend=-1) != 0] if batch.ends is not None else batch_row[:0],
     }
 
 

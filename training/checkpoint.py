@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 
-from records.value_head import HEAD_FILE
 from storage.files import FILES
 from storage.json_files import is_sealed, read_object, sealed
 from storage.ledger import STEP_NAME
@@ -152,7 +151,7 @@ def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
         stated = {name: (entry["bytes"], entry["sha256"]) for name, entry in record["files"].items()}
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"checkpoint '{folder}' has a manifest with missing or unknown entries") from error
-    if {name for name in stated if not STEP_NAME.fullmatch(name)} - {HEAD_FILE} != _FILES:
+    if {name for name in stated if not STEP_NAME.fullmatch(name)} != _FILES:
         raise DataError(f"the manifest of checkpoint '{folder}' lists other files than {', '.join(sorted(_FILES))}")
     for name, (size, digest) in stated.items():
         file = folder / name

@@ -221,7 +221,7 @@ def _work(line: Line, wanted: Wanted, offer: Offer, place: Place, model: Path) -
         base_parts=settings.base_parts,
     )
     policy = Policy(model, settings, peers.base_parts)
-    follow(peers, policy.trained_parameters(), Updater(policy, settings, peers).compute)
+    follow(peers, policy.parameters(), Updater(policy, settings, peers).compute)
 
 
 if __name__ == "__main__":

@@ -114,9 +114,9 @@ def compare(
     """
     check_comparable(paths)
     disable_progress_bar()  # loading the model would show one; the steps are reported instead
-    updater = Updater(Policy(model, training), training, blend=storage.blend)
+    updater = Updater(Policy(model, training), training)
     state = _load_newest_checkpoint(paths, updater)
-    index = open_index(paths, blend=storage.blend, discount=storage.discount, ends=training.advantage_baseline == "value")
+    index = open_index(paths, blend=storage.blend, discount=storage.discount)
     tried = variants(training, caps)
     used, tokens, lags, found, cosines = [], [], [], [], []
     for step in reversed(recorded_steps(paths, MAIN)):

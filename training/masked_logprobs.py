@@ -21,7 +21,6 @@ from training.padded_rows import PaddedRows
 from training.reference_kl import exact_kl, legal_entropy
 from training.thought_logprobs import chunk_rows, thought_figures
 from training.trie_plan import PackedMicroBatch
-from training.value_head import ValueHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +35,6 @@ class MaskedLogprobs:
     """Divergence from the reference over the legal set, nats; None without a reference."""
     legal_mass: Tensor
     """Probability of the legal set under the unmasked model; NaN for tokens that are not probed, such as all thought tokens."""
-    values: Tensor | None = None
-    """[V, 2] what the value head foretells for `value_rows`, with gradient; None if it was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,6 @@ def masked_logprobs(
     attention: str = "auto",
     reference: Reference | None = None,
     *,
-    value_head: ValueHead | None = None,
     entropy_gradient: bool = False,
     mass_gradient: bool = False,
 ) -> MaskedLogprobs:
@@ -66,7 +62,6 @@ def masked_logprobs(
         causal: the causal model inside the peft model.
         attention: as in `attention_for`.
         reference: of the same micro-batch; None: no divergence is computed.
-        value_head: foretells the ends of `micro.value_rows`, if there are any; None: nothing does.
         entropy_gradient: compute the gradient of the entropy too.
         mass_gradient: compute the gradient of the legal mass too.
 
@@ -74,8 +69,7 @@ def masked_logprobs(
         TypeError: `micro` is neither packed nor padded.
         ValueError: it has thought tokens, and the head is trained.
     """
-    hidden, prompt_ends, legal = _legal_logits(causal, micro, attention)
-    values = None if value_head is None or not len(micro.value_rows) else value_head(prompt_ends)
+    hidden, legal = _legal_logits(causal, micro, attention)
     logprobs = torch.log_softmax(legal, dim=1)
     with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
         mass = _legal_mass(causal.lm_head, hidden, legal, micro)
@@ -83,7 +77,7 @@ def masked_logprobs(
     entropy = legal_entropy(logprobs if entropy_gradient else logprobs.detach())
     kl = None if reference is None else exact_kl(logprobs, reference.legal)
     if not micro.has_thought:
-        return MaskedLogprobs(chosen=chosen, entropy=entropy, kl=kl, legal_mass=mass, values=values)
+        return MaskedLogprobs(chosen=chosen, entropy=entropy, kl=kl, legal_mass=mass)
     states = None if reference is None else reference.thought_hidden
     thought = thought_figures(causal.lm_head, _pick(hidden, micro.in_thought), micro, states, entropy_gradient=entropy_gradient)
     at = to_device(np.argsort(np.argsort(micro.in_thought, kind="stable")), hidden.device)
@@ -97,7 +91,6 @@ def masked_logprobs(
         entropy=merge(entropy, thought.entropy),
         kl=None if kl is None or thought.kl is None else merge(kl, thought.kl),
         legal_mass=merge(mass, torch.full_like(thought.chosen, float("nan"))),
-        values=values,
     )
 
 
@@ -107,26 +100,26 @@ def reference_of(causal: Any, micro: BranchingTokens, attention: str = "auto") -
     Raises:
         TypeError: `micro` is neither packed nor padded.
     """
-    hidden, _, legal = _legal_logits(causal, micro, attention)
+    hidden, legal = _legal_logits(causal, micro, attention)
     return Reference(legal=torch.log_softmax(legal, dim=1), thought_hidden=_pick(hidden, micro.in_thought))
 
 
-def _legal_logits(causal: Any, micro: BranchingTokens, attention: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states [branching tokens, width] and those of prompts' last tokens [V, width]; and for the order tokens their logits
-    after temperature, float32 [order tokens, largest legal set], -inf as padding."""
+def _legal_logits(causal: Any, micro: BranchingTokens, attention: str) -> tuple[Tensor, Tensor]:
+    """Hidden states [branching tokens, width]; and for the order tokens their logits after temperature, float32 [order tokens,
+    largest legal set], -inf as padding."""
     device = causal.lm_head.weight.device
     if isinstance(micro, PackedMicroBatch):
         shared = packed_hidden(causal, micro, attention)
         logits = legal_logits(causal.lm_head, shared, micro)
-        hidden, prompt_ends = (shared.index_select(0, to_device(at, device)) for at in (micro.token_hidden, micro.value_hidden))
+        hidden = shared.index_select(0, to_device(micro.token_hidden, device))
     elif isinstance(micro, PaddedRows):
-        hidden, prompt_ends = _padded_hidden(causal, micro)
+        hidden = _padded_hidden(causal, micro)
         logits = causal.lm_head(_pick(hidden, ~micro.in_thought)).float()
         logits = torch.gather(logits, 1, to_device(micro.legal_ids, device))
     else:
         raise TypeError(f"no forward is known for {type(micro).__name__}")
     temperature = to_device(micro.temperature[~micro.in_thought], device)[:, None]
-    return hidden, prompt_ends, (logits / temperature).masked_fill(~to_device(micro.legal_mask, device), float("-inf"))
+    return hidden, (logits / temperature).masked_fill(~to_device(micro.legal_mask, device), float("-inf"))
 
 
 def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
@@ -134,15 +127,13 @@ def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
     return hidden if which.all() else hidden.index_select(0, to_device(which.nonzero()[0], hidden.device))
 
 
-def _padded_hidden(causal: Any, rows: PaddedRows) -> tuple[Tensor, Tensor]:
-    """Hidden states [B, width] and [V, width] from a right-padded forward."""
+def _padded_hidden(causal: Any, rows: PaddedRows) -> Tensor:
+    """Hidden states [B, width] from a right-padded forward."""
     device = causal.lm_head.weight.device
     hidden = causal.model(
         input_ids=to_device(rows.input_ids, device), attention_mask=to_device(rows.attention_mask, device), use_cache=False
     ).last_hidden_state
-    places = ((rows.token_row, rows.token_position), (rows.value_row, rows.value_position))
-    of_tokens, prompt_ends = (hidden[to_device(row, device), to_device(position, device)] for row, position in places)
-    return of_tokens, prompt_ends
+    return hidden[to_device(rows.token_row, device), to_device(rows.token_position, device)]
 
 
 def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: BranchingTokens) -> Tensor:

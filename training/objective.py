@@ -10,10 +10,7 @@ al. 2017, arXiv 1705.08439):
     + distil_weight / E sum over lessons and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|
 
 |o| counts the branching tokens of a proposal, so E is the expected number of the teacher's branching tokens, and the term is in
-nats per branching token, like the policy loss. A value head adds the mean of its loss (training/value_head.py) over the V
-decisions that have a branching token:
-
-    + value_weight / V sum 1/2 (v - y)^2
+nats per branching token, like the policy loss.
 
 All divisors are counted over the whole update before its first forward. So the loss does not depend on how the update is split
 into micro-batches.
@@ -30,7 +27,6 @@ from training.losses.token_loss import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.results import Gauges
 from training.settings import TrainingSettings
-from training.value_head import squared_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +89,6 @@ class Objective:
             clipped_high=seen[6] > 0,
             left_out=seen[7] > 0,
         )
-
-    def foretell(self, values: Tensor, ends: Tensor) -> Tensor:
-        """One micro-batch's part of the value head's loss, a scalar with gradient; values and ends [decisions, 2]."""
-        return self.settings.value_weight * squared_errors(values, ends) / self.decisions
 
     def distil(self, found: MaskedLogprobs, weights: Tensor) -> Tensor:
         """One micro-batch's part of the distillation loss, a scalar with gradient.

@@ -21,10 +21,6 @@ class PaddedRows(BranchingTokens):
     """int64 [B]: row of each branching token."""
     token_position: np.ndarray
     """int64 [B]: position whose hidden state predicts the token: its own position minus 1."""
-    value_row: np.ndarray
-    """int64 [V]: row of each of `value_rows`."""
-    value_position: np.ndarray
-    """int64 [V]: position of the last token of its prompt."""
 
     @property
     def tokens(self) -> int:
@@ -59,6 +55,4 @@ def pad(batch: Batch, rows: Sequence[int] | np.ndarray) -> PaddedRows:
         attention_mask=mask,
         token_row=place,
         token_position=positions_of(batch, chosen[place], index) - 1,
-        value_row=np.flatnonzero(np.isin(chosen, fields["value_rows"])),
-        value_position=batch.prompt_lens[fields["value_rows"]].astype(np.int64) - 1,
     )

@@ -18,8 +18,6 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.architectures import architecture_of, read_architecture
-from decoding.model_files import base_identity
-from records.value_head import HEAD_FILE, base_head, read_head, write_head
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
 from training.card_room import leave_room
@@ -29,7 +27,6 @@ from training.packed_forward import uncovered_reason
 from training.row_checks import RowLimits
 from training.settings import TrainingSettings
 from training.state_tensors import seed_generators
-from training.value_head import ValueHead
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -50,7 +47,6 @@ class Policy:
         device: the device.
         attention: kind of the packed attention, as in `attention_for`.
         model: the peft model.
-        value_head: foretells ends of games; None if `training.value_weight` is 0.
     """
 
     def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, base_parts: DeviceMesh | None = None) -> None:
@@ -59,11 +55,9 @@ class Policy:
         Args:
             base_parts: the processes that split the base model with this one; None: this one has all of it.
 
-        A value head begins as the base model's own, if its folder has one.
-
         Raises:
-            InputError: the settings ask for a GPU and there is none, the model's family is unknown, its blocks do not have the
-                linear layers of `training.lora_targets`, or its value head is of another base.
+            InputError: the settings ask for a GPU and there is none, the model's family is unknown, or its blocks do not have
+                the linear layers of `training.lora_targets`.
         """
         self.device = choose_device(settings.device)
         leave_room(self.device)
@@ -92,8 +86,6 @@ class Policy:
                 if isinstance(module, BaseTunerLayer):
                     # Otherwise every adapter makes a float32 copy of its input.
                     vars(module)["cast_input_dtype_enabled"] = False
-        self._folder = Path(model.name_or_path or "") if isinstance(model, PreTrainedModel) else model
-        self.value_head = self._new_head() if settings.value_weight else None
         self.model.eval()
         self.recompute(settings.recompute)
         if settings.compile:
@@ -117,20 +109,6 @@ class Policy:
         """The adapter's parameters, in a fixed order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def _new_head(self) -> ValueHead:
-        head = ValueHead(self.model.config.get_text_config().hidden_size)
-        if (file := base_head(self._folder)).is_file():
-            head.load(read_head(file, self._folder))
-        return head.to(self.device)
-
-    def trained_parameters(self) -> list[torch.nn.Parameter]:
-        """The adapter's parameters, then the value head's."""
-        return [*self.parameters(), *self.head_parameters()]
-
-    def head_parameters(self) -> list[torch.nn.Parameter]:
-        """The value head's parameters; none without one."""
-        return [] if self.value_head is None else list(self.value_head.parameters())
-
     def masked_logprobs(self, micro: BranchingTokens, reference: Reference | None = None) -> MaskedLogprobs:
         """Forward of a packed or padded micro-batch; see `training.masked_logprobs`."""
         with self._autocast():
@@ -139,7 +117,6 @@ class Policy:
                 micro,
                 self.attention,
                 reference,
-                value_head=self.value_head,
                 entropy_gradient=self._settings.weighs_entropy,
                 mass_gradient=self._settings.legal_mass_weight > 0,
             )
@@ -195,7 +172,7 @@ class Policy:
         return peaks
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter in peft's layout, and the value head beside it.
+        """Write the adapter in peft's layout.
 
         Raises:
             OSError: a file cannot be written, for example because the disk is full.
@@ -213,15 +190,12 @@ class Policy:
         # then look the base up on a hub.
         config["base_model_name_or_path"] = ""
         file.write_text(json.dumps(config, indent=2, sort_keys=True))
-        if self.value_head is not None:
-            write_head(folder / HEAD_FILE, self.value_head.weights(), base_identity(self._folder))
 
     def load_adapter(self, folder: Path) -> None:
-        """Load the adapter's weights, and the value head's, from `folder`, as `save_adapter` wrote them.
+        """Load the adapter's weights from `folder`, as `save_adapter` wrote them.
 
         Raises:
             DataError: a file is damaged, or its weights do not fit this adapter; nothing was changed.
-            InputError: the value head is of another base; nothing was changed.
         """
         file = folder / "adapter_model.safetensors"
         try:
@@ -231,6 +205,4 @@ class Policy:
         own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
             raise DataError(f"adapter file '{file}' holds other weights than a policy of rank {self._settings.lora_rank} has")
-        if self.value_head is not None:
-            self.value_head.load(read_head(folder / HEAD_FILE, self._folder))
         set_peft_model_state_dict(self.model, weights)

@@ -8,7 +8,6 @@ results must be equal bit for bit; on a GPU, or if several processes made the st
 and micro-batch that differ are named.
 """
 
-import hashlib
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
-from records.value_head import HEAD_FILE
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
 from storage.files import FILES
@@ -224,11 +222,6 @@ class _Replayer:
             for what, hashed in hashes.items():
                 if hashed != again.adapter_hash:
                     return Difference(step=step, what=what, recorded=hashed, replayed=again.adapter_hash)
-            heads = [paths.adapter(step) / HEAD_FILE for paths in (self._paths, self._scratch)]
-            if all(head.exists() for head in heads):
-                then, now = (hashlib.sha256(head.read_bytes()).hexdigest()[:32] for head in heads)
-                if then != now:
-                    return Difference(step=step, what="the hash of the published value head", recorded=then, replayed=now)
         return None
 
     def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:

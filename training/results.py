@@ -1,13 +1,12 @@
 """What one process computes of a work: of an update, and of a forward without gradient. Those of several processes are joined."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-NOTHING_FORETOLD = np.empty((0, 2, 2), np.float32)
 _GAUGE_TYPES = {"batch_row": np.int64} | dict.fromkeys(("in_thought", "clipped_low", "clipped_high", "left_out"), np.bool_)
 
 
@@ -60,8 +59,6 @@ class Accumulated:
     """Weight of the KL divergence."""
     distil: float = 0.0
     """The part of the loss that lessons have; 0 without lessons."""
-    foretold: np.ndarray = field(default_factory=lambda: NOTHING_FORETOLD)
-    """float32 [decisions, 2, 2]: what the value head foretold, and the ends that came; [0, 2, 2] without a head."""
     plan_s: float
     """Seconds of planning the micro-batches."""
     forward_s: float
@@ -78,7 +75,6 @@ class Accumulated:
             unique_tokens=sum(part.unique_tokens for part in parts),
             kl_weight=parts[0].kl_weight,
             distil=sum(part.distil for part in parts),
-            foretold=np.concatenate([part.foretold for part in parts]),
             plan_s=max(part.plan_s for part in parts),
             forward_s=max(part.forward_s for part in parts),
             backward_s=max(part.backward_s for part in parts),
@@ -87,16 +83,12 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What the present policy says of some rows: B branching tokens and V decisions with a value, in no certain order."""
+    """What the present policy says of some rows: B branching tokens, in no certain order."""
 
     index: np.ndarray
     """int64 [B]: index into the completion positions of the batch."""
     chosen: np.ndarray
     """float32 [B]: log-probability of the drawn token over its legal set, nats."""
-    value_rows: np.ndarray
-    """int64 [V]: rows of the batch."""
-    values: np.ndarray
-    """float32 [V, 2]: what the value head foretells for them; [0, 2] without a head."""
 
     @classmethod
     def join(cls, parts: Sequence["Evaluated"]) -> "Evaluated":
@@ -104,6 +96,4 @@ class Evaluated:
         return cls(
             index=np.concatenate([np.empty(0, np.int64), *(part.index for part in parts)]),
             chosen=np.concatenate([np.empty(0, np.float32), *(part.chosen for part in parts)]),
-            value_rows=np.concatenate([np.empty(0, np.int64), *(part.value_rows for part in parts)]),
-            values=np.concatenate([np.empty((0, 2), np.float32), *(part.values for part in parts)]),
         )

@@ -151,5 +151,4 @@ def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
         "legal_offsets": legal_offsets,
     }
     others = [field.name for field in fields(Batch) if field.name not in taken]
-    given = {name: values for name in others if (values := getattr(batch, name)) is not None}  # a batch may have no ends
-    return Batch(**taken, **{name: values[chosen] for name, values in given.items()})
+    return Batch(**taken, **{name: getattr(batch, name)[chosen] for name in others})

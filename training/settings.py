@@ -78,12 +78,8 @@ class TrainingSettings(BaseModel):
     importance_cap: Annotated[float, Field(ge=0)] = 0.0
     """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this (2 to 3 is
     usual); 0: ratios are taken against the policy that drew the token."""
-    advantage_baseline: Literal["group", "power", "value"] = "group"
-    """Baseline of a return: the mean of the others in its advantage group; the moving mean of its power's returns; or what the
-    value head foretells for its position, and the mean of what it did not foretell of the others' returns."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """With advantage_baseline value: weight of what came later in the fork, per decision (generalised advantage estimation); 1:
-    all of it, without bias; less: less noise, and the value head's errors as bias."""
+    advantage_baseline: Literal["group", "power"] = "group"
+    """Baseline of a return: the mean of the others in its advantage group, or the moving mean of its power's returns."""
     advantage_scale: Literal["none", "batch", "running"] = "none"
     """Divisor of advantages: none, their root mean square in the step, or its moving mean over past steps."""
     moving_decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -105,8 +101,6 @@ class TrainingSettings(BaseModel):
     """Weight of the mean of -log(legal mass) over the probed tokens; it keeps the unmasked model on legal orders; 0: off."""
     distil_weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of the distillation loss in steps that train on lessons."""
-    value_weight: Annotated[float, STAYS, Field(ge=0)] = 0.0
-    """Weight of the value head's squared error; its gradient reaches the adapter too; 0: no head; see docs/training.md."""
     layout: Literal["packed", "padded"] = "packed"
     """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32
@@ -170,19 +164,6 @@ class TrainingSettings(BaseModel):
             raise ValueError(
                 f"training.kl_control {self.kl_control} has nothing to move while training.kl_weight is 0: "
                 "give a weight, such as 0.01"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_head_to_compare_with(self) -> "TrainingSettings":
-        if self.advantage_baseline == "value" and not self.value_weight:
-            raise ValueError(
-                "training.advantage_baseline 'value' needs a value head, but training.value_weight is 0: give it one, such as 0.5"
-            )
-        if self.gae_lambda < 1 and self.advantage_baseline != "value":
-            raise ValueError(
-                f"training.gae_lambda {self.gae_lambda:g} needs training.advantage_baseline 'value', but it is "
-                f"'{self.advantage_baseline}': set the one to 1 or the other to 'value'"
             )
         return self
 

@@ -48,25 +48,7 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/forward_s": sum(part.forward_s for part in computed),
         "train/backward_s": sum(part.backward_s for part in computed),
     }
-    figures |= _value_metrics(np.concatenate([part.foretold for part in computed]))
     return figures | _token_metrics(seen) if len(seen.batch_row) else figures
-
-
-def _value_metrics(foretold: np.ndarray) -> dict[str, float]:
-    """Loss of the value head before its weight, and explained variances; empty without a head."""
-    if not len(foretold):
-        return {}
-    values, ends = foretold[:, 0], foretold[:, 1]
-    shares = dict(zip(("train/value_squares_explained", "train/value_centres_explained"), explained(values, ends), strict=True))
-    loss = float(np.square(values - ends).mean(dtype=np.float64))
-    return {"train/value_loss": loss} | {name: share for name, share in shares.items() if np.isfinite(share)}
-
-
-def explained(values: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
-    """Share of the variance of squares and of centres at the end [n, 2] that values [n, 2] explain; NaN without variance."""
-    left, whole = (ends - values).var(0, dtype=np.float64), ends.var(0, dtype=np.float64)
-    squares, centres = np.divide(whole - left, whole, out=np.full(2, np.nan), where=whole > 0).tolist()
-    return squares, centres
 
 
 def _token_metrics(seen: Gauges) -> dict[str, float]:

@@ -98,7 +98,7 @@ class Trainer:
         self._policy = policy
         self._settings = training
         self._storage = storage
-        self._updater = Updater(policy, training, peers, blend=storage.blend)
+        self._updater = Updater(policy, training, peers)
         self._processes = 1 if peers is None else peers.size
         self._settings_hash = settings_hash(training)
         self.step_done = 0
@@ -110,7 +110,6 @@ class Trainer:
             paths,
             blend=storage.blend,
             discount=storage.discount,
-            ends=training.value_weight > 0,
             reach=Reach(policy_version=self.step_done, max_policy_lag=max(storage.max_policy_lag, storage.hard_policy_lag)),
         )
         self.lineage = lineage or choose_lineage(paths, state, self._settings_hash, storage, fork)

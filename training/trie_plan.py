@@ -39,11 +39,9 @@ class PackedMicroBatch(BranchingTokens):
     segment_leaves: np.ndarray
     """int64 [S]: end (exclusive) of the segment and its descendants."""
     hidden_at: np.ndarray
-    """int64 [H], ascending: tokens whose hidden state predicts a branching token, or a value."""
+    """int64 [H], ascending: tokens whose hidden state predicts a branching token."""
     token_hidden: np.ndarray
     """int64 [B]: index into `hidden_at` for each branching token; decisions with an equal prefix share it."""
-    value_hidden: np.ndarray
-    """int64 [V]: index into `hidden_at` of the last prompt token of each of `value_rows`; equal prompts share it."""
     head_ids: np.ndarray
     """int64 [L], ascending: ids that are legal for any order token; for order tokens only these rows of the head are computed."""
     legal_columns: np.ndarray
@@ -212,12 +210,7 @@ def _micro_batch(batch: Batch, paths: _Paths) -> PackedMicroBatch:
     batch_row = paths.rows[place]
     fields = branching_fields(batch, batch_row, index)
     before = positions_of(batch, batch_row, index) - 1
-    places = _places(paths, starts, before, place)
-    prompt_ends = places[:0]
-    if batch.ends is not None:
-        prompt_ends = _places(paths, starts, batch.prompt_lens[paths.rows] - 1, np.arange(len(paths.rows)))
-    hidden_at, hidden_of = np.unique(np.concatenate([places, prompt_ends]), return_inverse=True)
-    token_hidden, value_hidden = np.split(hidden_of, [len(places)])
+    hidden_at, token_hidden = np.unique(_places(paths, starts, before, place), return_inverse=True)
     head_ids, legal_columns = np.unique(fields["legal_ids"], return_inverse=True)
     return PackedMicroBatch(
         **fields,
@@ -227,7 +220,6 @@ def _micro_batch(batch: Batch, paths: _Paths) -> PackedMicroBatch:
         segment_leaves=segment_leaves,
         hidden_at=hidden_at,
         token_hidden=token_hidden,
-        value_hidden=value_hidden,
         head_ids=head_ids,
         legal_columns=legal_columns.reshape(fields["legal_ids"].shape),
     )

@@ -5,13 +5,12 @@ micro-batches. If loss or gradient is not finite, the optimiser step is skipped 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from records.value_head import AVERAGES
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
@@ -36,12 +35,11 @@ from training.padded_rows import PaddedRows
 from training.parallel import ForwardWork, Peers, UpdateWork, lead
 from training.policy import Policy
 from training.reference_kl import KlState, kl_weight, update_kl_state
-from training.results import NOTHING_FORETOLD, Accumulated, Evaluated, Gauges
+from training.results import Accumulated, Evaluated, Gauges
 from training.settings import TrainingSettings
 from training.step_metrics import Update
 from training.token_budget import TokenBudget
 from training.trie_plan import PackedMicroBatch
-from training.value_baseline import estimates, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +68,10 @@ class Updater:
         skipped: updates of the current step that were not finite.
     """
 
-    def __init__(
-        self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None, *, blend: Mapping[str, float] | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
         """
         Args:
             peers: the processes that share the updates with this one.
-            blend: weights of the returns, for the value head as a baseline.
 
         Raises:
             InputError: the loss of the settings cannot be used.
@@ -87,16 +82,13 @@ class Updater:
         self.budget = TokenBudget(settings, policy.device, fixed=splits_base)
         policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
-        self.optimiser = torch.optim.AdamW(
-            policy.trained_parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0
-        )
+        self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
         self.kl = KlState()
         self.entropy: float | None = None
         self.moving = MovingMeans()
         self.skipped: list[SkippedUpdate] = []
         self._peers = peers
-        self._weights = weights_of(blend or {})
 
     def updates(self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None) -> Iterator[Update]:
         """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one, `kl`,
@@ -136,19 +128,8 @@ class Updater:
         self.moving = moved
 
     def advantages(self, batch: Batch, powers: Sequence[str]) -> tuple[np.ndarray, MovingMeans]:
-        """Advantages float32 [rows] by the policy's present weights, and the moving means after the step; see `advantages_of`."""
-        found = None
-        if self._settings.advantage_baseline == "value":
-            assert batch.ends is not None and batch.sequences is not None, "a batch for a value head has the ends of its forks"
-            found = estimates(batch.ends, self._values(batch), batch.sequences, self._weights, self._settings.gae_lambda)
-        return advantages_of(batch.returns, batch.advantage_groups, powers, self._settings, self.moving, found)
-
-    def _values(self, batch: Batch) -> np.ndarray:
-        """What the value head foretells for each row, float32 [rows, 2]; the average for a row without a branching token."""
-        values = np.tile(np.array(AVERAGES, np.float32), (len(batch.returns), 1))
-        found = self.evaluate(batch, range(len(batch.returns)))
-        values[found.value_rows] = found.values
-        return values
+        """Advantages float32 [rows], and the moving means after the step; see `advantages_of`."""
+        return advantages_of(batch.returns, batch.advantage_groups, powers, self._settings, self.moving)
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
         """Log-probabilities at the beginning of the step, float32 [completion positions]: for the rows of the later updates. NaN
@@ -191,14 +172,14 @@ class Updater:
         )
         if self._peers is None:
             return self.gradient(work, rows, taught)
-        return Accumulated.join(lead(self._peers, work, self.policy.trained_parameters(), self.compute))
+        return Accumulated.join(lead(self._peers, work, self.policy.parameters(), self.compute))
 
     def evaluate(self, batch: Batch, rows: Sequence[int]) -> Evaluated:
         """What the present policy says of `rows` of the batch, without gradient."""
         work = ForwardWork(batch=batch, rows=rows)
         if self._peers is None:
             return self._evaluate(work, rows)
-        return Evaluated.join(lead(self._peers, work, self.policy.trained_parameters(), self.compute))
+        return Evaluated.join(lead(self._peers, work, self.policy.parameters(), self.compute))
 
     def compute(self, work: UpdateWork | ForwardWork, rows: Sequence[int], taught: Sequence[int]) -> Accumulated | Evaluated:
         """This process's part of a work: see `gradient` and `evaluate`."""
@@ -214,16 +195,8 @@ class Updater:
                 if not len(micro.batch_row):
                     continue
                 logprobs = self.policy.masked_logprobs(micro)
-                values = np.empty((0, 2), np.float32) if logprobs.values is None else logprobs.values.cpu().numpy()
                 if not part.idle:
-                    found.append(
-                        Evaluated(
-                            index=micro.completion_index,
-                            chosen=logprobs.chosen.cpu().numpy(),
-                            value_rows=micro.value_rows[: len(values)],
-                            values=values,
-                        )
-                    )
+                    found.append(Evaluated(index=micro.completion_index, chosen=logprobs.chosen.cpu().numpy()))
         return Evaluated.join(found)
 
     def _in_step(
@@ -276,14 +249,13 @@ class Updater:
             began = time.perf_counter()
             drawn, learned, unique_tokens = cut_all()
             plan_s = time.perf_counter() - began
-            losses, gauges, foretold, forward_s, backward_s = self._forward_and_backward([*drawn, *learned], work)
+            losses, gauges, forward_s, backward_s = self._forward_and_backward([*drawn, *learned], work)
             return Accumulated(
                 losses=losses,
                 gauges=gauges,
                 unique_tokens=unique_tokens,
                 kl_weight=work.objective.kl_weight,
                 distil=sum(losses[sum(not part.idle for part in drawn) :]),
-                foretold=foretold,
                 plan_s=plan_s,
                 forward_s=forward_s,
                 backward_s=backward_s,
@@ -294,12 +266,9 @@ class Updater:
             self.budget.calibrate(one_micro_batch)
         return self.budget.within_memory(all_micro_batches)
 
-    def _forward_and_backward(
-        self, parts: Sequence[_Part], work: UpdateWork
-    ) -> tuple[list[float], Gauges, np.ndarray, float, float]:
-        """Losses, gauges of rollouts, what was foretold, and seconds of forwards and backwards; gradients are added to those in
-        the parameters."""
-        losses, gauges, foretold, forward_s, backward_s = [], [], [NOTHING_FORETOLD], 0.0, 0.0
+    def _forward_and_backward(self, parts: Sequence[_Part], work: UpdateWork) -> tuple[list[float], Gauges, float, float]:
+        """Losses, gauges of rollouts, and seconds of forwards and backwards; gradients are added to those in the parameters."""
+        losses, gauges, forward_s, backward_s = [], [], 0.0, 0.0
         for part in parts:
             micro, lessons = part.micro, part.lessons
             if len(micro.batch_row) == 0:
@@ -314,11 +283,6 @@ class Updater:
                 found = self.policy.masked_logprobs(micro, reference)
                 drawn = self._drawn(micro, found, work.advantages, work.anchors)
                 loss, seen = work.objective.add(drawn, found, micro.batch_row, micro.in_thought)
-                if found.values is not None and work.batch.ends is not None:
-                    ends = torch.from_numpy(work.batch.ends[micro.value_rows]).to(self.policy.device)
-                    loss = loss + work.objective.foretell(found.values, ends)
-                    if not part.idle:
-                        foretold.append(torch.stack([found.values.detach(), ends], 1).cpu().numpy())
                 if not part.idle:
                     gauges.append(seen)
             forwarded = time.perf_counter()
@@ -327,7 +291,7 @@ class Updater:
                 losses.append(float(loss.detach()))
             forward_s += forwarded - began
             backward_s += time.perf_counter() - forwarded
-        return losses, Gauges.join(gauges), np.concatenate(foretold), forward_s, backward_s
+        return losses, Gauges.join(gauges), forward_s, backward_s
 
     def _objective(self, batch: Batch, rows: Sequence[int], lessons: LessonBatch | None, taught: Sequence[int]) -> Objective:
         """The loss of an update on `rows` and the rows `taught` of the lessons, with its constants."""
@@ -361,16 +325,10 @@ class Updater:
         )
 
     def apply(self, accumulated: Accumulated) -> Update:
-        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite.
-
-        The value head is clipped apart, so that its gradient does not shorten the adapter's.
-        """
+        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite."""
         loss = sum(accumulated.losses)
-        norm, of_head = (
-            float(torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_gradient_norm))
-            for parameters in (self.policy.parameters(), self.policy.head_parameters())
-        )
-        finite = bool(np.isfinite([loss, norm, of_head]).all())
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.max_gradient_norm))
+        finite = bool(np.isfinite([loss, norm]).all())
         if finite:
             self.optimiser.step()
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1

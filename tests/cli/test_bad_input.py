@@ -140,7 +140,7 @@ REFUSED = [
     (["evaluate", "--run", "taken", "--search.proposals", "0"], "a search needs order sets to choose from"),
     (
         ["evaluate", "--run", "taken", "--pick", "search", "--search.value", "wins"],
-        "'centres', 'squares', 'head_centres' or 'head_squares', got 'wins'",
+        "'centres' or 'squares', got 'wins'",
     ),
     (["evaluate", "--run", "taken", "--pick", "search", "--search.player", "nobody"], "no scripted player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),

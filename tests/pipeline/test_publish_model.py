@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cli.main import command_line
-from decoding.model_files import VALUE_HEAD, recipe_prompts, weights_hash
+from decoding.model_files import recipe_prompts, weights_hash
 from evaluation.contestants import Contestant, resolve_contestant
 from evaluation.intervals import Estimate
 from evaluation.match_files import MatchRecord, write_match
@@ -72,14 +72,13 @@ def room_for(share: float, base: Path) -> int:
     return round(share * (base / "model.safetensors").stat().st_size) + rest + publishing.CARD_ROOM
 
 
-def test_a_model_is_published_byte_for_byte_with_its_value_head_and_hashes(root: Path, tmp_path: Path):
+def test_a_model_is_published_byte_for_byte_with_its_hashes(root: Path, tmp_path: Path):
     made = root / "_models" / "small"
-    (made / VALUE_HEAD).write_bytes(b"a head")
     config = json.loads((made / "config.json").read_text()) | {"_name_or_path": str(made)}
     (made / "config.json").write_text(json.dumps(config))
     to = publish_model(find_source("small", root), tmp_path / "models" / "one", root)
     check_model(to)
-    for name in ("model.safetensors", "tokenizer.json", VALUE_HEAD):
+    for name in ("model.safetensors", "tokenizer.json"):
         assert (to / name).read_bytes() == (made / name).read_bytes()
     assert recipe_prompts(to) == recipe_prompts(made)
     assert [file.name for file in to.iterdir() if str(tmp_path).encode() in file.read_bytes()] == []

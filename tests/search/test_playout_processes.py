@@ -7,10 +7,9 @@ from dataclasses import asdict
 import pytest
 
 from game.board import Board
-from game.prompt_settings import DEFAULT_PROMPTS
 from search.playout_process import answer
 from search.playout_processes import PlayoutProcesses
-from search.playouts import play_out, reach_leaf
+from search.playouts import play_out
 from search.settings import SearchSettings
 from telemetry.errors import EngineError
 
@@ -29,13 +28,10 @@ def test_a_job_is_answered_with_the_values_of_its_playouts_or_with_a_sentence(se
     board = Board.start()
     snapshot = json.dumps(asdict(board.snapshot(game_id="", seed=0, source="")))
 
-    def answered(settings: SearchSettings, prompts: str | None = None) -> dict:
-        return json.loads(answer(json.dumps([snapshot, "FRANCE", settings.model_dump_json(), prompts, sets]).encode()))
+    def answered(settings: SearchSettings) -> dict:
+        return json.loads(answer(json.dumps([snapshot, "FRANCE", settings.model_dump_json(), sets]).encode()))
 
-    assert answered(SETTINGS)["ends"] == [play_out(board, "FRANCE", orders, name, SETTINGS) for orders, name in sets]
-    asking = SETTINGS.model_copy(update={"years": 0, "value": "head_squares"})
-    leaves = [reach_leaf(board, "FRANCE", orders, name, asking, DEFAULT_PROMPTS) for orders, name in sets]
-    assert answered(asking, DEFAULT_PROMPTS.model_dump_json())["ends"] == [list(leaf) for leaf in leaves]
+    assert answered(SETTINGS)["values"] == [play_out(board, "FRANCE", orders, name, SETTINGS) for orders, name in sets]
     assert "no scripted player 'nobody'" in answered(SearchSettings(player=("nobody",)))["error"]
 
 

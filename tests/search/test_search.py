@@ -145,7 +145,7 @@ def test_the_version_itself_may_play_the_playouts(uniform_engine, tokens, autumn
             r"search.playouts 10 is less than one for each of the 9 \+ 2",
         ),
         ({"player": ()}, "somebody must play the playouts"),
-        ({"value": "wins"}, "'centres', 'squares', 'head_centres'"),
+        ({"value": "wins"}, "'centres' or 'squares'"),
     ],
 )
 def test_settings_that_cannot_be_searched_are_refused(settings: dict, complaint: str):

@@ -41,8 +41,6 @@ class CurvePoint:
     """On held-out games, as the figures after it; see `HeldOutFigures`."""
     order_loss: float
     orders_equal: float
-    squares_explained: float | None = None
-    centres_explained: float | None = None
 
 
 @dataclass(kw_only=True)

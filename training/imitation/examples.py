@@ -14,11 +14,9 @@ from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
 from decoding.prompt_form import PromptForm
 from decoding.thinking import thinking_of
-from game.board import POWERS, Board
+from game.board import Board
 from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text
-from game.scores import Standing
-from records.value_head import CENTRES_SCALE
 from storage.gather import Batch
 from telemetry.errors import DataError
 from training.small_model import fitting_thought, wanted_centres
@@ -38,8 +36,6 @@ class Example:
     """int32 [legal_offsets[-1]]: legal ids of the order positions, one position after another; empty if not asked for."""
     legal_offsets: np.ndarray
     """int32 [orders + 1]."""
-    end: tuple[float, float] | None = None
-    """What a value head foretells, as in records/value_head.py; None if not asked for."""
 
 
 class Examples:
@@ -52,13 +48,8 @@ class Examples:
         self._form = PromptForm(codec, prompts, ANSWER_CUE if self._thinking is None else self._thinking.cue)
         self._tables = TableBuilder(codec, prompts.order_notation, memo=1)
 
-    def of(
-        self, board: Board, orders: Mapping[str, Sequence[str]], *, legal_sets: bool = False, end: Standing | None = None
-    ) -> Iterator[Example]:
+    def of(self, board: Board, orders: Mapping[str, Sequence[str]], *, legal_sets: bool = False) -> Iterator[Example]:
         """The examples of one position.
-
-        Args:
-            end: the standing at the end of its game, if a value head is to learn it.
 
         Raises:
             DataError: an order set is not legal.
@@ -86,7 +77,6 @@ class Examples:
                 orders=len(spelled),
                 legal_ids=sets[0],
                 legal_offsets=sets[1],
-                end=end and (end.sos_share(power), end.centres[POWERS.index(power)] / CENTRES_SCALE),
             )
 
 

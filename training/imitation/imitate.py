@@ -21,10 +21,9 @@ from transformers import Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
-from decoding.model_files import RECIPE, base_identity
+from decoding.model_files import RECIPE
 from game.notation import answer_lines
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
-from records.value_head import base_head, write_head
 from storage.runs import held, publish_directory
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
@@ -37,7 +36,6 @@ from training.imitation.work import WorkFolder
 from training.recipe import longest_sequence
 from training.schedule import rate_at, set_rate
 from training.small_model import new_model, save_tokenizer, wanted_centres
-from training.value_head import ValueHead
 
 _TOKENIZER_POSITIONS = 1500
 """Positions that the tokenizer is trained on: those of about fifty games, which have every word many times."""
@@ -111,7 +109,6 @@ class Imitation:
     Attributes:
         examples: makes examples of positions.
         model: the network, in training mode.
-        value_head: learns ends of games beside it; None if `value_weight` is 0.
         state: where it stands.
     """
 
@@ -120,12 +117,9 @@ class Imitation:
         codec = Codec(folder)
         self.examples, self.separator = Examples(codec, settings.prompts), codec.separator_id
         self.model: Any = _network(folder, settings).train()
-        self.value_head = ValueHead(settings.hidden) if settings.value_weight else None
-        parts = torch.nn.ModuleDict({"network": self.model, "value_head": self.value_head}) if self.value_head else self.model
-        self.learned: Any = parts
-        self.optimiser = torch.optim.AdamW(self.learned.parameters(), lr=settings.rate, weight_decay=_WEIGHT_DECAY, fused=True)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=settings.rate, weight_decay=_WEIGHT_DECAY, fused=True)
         self.checkpoints = folder / "checkpoints"
-        self.state = load_state(self.checkpoints, self.learned, self.optimiser)
+        self.state = load_state(self.checkpoints, self.model, self.optimiser)
         self.held_out = self._held_out()
 
     def run(self) -> None:
@@ -143,7 +137,7 @@ class Imitation:
                 speed = (state.tokens - tokens_before) / (time.monotonic() - began)
                 reporter().say(f"{curve_line(state.curve[-1], settings.steps)}, {speed:,.0f} tokens/s")
             if time.monotonic() - saved >= 60 * settings.checkpoint_minutes:
-                save_state(self.checkpoints, state, self.learned, self.optimiser)
+                save_state(self.checkpoints, state, self.model, self.optimiser)
                 saved = time.monotonic()
 
     def step(self) -> None:
@@ -154,13 +148,11 @@ class Imitation:
         if found:
             packed = pack(found, settings.prompt_weight)
             self.optimiser.zero_grad(set_to_none=True)
-            head, weight = self.value_head, settings.value_weight
-            loss = backward(self.model, packed, bfloat16=settings.dtype == "bfloat16", value_head=head, value_weight=weight)
+            loss = backward(self.model, packed, bfloat16=settings.dtype == "bfloat16")
             if not math.isfinite(loss):
                 raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --rate, and begin again")
             state.losses.append(loss)
-            for part in [self.model] if head is None else [self.model, head]:
-                torch.nn.utils.clip_grad_norm_(part.parameters(), _MAX_GRADIENT_NORM)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
             set_rate(self.optimiser, rate_at(state.step + 1, settings.rates))
             self.optimiser.step()
             state.tokens += packed.packed.unique_tokens
@@ -168,8 +160,7 @@ class Imitation:
 
     def _examples(self, number: int, *, legal_sets: bool = False) -> Iterator[Example]:
         """The examples of a position."""
-        end = self.positions.end(number) if self.settings.value_weight else None
-        return self.examples.of(*self.positions.board(number), legal_sets=legal_sets, end=end)
+        return self.examples.of(*self.positions.board(number), legal_sets=legal_sets)
 
     def _held_out(self) -> list[Example]:
         spread = self.positions.spread(held_out=True)
@@ -177,7 +168,7 @@ class Imitation:
         return list(islice(examples, _HELD_OUT_EXAMPLES))
 
     def _add_point(self) -> None:
-        state, found = self.state, measure(self.model, self.held_out, self.separator, self.value_head)
+        state, found = self.state, measure(self.model, self.held_out, self.separator)
         loss = fmean(state.losses) if state.losses else None
         state.curve.append(CurvePoint(step=state.step, tokens=state.tokens, loss=loss, **asdict(found)))
         state.losses.clear()
@@ -186,10 +177,9 @@ class Imitation:
 def curve_line(point: CurvePoint, steps: int) -> str:
     """A point of the curve in words."""
     loss = "" if point.loss is None else f"loss {point.loss:.3f}, "
-    head = "" if point.centres_explained is None else f", {point.centres_explained:.0%} of the variance of final centres foretold"
     return (
         f"step {point.step}/{steps}: {loss}held out: {point.order_loss:.3f} nats per order token, "
-        f"{point.completion_loss:.3f} per completion token, {point.orders_equal:.1%} of orders equal{head}"
+        f"{point.completion_loss:.3f} per completion token, {point.orders_equal:.1%} of orders equal"
     )
 
 
@@ -202,8 +192,6 @@ def _publish(work: WorkFolder, settings: ImitationSettings, trained: Imitation) 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(work.root / name, aside / name)
     trained.model.save_pretrained(aside)
-    if trained.value_head is not None:
-        write_head(base_head(aside), trained.value_head.weights(), base_identity(aside))
     recipe = {
         "settings": settings.model_dump(mode="json", exclude={"prompts"}),
         "prompts": settings.prompts.model_dump(),

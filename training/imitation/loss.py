@@ -4,8 +4,7 @@
 
 over the decisions d and their tokens t after the first. CE_t is the cross-entropy over the whole vocabulary, nats, so that legal
 tokens get probability mass. Decisions share the forward of their common prefix, and a shared prompt token still counts once for
-each decision; so the loss is that of separate prompts, however they are packed. A value head adds value_weight times the mean of
-its loss over the decisions (training/value_head.py).
+each decision; so the loss is that of separate prompts, however they are packed.
 """
 
 from collections.abc import Sequence
@@ -18,9 +17,7 @@ import torch
 from training.imitation.examples import Example, predicts_all, predicts_orders
 from training.packed_forward import packed_hidden
 from training.settings import CPU_TOKENS
-from training.step_metrics import explained
 from training.trie_plan import PackedMicroBatch, TriePlan, plan
-from training.value_head import ValueHead, squared_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +27,6 @@ class PackedExamples:
     packed: TriePlan
     weights: np.ndarray
     """float64 [tokens after the first of each example]: w_t, example after example."""
-    ends: np.ndarray
-    """float32 [examples, 2]: what a value head foretells; NaN where it is not known."""
-    answer_starts: np.ndarray
-    """int64 [examples], ascending: index of the first completion token of each among the tokens of `weights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +39,6 @@ class HeldOutFigures:
     """Cross-entropy over the legal set, nats per order token."""
     orders_equal: float
     """Share of orders whose tokens are all the likeliest legal ones, given the teacher's orders before."""
-    squares_explained: float | None = None
-    """Share of the variance of final shares of squares that the value head explains; None without a head or variance."""
-    centres_explained: float | None = None
-    """The same of final centres."""
 
 
 def pack(examples: Sequence[Example], prompt_weight: float) -> PackedExamples:
@@ -59,20 +48,11 @@ def pack(examples: Sequence[Example], prompt_weight: float) -> PackedExamples:
     return PackedExamples(
         packed=plan(batch, range(len(examples)), CPU_TOKENS),
         weights=np.concatenate(weights),
-        ends=np.array([each.end or (np.nan, np.nan) for each in examples], np.float32),
-        answer_starts=batch.completion_offsets[:-1] + np.array([each.prompt for each in examples]) - 1,
     )
 
 
-def backward(
-    model: Any,
-    examples: PackedExamples,
-    *,
-    bfloat16: bool = False,
-    value_head: ValueHead | None = None,
-    value_weight: float = 0.0,
-) -> float:
-    """Add the gradient of the loss to the model's, and the value head's; returns the loss.
+def backward(model: Any, examples: PackedExamples, *, bfloat16: bool = False) -> float:
+    """Add the gradient of the loss to the model's; returns the loss.
 
     Args:
         bfloat16: compute matrix products in bfloat16; weights, gradients and the loss stay float32.
@@ -82,21 +62,9 @@ def backward(
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
             hidden = packed_hidden(model, micro)
             loss = _weighted_sum(model, hidden, micro, examples.weights[micro.completion_index] / whole)
-            if value_head is not None:
-                values, ends = _foretold(value_head, hidden, micro, examples)
-                loss = loss + value_weight * squared_errors(values, ends) / len(examples.ends)
         loss.backward()
         total += float(loss.detach())
     return total
-
-
-def _foretold(
-    value_head: ValueHead, hidden: torch.Tensor, micro: PackedMicroBatch, examples: PackedExamples
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ends of a micro-batch's examples, [n, 2] each; the last prompt token predicts the first completion token."""
-    (place,) = np.isin(micro.completion_index, examples.answer_starts).nonzero()
-    which = np.searchsorted(examples.answer_starts, micro.completion_index[place])
-    return value_head(hidden[torch.from_numpy(micro.token_hidden[place])]), torch.from_numpy(examples.ends[which])
 
 
 def _weighted_sum(model: Any, states: torch.Tensor, micro: PackedMicroBatch, weights: np.ndarray) -> torch.Tensor:
@@ -116,8 +84,8 @@ def _weighted_sum(model: Any, states: torch.Tensor, micro: PackedMicroBatch, wei
 
 
 @torch.no_grad()
-def measure(model: Any, examples: Sequence[Example], separator: int, value_head: ValueHead | None = None) -> HeldOutFigures:
-    """Measure on examples that have their legal sets, and their ends if there is a value head.
+def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutFigures:
+    """Measure on examples that have their legal sets.
 
     Args:
         separator: id of the token between two orders.
@@ -138,19 +106,7 @@ def measure(model: Any, examples: Sequence[Example], separator: int, value_head:
         completion_loss=float(losses.mean()),
         order_loss=float(legal_losses[~forced].mean()),
         orders_equal=float((missed == 0).mean()),
-        **_explained(model, examples, value_head),
     )
-
-
-def _explained(model: Any, examples: Sequence[Example], value_head: ValueHead | None) -> dict[str, float]:
-    """The value head's fields of `HeldOutFigures` that are known."""
-    if value_head is None:
-        return {}
-    packed = pack(examples, 0.0)
-    found = [_foretold(value_head, packed_hidden(model, micro), micro, packed) for micro in packed.packed.micro_batches]
-    values, ends = (torch.cat(each).numpy() for each in zip(*found, strict=True))
-    shares = zip(("squares_explained", "centres_explained"), explained(values, ends), strict=True)
-    return {name: share for name, share in shares if np.isfinite(share)}
 
 
 def _order_numbers(examples: Sequence[Example], separator: int) -> np.ndarray:

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from game.board import Board
-from game.scores import Standing, compute_standing
 from game.snapshot import make_snapshot
 from storage.arrow_files import read_arrow
 from storage.files import FILES
@@ -46,8 +45,6 @@ class Positions:
         self._tables: list[pa.Table] = [read_arrow(folder / name, PLY_SCHEMA) for name in names]
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
         numbers = np.concatenate([np.zeros(0, np.int64), *(table["start_group"].to_numpy() for table in self._tables)])
-        self._games = numbers
-        self._ends = lru_cache(maxsize=None)(self._play_last)
         used = numbers < games if games is not None else np.ones(len(numbers), bool)
         self.training = np.flatnonzero(used & (numbers % HELD_OUT_EVERY != 0))
         self.held_out = np.flatnonzero(used & (numbers % HELD_OUT_EVERY == 0))
@@ -62,18 +59,6 @@ class Positions:
         position, phase = table["position"][row].as_py(), table["phase"][row].as_py()
         board = Board.restore(make_snapshot(position, phase, source="", game_id="", seed=0))
         return board, json.loads(table["orders"][row].as_py())
-
-    def end(self, number: int) -> Standing:
-        """The standing at the end of a position's game: after the last phase that was played."""
-        return self._ends(int(np.searchsorted(self._games, self._games[number], side="right")) - 1)
-
-    def _play_last(self, number: int) -> Standing:
-        """The standing after the orders of a game's last position."""
-        board, orders = self.board(number)
-        board.step(orders)
-        standing = compute_standing(board)
-        board.release()
-        return standing
 
     def of_step(self, step: int, count: int, seed: int) -> list[int]:
         """Numbers of the `count` positions of step `step`, counted from 0."""

@@ -10,21 +10,16 @@ import torch
 
 from decoding.codec import Codec
 from decoding.model_files import max_position
-from records.value_head import base_head, read_head
 from telemetry.errors import InputError, TrainingError
 from tests.command import Entente
 from tests.training.imitation.small import SMALL
 from training.imitation import checkpoint
 from training.imitation import imitate as module
-from training.imitation.checkpoint import CurvePoint
 from training.imitation.imitate import Imitation, imitate
-from training.imitation.positions import Positions
 from training.imitation.settings import ImitationSettings
 from training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
-from training.policy import Policy
 from training.recipe import longest_sequence
 from training.schedule import rate_at, set_rate
-from training.settings import TrainingSettings
 
 
 def made(models: Path, games: Path, settings: ImitationSettings = SMALL) -> Path:
@@ -154,34 +149,6 @@ def test_the_rate_rises_to_its_full_value_and_falls_to_a_twentieth():
     rates = [rate_at(step, settings.rates) for step in range(1, 101)]
     assert rates[4] == max(rates) == 1.0 and rates[0] == pytest.approx(0.2) and rates[-1] == pytest.approx(0.05)
     assert rate_at(1, ImitationSettings(steps=1, rate=1.0).rates) == 1.0
-
-
-def test_a_model_with_a_value_head_is_resumed_to_the_same_head_and_a_run_begins_with_it(
-    tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch
-):
-    with_head = SMALL.model_copy(update={"value_weight": 1.0})
-    whole = made(tmp_path / "whole", games, with_head)
-    work = work_folder(tmp_path / "cut", "small")
-    begin(work, with_head, games)
-    cut(work, games, monkeypatch, 4)
-    resumed = imitate(work, begun_settings(work), games)
-    heads = [base_head(folder).read_bytes() for folder in (whole, resumed)]
-    assert heads[0] == heads[1] and read_head(base_head(whole), whole).weight.any()
-    policy = Policy(whole, TrainingSettings(value_weight=1.0, device="cpu"))
-    assert (policy.value_head.weights().weight == read_head(base_head(whole), whole).weight).all()
-    last = json.loads((whole / "recipe.json").read_text())["curve"][-1]
-    assert last["squares_explained"] is not None and "variance of final centres" in module.curve_line(CurvePoint(**last), 6)
-
-
-def test_the_end_of_a_game_is_the_board_after_its_last_orders(games: Path):
-    """Oracle: the game played again from its first position."""
-    positions = Positions(games)
-    board, _ = positions.board(0)
-    number = 0
-    while number < len(positions._games) and positions._games[number] == positions._games[0]:
-        board.step(positions.board(number)[1])
-        number += 1
-    assert positions.end(0).centres == positions.end(number - 1).centres == board.centre_counts()
 
 
 @pytest.mark.system

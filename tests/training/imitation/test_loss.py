@@ -1,6 +1,5 @@
 """The loss is that of separate prompts, with the weights of its formula; what is measured is what plain loops find."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from decoding.codec import Codec
 from training.imitation import loss
 from training.imitation.examples import Example
 from training.imitation.loss import backward, measure, pack
-from training.value_head import ValueHead
 
 
 @pytest.fixture
@@ -29,26 +27,6 @@ def separate_loss(net: Any, examples: list[Example], prompt_weight: float) -> to
         weights = [prompt_weight if place < example.prompt else 1.0 for place in range(1, len(example.ids))]
         total, whole = total + entropies @ torch.tensor(weights), whole + sum(weights)
     return total / whole
-
-
-@pytest.mark.parametrize("budget", [4096, 300], ids=["one micro-batch", "many"])
-def test_a_value_head_learns_the_ends_of_games_at_the_end_of_each_prompt(
-    net: Any, examples: list[Example], budget: int, monkeypatch: pytest.MonkeyPatch
-):
-    some = [replace(each, end=(0.1 * place, 0.5)) for place, each in enumerate(examples[:3] + examples[-7:-4])]
-    head = ValueHead(net.config.hidden_size)
-    torch.nn.init.normal_(head.linear.weight, std=0.05, generator=torch.Generator().manual_seed(0))
-    errors = torch.zeros(())
-    for each in some:
-        state = net.model(input_ids=torch.tensor([each.ids[: each.prompt].tolist()])).last_hidden_state[:, -1]
-        errors = errors + (head(state) - torch.tensor([each.end])).square().sum() / 2
-    expected = separate_loss(net, some, 0.2) + 0.5 * errors / len(some)
-    weights = [*net.parameters(), *head.parameters()]
-    wanted = torch.autograd.grad(expected, weights)
-    monkeypatch.setattr(loss, "CPU_TOKENS", budget)
-    assert backward(net, pack(some, 0.2), value_head=head, value_weight=0.5) == pytest.approx(expected.item(), abs=1e-5)
-    for weight, slope in zip(weights, wanted, strict=True):
-        assert torch.allclose(weight.grad, slope, atol=5e-6)
 
 
 @pytest.mark.parametrize("budget", [4096, 300], ids=["one micro-batch", "many"])
