@@ -14,7 +14,6 @@ from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from pipeline.run_settings import RunSettings
-from pipeline.stages import is_staged
 from storage.run_roots import as_given
 from storage.runs import RunPaths
 from telemetry.errors import InputError
@@ -55,17 +54,7 @@ def train(
         entente train --run mine --resume --fork-lineage hot --training.learning-rate 1e-3
 
         entente train --steps 500 --dry-run         what that would take, without starting it
-
-        entente train --preset hour --run first     in stages: imitation, lessons of a search, then GRPO
-
-        entente train --preset overnight --run night --resume
     """
-    if is_staged(preset):
-        if config or fork_lineage:
-            raise InputError(f"'{preset}' is a list of commands: it takes neither --config nor --fork-lineage")
-        from cli.train_in_stages import train_in_stages
-
-        return train_in_stages(preset, settings, resume=resume, dry_run=dry_run, json=json)
     if fork_lineage and not resume:
         raise InputError("--fork-lineage continues an existing run: give --resume and --run too")
     chosen = settings_from(preset, config, settings, resume=resume, fork=bool(fork_lineage))

@@ -232,10 +232,7 @@ def train(
     """
     from cli.train import train_run
     from pipeline.run_settings import layered_settings, resumed_settings
-    from pipeline.stages import is_staged
 
-    if is_staged(preset):
-        raise InputError(f"'{preset}' is a list of commands: start it in a terminal, entente train --preset {preset}")
     if fork_lineage and not resume:
         raise InputError("fork_lineage continues an existing run: give resume=True and run too")
     files = [Path(file) for file in config]

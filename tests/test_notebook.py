@@ -111,7 +111,6 @@ def test_a_game_is_the_one_of_the_replay_and_draws_itself(run_of_before: RunPath
         pytest.param(lambda root: entente.run("before", runs_root=root).sql("FROM decision"), 'mean "decisions"', id="misspelt"),
         pytest.param(lambda root: entente.run("before", runs_root=root).game("9/9"), "has no game 9/9", id="no such game"),
         pytest.param(lambda root: entente.train(runs_root=root, wrong=1), "no setting 'wrong'", id="no such setting"),
-        pytest.param(lambda root: entente.train("hour", runs_root=root), "in a terminal", id="stages"),
         pytest.param(lambda root: entente.evaluate("never", runs_root=root), "there is no run", id="nothing to evaluate"),
         pytest.param(lambda root: entente.compare("before", "never", runs_root=root), "called 'never'", id="nothing to compare"),
         pytest.param(lambda root: entente.report("..", runs_root=root), "cannot name a folder", id="a page elsewhere"),
