@@ -7,7 +7,6 @@ if TYPE_CHECKING:
 
 _TRAIN = "Train a policy, or one for each of several settings and seeds."
 _UP = "Start Prefect's server, deployments and a worker; stop them."
-_EVALUATE = "Measure strength; check a result card."
 _SERVE = "Serve an engine or orders; play for a run elsewhere."
 _PLAY = "Play against versions in a browser, or on others' servers."
 _PAGES = "Write a run as one page, or several side by side."
@@ -19,8 +18,7 @@ COMMANDS = {
         "train": ("cli.train:train", _TRAIN),
         "sweep": ("cli.sweep:sweep", _TRAIN),
         "improve": ("cli.improve:improve", "Improve a policy by search: visit, label, learn."),
-        "evaluate": ("cli.evaluate:evaluate", _EVALUATE),
-        "verify-card": ("cli.verify_card:verify_card", _EVALUATE),
+        "evaluate": ("cli.evaluate:evaluate", "Measure strength on held-out positions and in matches."),
         "play": ("cli.play:play", _PLAY),
         "enter": ("cli.enter:enter", _PLAY),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),

@@ -56,10 +56,6 @@ def evaluate(
     ] = None,
     years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
     at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
-    card: Annotated[
-        Path | None,
-        Parameter(group=_MATCH, help="New file of a result card, which others can verify."),
-    ] = None,
     tactical: Annotated[bool, Parameter(help="Share of the tactical positions solved instead.", negative="")] = False,
     repetitions: Annotated[
         str, Parameter(help="Draws for each decision, voted on: one number in a match, else several to compare, as 1,5,25,100.")
@@ -95,7 +91,7 @@ def evaluate(
 
         entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
 
-        entente evaluate --players models/small --protocol six-dumbbots-1908 --card result.json
+        entente evaluate --players models/small --protocol six-dumbbots-1908
 
         entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
 
@@ -123,7 +119,6 @@ def evaluate(
         from telemetry.errors import InputError
 
         raise InputError("--outside settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
-    _check_card(card, match)
     if match is not None:
         voted = {"repetitions": times[0]} if times else {}
         asks = {"outside": outside.model_dump()} if outside is not None else {}
@@ -154,12 +149,6 @@ def evaluate(
     result = run_evaluation(run, version, runs_root, evaluation, match, tactical, times, play=play)
     if match is not None:
         _show_match(result)
-        if card is not None:
-            from evaluation.result_card import write_card
-            from pipeline.card_of_match import card_of_match
-
-            write_card(card, card_of_match(result["match"], run, runs_root))
-            print(f"{card}: `entente verify-card {card}` plays its games again")
     elif tactical:
         _show_tactics(result)
     elif times:
@@ -255,22 +244,6 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
     if named:
         asked["players"] = named
     return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
-
-
-def _check_card(card: Path | None, match: Any) -> None:
-    """Refuse a card that could not be written at the end."""
-    from evaluation.result_card import check_card_players
-    from telemetry.errors import InputError
-
-    if card is None:
-        return
-    if match is None:
-        raise InputError("a card is the result of a match: name its --players, or leave out --card")
-    if card.exists():
-        raise InputError(f"there is '{card}' already: name a new file with --card")
-    if not card.parent.is_dir():
-        raise InputError(f"there is no folder '{card.parent}' for the card: make it, or name another file with --card")
-    check_card_players(match)
 
 
 def _show_score(result: dict[str, Any]) -> None:

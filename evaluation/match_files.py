@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -38,8 +38,8 @@ class MatchRecord:
     table: MatchTable
     seconds: float
     """Wall time of the games played by the process that wrote this; 0 if all games were stored before."""
-    environments: tuple[dict[str, str], ...] = ()
-    """Where its games were played, oldest first (`evaluation.result_card.playing_environment`); empty in older files."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Machine and versions of the process that wrote this (`telemetry.machine.environment`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +107,6 @@ def write_match(folder: Path, record: MatchRecord) -> None:
     make_directory(folder)
     durable_write(folder / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
     _write_ratings(folder)
-
-
-def played_environments(folder: Path, label: str, here: dict[str, str], *, playing: bool) -> tuple[dict[str, str], ...]:
-    """The environments of a match that goes on in this one, if there are games to play.
-
-    Raises:
-        DataError: its file is damaged.
-    """
-    file = folder / f"{label}.json"
-    before = read_match(file).environments if file.is_file() else ()
-    return (*(each for each in before if each != here), here) if playing else before
 
 
 def read_matches(folder: Path) -> list[MatchRecord]:

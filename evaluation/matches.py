@@ -12,8 +12,6 @@ cluster, and so do all games from held-out positions of one source game.
 """
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +21,7 @@ from game.snapshot import Snapshot
 from outside.players import OutsideDecider
 from outside.reading import AnswerCounts
 from rollouts.deciders import Decider
-from rollouts.fork import ForkPlan, PlayedPly, play_fork
+from rollouts.fork import ForkPlan, play_fork
 from telemetry.errors import EngineError, InputError
 
 GAMES_PER_ROUND = len(POWERS)
@@ -70,8 +68,6 @@ class GameResult:
     """Orders that the board rejected; more than 0 means an error in the program."""
     answers: dict[str, AnswerCounts] = field(default_factory=dict)
     """Endpoint -> how it answered in this game; empty if none played."""
-    phases: dict[str, str] = field(default_factory=dict)
-    """Phase -> hash of its position and of all orders, 8 hex digits; empty in a file of an earlier release."""
 
 
 OnGame = Callable[[GameResult], None]
@@ -199,9 +195,4 @@ async def play_game(plan: GamePlan, settings: MatchSettings, deciders: Mapping[s
         ended=fork.ended,
         rejected=fork.rejected,
         answers=answers,
-        phases={ply.phase: _hash_of(ply) for ply in fork.plies},
     )
-
-
-def _hash_of(ply: PlayedPly) -> str:
-    return hashlib.sha256(json.dumps([ply.snapshot_id, sorted(ply.orders.items())]).encode()).hexdigest()[:8]

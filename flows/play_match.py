@@ -15,14 +15,12 @@ from evaluation.match_files import (
     answers_file,
     append_game,
     match_label,
-    played_environments,
     read_games,
     write_match,
 )
 from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
 from evaluation.protocols import part_of_protocol
-from evaluation.result_card import playing_environment
 from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -36,6 +34,7 @@ from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
 from telemetry.errors import InputError
+from telemetry.machine import environment
 from telemetry.progress import reporter
 
 _PILOT_ROUNDS = 6
@@ -83,7 +82,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         players=tuple(everybody),
         table=table,
         seconds=round(seconds, 1),
-        environments=played_environments(folder, label, playing_environment(), playing=bool(missing)),
+        environment=environment(),
     )
     write_match(folder, record)
     words = f"{run or 'match'}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"

@@ -13,9 +13,9 @@ from pathlib import Path
 from storage.files import FILES, make_directory
 from telemetry.errors import InputError
 
-CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER, CARD_FOLDER = "_state_cache", "_models", "_matches", "_games", "_cards"
-"""Folders beside the runs: state caches, generated models, matches in which no version of a run plays, games in the browser, and
-games of result cards that are being verified."""
+CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_models", "_matches", "_games"
+"""Folders beside the runs: state caches, generated models, matches in which no version of a run plays, and games in the
+browser."""
 LATEST = "latest"
 """Stands for the run that last wrote metrics or began last. No run has this name."""
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems

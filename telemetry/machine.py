@@ -4,10 +4,8 @@ This module reads names and numbers that exist already. It imports none of the p
 error.
 """
 
-import hashlib
 import os
 import platform
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -58,12 +56,4 @@ def package_version(*distributions: str) -> str:
     return "absent"
 
 
-def code_hash(rooms: Iterable[str]) -> str:
-    """Hash of the code of these rooms, 12 hex digits."""
-    root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for file in sorted(file for room in rooms for file in (root / room).rglob("*.py")):
-        digest.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-__all__ = ["DISTRIBUTIONS", "code_hash", "cpu_model", "environment", "package_version"]
+__all__ = ["DISTRIBUTIONS", "cpu_model", "environment", "package_version"]
