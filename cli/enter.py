@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from play.entry import Account, Entry, FinishedGame
 
 _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
-_KEY = "ENTENTE_WEBDIPLOMACY_KEY"
 _SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
 
 
 def enter(
-    address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server, or the URL of webDiplomacy's api.php.")],
+    address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server.")],
     *,
     game: Annotated[str, Parameter(help="Ids of games to play, with commas. Without --game and --games all are listed.")] = "",
     games: Annotated[
@@ -53,8 +52,7 @@ def enter(
     Account and password are read from ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or asked for; the server makes a new account. Of
     several --power the second has the account NAME-2 with the same password, and so on. The password of a private game is read
     from ENTENTE_GAME_PASSWORD. After a kill, of this command or of the server, the same command goes on where the server is.
-    Press gets one polite answer. On webDiplomacy, with the key in ENTENTE_WEBDIPLOMACY_KEY, orders are given wherever some are
-    missing.
+    Press gets one polite answer.
 
     Examples
 
@@ -65,28 +63,20 @@ def enter(
         entente enter league.example:8432 --games 20 --player models/dumbbot-192 --draw-after 1910
 
         entente enter 127.0.0.1:8432 --game a,b --power france,italy --player dumbbot+search
-
-        entente enter https://webdiplomacy.net/api.php --player dumbbot
     """
     from evaluation.settings import PlaySettings
 
     how = PlaySettings.model_validate(
         {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
     )
-    is_web = address.startswith(("http://", "https://"))
-    if is_web and (game or games or power or draw_after):
-        raise InputError("webDiplomacy says itself where orders are missing: leave out --game, --games, --power and --draw-after")
-    if not is_web:
-        _check_address(address)
+    _check_address(address)
     ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
     if ids and games:
         raise InputError("--game names games and --games counts some that wait: give one of them")
     powers = _powers(power)
-    if not is_web and not ids and not games:
+    if not ids and not games:
         return _list(address, _account())
     who = _resolved(player, run, runs_root)
-    if is_web:
-        return _play_web(address, _secret(_KEY, "key of webDiplomacy"), who, how, seed, runs_root)
     from play.entry import Entry
 
     entry = Entry(
@@ -123,23 +113,6 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
     _show_table(entry, folder)
     if entered.lost:
         raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
-
-
-def _play_web(url: str, key: str, who: "Contestant", how: "PlaySettings", seed: int, runs_root: Path) -> None:
-    from cli.prefect_server import prefect_server
-    from flows.open_players import open_players
-    from game.webdiplomacy import WebDiplomacy
-    from play.enter_web import WebSeats
-    from play.seats import SeatedPlayers
-
-    web = WebDiplomacy(url, key)
-
-    async def play() -> None:
-        async with open_players([who], runs_root, how) as opened:
-            await WebSeats(web, SeatedPlayers([who.name], opened, how.temperature), who.name, seed, _say).play()
-
-    with prefect_server() if who.run else nullcontext():
-        asyncio.run(play())
 
 
 def _keep(finished: "FinishedGame", entry: "Entry", folder: Path) -> None:
@@ -241,9 +214,7 @@ def _check_address(address: str) -> None:
     host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
     scheme = address.partition("://")[0] if "://" in address else "ws"
     if scheme not in ("ws", "wss") or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InputError(
-            f"'{address[:100]}' is no address of a server: give HOST:PORT, such as 127.0.0.1:8432, or a URL of api.php"
-        )
+        raise InputError(f"'{address[:100]}' is no address of a server: give HOST:PORT, such as 127.0.0.1:8432")
 
 
 def _account() -> "Account":

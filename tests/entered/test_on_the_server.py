@@ -1,4 +1,4 @@
-"""Seats on the real server: deadlines, a DAIDE bot at the table, press, and what cannot be played."""
+"""Seats on the real server: deadlines, press, and what cannot be played."""
 
 import asyncio
 from pathlib import Path
@@ -8,20 +8,25 @@ from diplomacy import Message
 from diplomacy.communication import requests, responses
 from diplomacy.utils.common import hash_password
 
-from game.server_client import PressReceived, connect
+from game.server_client import PhasePlayed, PressReceived, ServerClient, connect
 from play.enter import EnteredGames
 from play.entered_games import keep_entered
 from play.entry import Account, Entry, FinishedGame
 from storage.played_games import read_game
 from tests.command import Entente
-from tests.entered.daide_bot import DaideBot
 from tests.entered.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
 OURS = (Account(name="ours", password="hush"),)
 
 
-def test_a_late_seat_has_default_orders_and_says_so_beside_a_daide_bot(server: ServerProcess, first_orders, tmp_path: Path):
+async def _played(client: ServerClient, phase: str) -> None:
+    """Return when the phase is played."""
+    while not (isinstance(notice := await asyncio.wait_for(client.notices.get(), 60), PhasePlayed) and notice.played == phase):
+        pass
+
+
+def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first_orders, tmp_path: Path):
     server.make_game("hurried", deadline=4, n_controls=2)
     finished: list[FinishedGame] = []
     told: list[str] = []
@@ -31,17 +36,13 @@ def test_a_late_seat_has_default_orders_and_says_so_beside_a_daide_bot(server: S
     async def play() -> None:
         playing = asyncio.create_task(games.play(first_orders(slow=("S1901M",), slow_s=30)))
         async with connect(server.address) as client:
-            port = (await client._ask(requests.GetDaidePort(game_id="hurried"), responses.DataPort)).data
-        bot = await DaideBot.open(port)
-        await bot.take_seat("AUS")
-        await bot.hear("NOW")  # the game has begun
-        bot.say("SUB ( ( AUS AMY VIE ) MTO TYR ) ( ( AUS FLT TRI ) MTO VEN ) ( ( AUS AMY BUD ) HLD )")
-        assert "MBV" in await bot.hear("THX")
-        await bot.hear("ORD ( SPR #1901 ) ( ( AUS AMY VIE ) MTO TYR ) ( SUC )")
-        await bot.hear("NOW ( FAL #1901 )")
-        bot.say("SUB ( ( AUS AMY TYR ) HLD ) ( ( AUS FLT TRI ) HLD ) ( ( AUS AMY BUD ) HLD )")
-        await bot.hear("NOW")
-        bot.close()
+            token = await client.sign_in("rosa", "hush")
+            await client.join(token, "hurried", "AUSTRIA", None)
+            while (await client.games(token, ["hurried"]))[0].status != "active":
+                await asyncio.sleep(0.05)
+            for phase, orders in (("S1901M", ["A VIE - TYR", "F TRI - VEN"]), ("F1901M", [])):
+                await client.give_orders(token, "hurried", "AUSTRIA", phase, orders)
+                await _played(client, phase)
         await asyncio.to_thread(server.set_status, "hurried", "completed")
         await asyncio.wait_for(playing, 60)
 
@@ -54,7 +55,7 @@ def test_a_late_seat_has_default_orders_and_says_so_beside_a_daide_bot(server: S
     assert spring.orders["AUSTRIA"] == ("A BUD H", "F TRI - VEN", "A VIE - TYR")
     assert spring.orders["FRANCE"] == ("F BRE H", "A MAR H", "A PAR H")
     assert set(autumn.orders["FRANCE"]) != {"F BRE H", "A MAR H", "A PAR H"}
-    assert kept.seats["AUSTRIA"].startswith("DAIDE") and read_game(tmp_path / f"{kept.name}.json") == kept
+    assert kept.seats["AUSTRIA"].startswith("rosa@") and read_game(tmp_path / f"{kept.name}.json") == kept
 
 
 def test_press_has_one_answer_also_after_a_kill(server: ServerProcess, first_orders):
