@@ -32,7 +32,7 @@ HEAVY = {"torch", "vllm", "prefect", "wandb"}
 # The rooms that may import a library themselves (the design's rule, written down a second time on purpose).
 OWNERS = {
     "prefect": {"cli", "flows", "tasks"},
-    "torch": {"training", "inference", "workers", "tuning", "benchmarks", "integrations", "smoke"},
+    "torch": {"training", "inference", "workers", "tuning", "benchmarks", "smoke"},
     "vllm": {"inference", "workers", "tuning"},
     "diplomacy": {"game"},
     "wandb": {"telemetry"},

@@ -14,11 +14,29 @@ from benchmarks.peers.child import Child
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.recorded_rows import RecordedRows
 from benchmarks.peers.turns import OURS, middle, ratio, take_turns
-from integrations.trl_grpo import trl_settings
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trie_plan import plan
 from training.update import Updater
+
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""Linear layers that an adapter changes by default."""
+
+
+def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
+    """What `programs.trl_trainer.trainer_of` needs to train like us."""
+    return {
+        "model": str(model),
+        "rank": training.lora_rank,
+        "alpha": training.lora_alpha,
+        "layers": list(training.lora_targets) or LAYERS,
+        "learning_rate": training.learning_rate,
+        "max_gradient_norm": training.max_gradient_norm,
+        "clip_low": training.clip_low,
+        "clip_high": training.clip_high,
+        "dual_clip": training.dual_clip,
+        "seed": training.seed,
+    }
 
 
 def trl_step_figures(

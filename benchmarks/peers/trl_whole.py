@@ -21,9 +21,9 @@ from benchmarks.outcome import require_found
 from benchmarks.peers.child import Child
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.referee import Referee
+from benchmarks.peers.trl_step import trl_settings
 from decoding.codec import Codec
 from integrations.questions import questions_of, text_for
-from integrations.trl_grpo import trl_settings
 from pipeline.run_settings import RunSettings
 from rollouts.fork import POLICY, Tokens
 from state_cache.store import StateCache

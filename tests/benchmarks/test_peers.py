@@ -3,12 +3,10 @@
 import ast
 import json
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from benchmarks.peers import bench, environments
 from benchmarks.peers.bench import Inputs, bench_peers, check_wanted, sort_out
@@ -101,11 +99,6 @@ def test_both_arms_run_on_the_same_libraries(name: str):
     assert computing and {package: theirs[package] for package in computing} == {package: ours[package] for package in computing}
 
 
-def test_the_second_opinion_on_losses_is_the_same_trl():
-    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["trl"]
-    assert Requirement(extra).specifier.contains(pinned("trl_step"))
-
-
 # -- what is measured ------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +159,7 @@ def test_the_command_refuses_at_once_what_it_cannot_measure(words: list[str], co
 # -- programs --------------------------------------------------------------------------------------------------------------
 
 
-PROGRAMS = [*sorted((ROOT / "benchmarks" / "peers" / "programs").glob("*.py")), ROOT / "integrations" / "trl_trainer.py"]
+PROGRAMS = sorted((ROOT / "benchmarks" / "peers" / "programs").glob("*.py"))
 """What runs in a peer's environment."""
 
 
@@ -181,7 +174,7 @@ def test_a_program_of_a_peer_imports_nothing_of_ours_but_programs(file: Path):
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
         if name
     }
-    theirs = ("benchmarks.peers.programs.", "integrations.trl_trainer")
+    theirs = "benchmarks.peers.programs."
     assert [name for name in imported if name.split(".")[0] in ours and not name.startswith(theirs)] == []
 
 

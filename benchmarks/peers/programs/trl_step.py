@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.peers.programs.answer import serve
-from integrations.trl_trainer import trainer_of
+from benchmarks.peers.programs.trl_trainer import trainer_of
 
 ROWS_EACH = (8, 16, 32, 64)
 """Rows of a forward that are tried; the fastest is measured. TRL's default is 8."""

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from benchmarks.peers.programs.answer import ask, serve
-from integrations.trl_trainer import trainer_of
+from benchmarks.peers.programs.trl_trainer import trainer_of
 
 
 class Clock:

@@ -1,6 +1,6 @@
 """A GRPO trainer of TRL that trains like ours: the same adapter, loss, clipping and optimiser.
 
-This module imports nothing of the project, because the benchmark's programs use it in an environment that has TRL alone.
+It runs in an environment that has TRL and nothing that our packages need.
 """
 
 import warnings
@@ -15,19 +15,16 @@ def trainer_of(
     rows: list[dict[str, Any]],
     reward: Callable[..., Any],
     folder: str,
-    *,
-    roll_out: Callable[..., dict[str, Any]] | None = None,
     **arguments: Any,
 ) -> Any:
     """The trainer.
 
     Args:
-        settings: see `integrations.trl_grpo.trl_settings`.
+        settings: see `benchmarks.peers.trl_step.trl_settings`.
         rows: the prompts, each with the columns that `reward` receives.
-        roll_out: TRL's `rollout_func`; None: TRL samples completions itself, without a mask.
         arguments: further arguments of TRL's `GRPOConfig`.
     """
-    # Only the extra `trl` and the benchmark's own environment have TRL.
+    # Only the benchmark's own environment has these.
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -79,5 +76,4 @@ def trainer_of(
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=adapter,
-        rollout_func=roll_out,
     )
