@@ -112,13 +112,13 @@ def test_no_folder_is_a_sentence_and_an_empty_one_too(tmp_path: Path, capsys: py
 
 READS = [
     "sql", "report", "watch", "replay", "evaluate", "runs inspect decision", "runs inspect group", "runs inspect step",
-    "runs explain", "runs replay-step", "runs losses", "runs rehearse",
+    "runs explain", "runs replay-step", "runs losses",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", READS)
 def test_what_reads_takes_the_latest_run(command: str):
-    given = {"sql": ["select 1"], "runs replay-step": ["--step", "1"], "runs rehearse": ["--selection", "x"]}
+    given = {"sql": ["select 1"], "runs replay-step": ["--step", "1"]}
     words = [*command.split(), *given.get(command, ["1"] if "inspect" in command else [])]
     _, bound, _ = command_line().parse_args(words, exit_on_error=False, print_error=False)
     bound.apply_defaults()
