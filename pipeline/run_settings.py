@@ -26,7 +26,6 @@ from pipeline.settings_file import read_settings_file
 from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
-from state_cache.sampling import SAMPLINGS
 from state_cache.settings import CacheSettings
 from storage.files import FILES
 from storage.lineages import lineage_at
@@ -405,10 +404,6 @@ def check_objective(settings: RunSettings) -> None:
         from storage.own_selection import check_selection  # DuckDB is loaded only where it is needed
 
         check_selection(settings.storage.selection)
-    if settings.rollouts.sampling not in SAMPLINGS:
-        from pipeline.own_sampling import check_sampling
-
-        check_sampling(settings.rollouts.sampling)
 
 
 def _check_simulated(settings: RunSettings) -> None:

@@ -5,35 +5,22 @@ count only up to one that is complete before any task of the step can start: rol
 largest policy lag, for every buffer depth. So a step that is repeated draws the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
 
 from game.snapshot import Snapshot
-from pipeline.own_sampling import list_positions, own_weights
 from pipeline.resources import PRODUCER, RolloutResources
 from rollouts.seeds import seed_of
-from state_cache.sampling import SAMPLINGS, WITHOUT_WEIGHTS, learnable_weights, sample_start_positions
+from state_cache.sampling import learnable_weights, sample_start_positions
 from storage.lineages import step_numbers
 from storage.runs import RunPaths
-
-if TYPE_CHECKING:
-    from storage.learnable import PastGroups
-
-
-class Past(Protocol):
-    """The calls of `PastReturnsProcess` that a draw makes."""
-
-    def before(self, producer: str, start_group: int) -> "Mapping[str, PastGroups]": ...
-
-    def ask_closed(self, query: str, **of_query: Any) -> list[tuple[Any, ...]]: ...
 
 
 def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapshot, str]]:
     """(snapshot, power that the policy plays) of each start group of `step`. Repeated calls return the same."""
     rollouts, train = resources.rollouts, resources.cache.train
-    first_unknown = partial(first_unknown_group, resources.paths, rollouts.start_groups, step, resources.max_policy_lag)
-    weights = position_weights(rollouts.sampling, train, step, resources.past_returns, first_unknown)
+    first_unknown = partial(_first_unknown_group, resources.paths, rollouts.start_groups, step, resources.max_policy_lag)
+    weights = _weights(resources, first_unknown)
     return sample_start_positions(train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, weights=weights)
 
 
@@ -50,33 +37,25 @@ def producer_positions(
     """
     rollouts, train, size = resources.rollouts, resources.cache.train, resources.rollouts.start_groups
     first_unknown = partial(step_numbers(resources.paths, size).first_of, version + 1)
-    weights = position_weights(rollouts.sampling, train, version + 1, resources.past_returns, first_unknown)
+    weights = _weights(resources, first_unknown)
     seed, found = seed_of("producer", producer, resources.seed), []
     for number in range(first_group // size, (first_group + count - 1) // size + 1):
         found += sample_start_positions(train, size, seed, number + 1, sampling=rollouts.sampling, weights=weights)
     return found[first_group % size :][:count]
 
 
-def first_unknown_group(paths: RunPaths, start_groups: int, step: int, max_policy_lag: int) -> int:
+def _first_unknown_group(paths: RunPaths, start_groups: int, step: int, max_policy_lag: int) -> int:
     """The first start group of the training flow whose returns the draw of `step` may not know."""
     complete = max(0, step - 1 - max_policy_lag)
     return step_numbers(paths, start_groups).first_of(complete + 1)
 
 
-def position_weights(
-    sampling: str, positions: Sequence[Snapshot], step: int, past: Past, before: Callable[[], int]
-) -> Sequence[float]:
-    """Weight of each position in the draw of `step`; empty if all have the same.
+def _weights(resources: RolloutResources, before: Callable[[], int]) -> Sequence[float]:
+    """Weight of each position in a draw; empty if all have the same.
 
     Args:
         before: the first start group of the training flow that does not count; asked only where past returns do.
-
-    Raises:
-        InputError: `sampling` is a query that breaks a rule.
     """
-    if sampling in WITHOUT_WEIGHTS:
+    if resources.rollouts.sampling != "learnable":
         return ()
-    found = past.before(PRODUCER, before())
-    if sampling in SAMPLINGS:
-        return learnable_weights(positions, {name: groups.spread for name, groups in found.items()})
-    return own_weights(sampling, list_positions(positions, step, found), past.ask_closed)
+    return learnable_weights(resources.cache.train, resources.past_returns.spreads_before(PRODUCER, before()))

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from game.players import SEARCHES
 from game.settings import BoardPath
 from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
-from state_cache.sampling import SAMPLINGS
-from storage.query_text import query_text
+from state_cache.sampling import Sampling
 
 _WEIGHTS_MAX = 1e9
 """Largest sum of weights, and 1 over the smallest: their shares and products, such as a league's, must be numbers above 0."""
@@ -22,11 +21,9 @@ class RolloutSettings(BaseModel):
 
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups per training step."""
-    sampling: Annotated[str, BeforeValidator(query_text)] = "uniform"
+    sampling: Sampling = "uniform"
     """How positions are drawn: 'uniform'; 'stratified', equally often from each year, kind of phase and balance of power;
-    'learnable', more often where past returns had a spread; or with the weights of a query: a file that ends in .sql, whose text
-    is kept, or the text itself.
-    """
+    'learnable', more often where past returns had a spread."""
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
     branch_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -116,14 +113,6 @@ class RolloutSettings(BaseModel):
     def family(self) -> int:
         """Number of start groups from one position: its own and one per branch."""
         return 1 + len(self.branch_at)
-
-    @field_validator("sampling")
-    @classmethod
-    def _check_sampling(cls, sampling: str) -> str:
-        if sampling not in SAMPLINGS and len(sampling.split()) == 1:
-            named = ", ".join(SAMPLINGS)
-            raise ValueError(f"there is no sampling '{sampling}': give {named}, or a query in a file that ends in .sql")
-        return sampling
 
     @model_validator(mode="after")
     def _check_opponents(self) -> "RolloutSettings":

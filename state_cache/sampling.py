@@ -7,20 +7,18 @@ the caller passes weights that follow from past groups as numbers.
     stratified  all strata have equal probability, and all positions within a stratum
     learnable   positions whose past groups had a high spread of returns are more probable: prioritised level replay
                 (Jiang et al. 2021) with the spread instead of the value loss; FLOOR keeps every position possible
-    a query     a user's SELECT gives each position its weight (`pipeline/own_sampling.py`)
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Literal
 
 from game.snapshot import Snapshot, powers_with_units
 from state_cache.strata import Stratum, stratum_of
 from telemetry.errors import InputError
 
-SAMPLINGS = ("uniform", "stratified", "learnable")
-WITHOUT_WEIGHTS = SAMPLINGS[:2]
-"""Draws that follow from the positions alone."""
+Sampling = Literal["uniform", "stratified", "learnable"]
 
 FLOOR = 0.25
 """Share of learnable draws that is uniform: a position without spread keeps a quarter of its uniform probability."""
@@ -32,7 +30,7 @@ def sample_start_positions(
     seed: int,
     step: int,
     *,
-    sampling: str = "uniform",
+    sampling: Sampling = "uniform",
     weights: Sequence[float] = (),
 ) -> list[tuple[Snapshot, str]]:
     """`count` positions, each with a power that has units there.
@@ -40,9 +38,7 @@ def sample_start_positions(
     A position repeats only after all positions were drawn; with "stratified", after all positions of its stratum were.
 
     Args:
-        sampling: one of `SAMPLINGS`, or a query.
-        weights: of each position, if `sampling` is not one of `WITHOUT_WEIGHTS`; with weight 0 it is never drawn. Empty: all have
-            the same.
+        weights: of each position, above 0, if `sampling` is "learnable". Empty: all have the same.
 
     Raises:
         InputError: there are no positions.
@@ -99,6 +95,6 @@ def _draw_weighted(snapshots: Sequence[Snapshot], weights: Sequence[float], coun
     """Weighted draws without replacement: the positions with the earliest exponential arrivals, at the rate of their weights."""
     drawn: list[Snapshot] = []
     while len(drawn) < count:
-        arrivals = sorted((rng.expovariate(weight), index) for index, weight in enumerate(weights) if weight)
+        arrivals = sorted((rng.expovariate(weight), index) for index, weight in enumerate(weights))
         drawn += [snapshots[index] for _, index in arrivals[: count - len(drawn)]]
     return drawn

@@ -1,11 +1,11 @@
-"""Runs a user's query over one table that it is given, in a setting, so that the same rows give the same answer.
+"""Runs the query of `storage.selection` over the table `candidates`, so that the same rows give the same answer.
 
 The query is one SELECT. It runs in a database of its own, in memory, with this table alone: without files, network, settings or
 Python's variables, for `SECONDS` at most. What it calls must depend on its arguments alone.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -31,33 +31,28 @@ VARYING = frozenset({
 """Functions whose result does not follow from their arguments. A test compares them with DuckDB's own list."""
 
 
-def ask_closed(query: str, *, setting: str, name: str, rows: pa.Table, columns: Sequence[str], why: str) -> list[tuple[Any, ...]]:
-    """The rows that the query returns, in its order, as values of `columns`; at most one more than the table has.
-
-    Args:
-        setting: name of the setting that holds the query, for sentences.
-        name: name of the table in the query.
-        why: why it must return these columns alone.
+def ask_closed(query: str, candidates: pa.Table) -> list[tuple[str, int]]:
+    """Shard and number of the start groups that the query returns, in its order; at most one more than there are candidates.
 
     Raises:
         InputError: the query is not one SELECT, draws or asks for the time, takes other tables, returns other columns, fails, or
             takes longer than `SECONDS`.
     """
     return run_interruptible(
-        partial(_closed_database, name, rows),
-        partial(_ask, query=query, setting=setting, name=name, rows=rows, columns=columns, why=why),
+        partial(_closed_database, candidates),
+        partial(_ask, query=query, candidates=candidates),
         seconds=SECONDS,
         cannot_end=lambda error: None,
-        late=f"{setting} was ended after {SECONDS:g} seconds: let the query do less",
+        late=f"storage.selection was ended after {SECONDS:g} seconds: let the query do less",
     )
 
 
 @contextmanager
-def _closed_database(name: str, rows: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
+def _closed_database(candidates: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory with this table alone."""
     with duckdb.connect(":memory:", config={"threads": 1, "memory_limit": f"{MEMORY_MIB}MiB"}) as connection:
-        connection.register("given", rows)
-        connection.execute(f'CREATE TABLE "{name}" AS FROM given')
+        connection.register("given", candidates)
+        connection.execute("CREATE TABLE candidates AS FROM given")
         connection.unregister("given")
         for assignment in ("python_enable_replacements = false", "temp_directory = ''", "enable_progress_bar = false"):
             connection.execute(f"SET {assignment}")
@@ -66,32 +61,26 @@ def _closed_database(name: str, rows: pa.Table) -> Iterator[duckdb.DuckDBPyConne
         yield connection
 
 
-def _ask(
-    connection: duckdb.DuckDBPyConnection,
-    *,
-    query: str,
-    setting: str,
-    name: str,
-    rows: pa.Table,
-    columns: Sequence[str],
-    why: str,
-) -> list[tuple[Any, ...]]:
+def _ask(connection: duckdb.DuckDBPyConnection, *, query: str, candidates: pa.Table) -> list[tuple[str, int]]:
     try:
         statements = connection.extract_statements(query)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise InputError(f"{setting} must be one SELECT over `{name}`, and nothing else")
-        cure = "draw with the column uniform" if "uniform" in rows.column_names else f"use the columns of `{name}` alone"
-        _check_calls(connection, statements[0].query, setting, name, cure)
+            raise InputError("storage.selection must be one SELECT over `candidates`, and nothing else")
+        _check_calls(connection, statements[0].query)
         found = connection.sql(statements[0].query)
-        if sorted(found.columns) != sorted(columns):
-            raise InputError(f"{setting} returns {', '.join(found.columns)}: return {' and '.join(columns)} alone, because {why}")
-        return found.limit(rows.num_rows + 1).project(", ".join(columns)).fetchall()
+        if sorted(found.columns) != ["shard", "start_group"]:
+            raise InputError(
+                f"storage.selection returns {', '.join(found.columns)}: return shard and start_group alone, because start groups "
+                "are taken whole"
+            )
+        return found.limit(candidates.num_rows + 1).project("shard, start_group").fetchall()
     except duckdb.Error as error:
-        there = ", ".join(rows.column_names)
-        raise InputError(f"{setting} failed: {str(error).splitlines()[0].rstrip('!')}; `{name}` has {there}") from error
+        there = ", ".join(candidates.column_names)
+        sentence = str(error).splitlines()[0].rstrip("!")
+        raise InputError(f"storage.selection failed: {sentence}; `candidates` has {there}") from error
 
 
-def _check_calls(connection: duckdb.DuckDBPyConnection, query: str, setting: str, name: str, cure: str) -> None:
+def _check_calls(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     """Check that the result follows from the table alone.
 
     Raises:
@@ -101,16 +90,17 @@ def _check_calls(connection: duckdb.DuckDBPyConnection, query: str, setting: str
     for node in _nodes(json.loads(text)):
         names = node.get("column_names") or []
         if node.get("type") == "TABLE_FUNCTION" and (called := node["function"]["function_name"]) not in _TABLE_FUNCTIONS:
-            raise InputError(f"{setting} calls {called}, which makes a table: a query takes `{name}` alone")
+            raise InputError(f"storage.selection calls {called}, which makes a table: a query takes `candidates` alone")
         called = str(node.get("function_name", "")).lower()
         if len(names) == 1 and (word := str(names[0]).lower()).startswith(("current_", "local")):  # called without brackets
             called = word
         if called in VARYING:
             raise InputError(
-                f"{setting} calls {called}, whose result changes: {cure}, so that the same rows give the same choice"
+                f"storage.selection calls {called}, whose result changes: draw with the column uniform, so that the same rows "
+                "give the same choice"
             )
         if node.get("sample"):
-            raise InputError(f"{setting} takes a sample, which changes: {cure} instead")
+            raise InputError("storage.selection takes a sample, which changes: draw with the column uniform instead")
 
 
 def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""`PastReturns` and queries over them in a separate process: the caller does not load DuckDB, and its memory does not grow."""
+"""`PastReturns` in a separate process: the caller does not load DuckDB, and its memory does not grow."""
 
 import multiprocessing
 import signal
@@ -12,7 +12,7 @@ from storage.runs import RunPaths
 from telemetry.parent import end_with_parent
 
 if TYPE_CHECKING:
-    from storage.learnable import PastGroups, PastReturns
+    from storage.learnable import PastReturns
 
 _Found = TypeVar("_Found")
 
@@ -29,13 +29,9 @@ class PastReturnsProcess:
         self._process: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
 
-    def before(self, producer: str, start_group: int) -> dict[str, "PastGroups"]:
-        """See `PastReturns.before`."""
-        return self._call(_before, producer, start_group)
-
-    def ask_closed(self, query: str, **of_query: Any) -> list[tuple[Any, ...]]:
-        """See `closed_query.ask_closed`."""
-        return self._call(_ask_closed, query, of_query)
+    def spreads_before(self, producer: str, start_group: int) -> dict[str, float]:
+        """See `PastReturns.spreads_before`."""
+        return self._call(_spreads_before, producer, start_group)
 
     def close(self) -> None:
         """End the process, if it runs."""
@@ -71,11 +67,5 @@ def _open(paths: RunPaths, blend: Mapping[str, float], discount: float) -> None:
     _mine = PastReturns(paths, blend=blend, discount=discount)
 
 
-def _before(producer: str, start_group: int) -> "dict[str, PastGroups]":
-    return _mine.before(producer, start_group)
-
-
-def _ask_closed(query: str, of_query: dict[str, Any]) -> list[tuple[Any, ...]]:
-    from storage.closed_query import ask_closed
-
-    return ask_closed(query, **of_query)
+def _spreads_before(producer: str, start_group: int) -> dict[str, float]:
+    return _mine.spreads_before(producer, start_group)

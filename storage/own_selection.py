@@ -84,16 +84,8 @@ def _places(selection: str, candidates: pa.Table, standing: Callable[[Key], str]
         standing: says of a start group that is no candidate why it is none; "": it is unknown.
     """
     place_of = {key: place for place, key in enumerate(keys_of(candidates))}
-    returned = ask_closed(
-        selection,
-        setting="storage.selection",
-        name="candidates",
-        rows=candidates,
-        columns=("shard", "start_group"),
-        why="start groups are taken whole",
-    )
     places: dict[int, None] = {}
-    for key in returned:
+    for key in ask_closed(selection, candidates):
         shard, start_group = key
         if (place := place_of.get(key)) is None:
             why = standing(key)

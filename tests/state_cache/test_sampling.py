@@ -121,10 +121,3 @@ def test_the_same_figures_give_the_same_draw_in_whatever_order_they_come(small, 
     first = sample_start_positions(train, 8, 3, 5, sampling=sampling, weights=weights)
     assert first == sample_start_positions(train, 8, 3, 5, sampling=sampling, weights=weights)
     assert first != sample_start_positions(train, 8, 3, 6, sampling=sampling, weights=weights)
-
-
-def test_a_position_without_weight_is_never_drawn(small) -> None:
-    _, train, _ = small
-    weights = [float(place in (2, 5)) for place in range(len(train))]
-    drawn = sample_start_positions(train, 7, 0, 0, sampling="SELECT ...", weights=weights)
-    assert Counter(snapshot.snapshot_id for snapshot, _ in drawn).keys() == {train[2].snapshot_id, train[5].snapshot_id}

@@ -2,12 +2,11 @@
 
 import os
 import signal
-from typing import Any
 
 import pytest
 
 from storage.index import open_index
-from storage.learnable import RECENT, PastGroups, PastReturns
+from storage.learnable import RECENT, PastReturns
 from storage.learnable_process import PastReturnsProcess
 from storage.shards import publish_shard
 
@@ -42,49 +41,37 @@ def past(paths) -> PastReturns:
     return PastReturns(paths, blend=BLEND, discount=1.0)
 
 
-def spreads_before(past: Any, producer: str, start_group: int) -> dict[str, float]:
-    return {name: groups.spread for name, groups in past.before(producer, start_group).items()}
-
-
-def test_a_snapshot_s_groups_are_counted_and_their_returns_averaged(put, past) -> None:
-    for number in range(RECENT + 2):
-        put(number, "a", [0.0, 2.0 * number])
-    put(RECENT + 2, "b", [1.0])
-    mean_return = sum(range(2, RECENT + 2)) / RECENT / 2  # half of a group's decisions are of a power that gains nothing
-    assert past.before("local", 100) == {"a": PastGroups(RECENT + 2, sum(range(2, RECENT + 2)) / RECENT, mean_return)}
-
-
 def test_a_snapshot_s_spread_is_the_mean_over_its_groups(put, past) -> None:
-    assert spreads_before(past, "local", 10) == {}
+    assert past.spreads_before("local", 10) == {}
     put(0, "a", [0.0, 2.0, 1.0])
     put(1, "b", [1.0, 1.0])
-    assert spreads_before(past, "local", 10) == {"a": (2.0 + 0.0) / 2, "b": 0.0}
+    assert past.spreads_before("local", 10) == {"a": (2.0 + 0.0) / 2, "b": 0.0}
     put(2, "a", [0.0, 4.0])
-    assert spreads_before(past, "local", 10) == {"a": (1.0 + 2.0) / 2, "b": 0.0}
+    assert past.spreads_before("local", 10) == {"a": (1.0 + 2.0) / 2, "b": 0.0}
 
 
 def test_what_comes_later_or_from_elsewhere_changes_nothing(put, past) -> None:
     put(0, "a", [0.0, 2.0])
     put(3, "a", [0.0, 8.0])
-    before = spreads_before(past, "local", 3)
+    before = past.spreads_before("local", 3)
     assert before == {"a": 1.0}
     put(4, "b", [0.0, 8.0])
     put(0, "a", [0.0, 6.0], producer="probe")
-    assert spreads_before(past, "local", 3) == before
-    assert spreads_before(past, "probe", 3) == {"a": 3.0}
+    assert past.spreads_before("local", 3) == before
+    assert past.spreads_before("probe", 3) == {"a": 3.0}
 
 
 def test_only_a_snapshot_s_newest_groups_count(put, past) -> None:
     for number in range(RECENT + 2):
         put(number, "a", [0.0, 2.0 * number])
-    assert spreads_before(past, "local", 100)["a"] == sum(range(2, RECENT + 2)) / RECENT
+    assert past.spreads_before("local", 100)["a"] == sum(range(2, RECENT + 2)) / RECENT
 
 
 def test_groups_that_cannot_be_trained_on_say_nothing(put, past) -> None:
     put(0, "a", [0.0, 2.0], status="failed", reason="engine")
     put(1, "a", [0.0, 4.0], orders_rejected=1)
     put(2, "b", [3.0])
-    assert spreads_before(past, "local", 10) == {}
+    assert past.spreads_before("local", 10) == {}
 
 
 def test_no_fact_is_kept_beside_a_row_for_each_start_group(put, paths, past) -> None:
@@ -94,10 +81,10 @@ def test_no_fact_is_kept_beside_a_row_for_each_start_group(put, paths, past) -> 
     index.snapshot_if_due(2)
     put(6, "a", [0.0, 9.0])
     late = PastReturns(paths, blend=BLEND, discount=1.0)
-    assert spreads_before(past, "local", 6) == spreads_before(late, "local", 6) == {"a": (0 + 2 + 4) / 3, "b": (1 + 3 + 5) / 3}
+    assert past.spreads_before("local", 6) == late.spreads_before("local", 6) == {"a": (0 + 2 + 4) / 3, "b": (1 + 3 + 5) / 3}
     put(7, "b", [0.0, 9.0])
     for each in (past, late):
-        assert spreads_before(each, "local", 99)["b"] == (1 + 3 + 5 + 4.5) / 4
+        assert each.spreads_before("local", 99)["b"] == (1 + 3 + 5 + 4.5) / 4
         for table in ("decisions", "advantage_groups", "plies", "batches", "used_groups"):
             assert each._index.fetch(f"SELECT count(*) FROM {table}") == [(0,)], table
 
@@ -106,12 +93,12 @@ def test_a_process_of_its_own_says_the_same_and_is_replaced_when_it_dies(put, pa
     put(0, "a", [0.0, 2.0, 1.0])
     aside = PastReturnsProcess(paths, blend=BLEND, discount=1.0)
     try:
-        assert spreads_before(aside, "local", 10) == spreads_before(past, "local", 10) == {"a": 1.0}
+        assert aside.spreads_before("local", 10) == past.spreads_before("local", 10) == {"a": 1.0}
         assert aside._process is not None
         for child in list(aside._process._processes.values()):
             os.kill(child.pid or 0, signal.SIGKILL)
             child.join()
         put(1, "b", [1.0, 3.0])
-        assert spreads_before(aside, "local", 10) == spreads_before(past, "local", 10) == {"a": 1.0, "b": 1.0}
+        assert aside.spreads_before("local", 10) == past.spreads_before("local", 10) == {"a": 1.0, "b": 1.0}
     finally:
         aside.close()
