@@ -19,6 +19,7 @@ from benchmarks.old_way.ways import NEW, OLD
 from benchmarks.outcome import Outcome, Target
 from benchmarks.played_steps import uncached_per_decision
 from decoding.codec import Codec
+from inference.engine import forget_prefixes
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from state_cache.sampling import sample_start_positions
@@ -26,7 +27,6 @@ from storage.runs import RunPaths
 from storage.shards import publish_shard
 from telemetry.errors import InputError
 from telemetry.progress import reporter
-from tuning.measure import forget_prefixes
 
 TARGETS = {"speedup": Target(at_least=12.0)}
 _PRODUCER = "bench"

@@ -25,7 +25,7 @@ app = App(
     name="bench",
     help="Measure this machine: benchmarks with targets, and the fastest engine settings.",
 )
-app.command("cli.tune:app", name="tune", group=_TOOLS)
+app.command("cli.tune:tune", name="tune", group=_TOOLS)
 app.command("cli.bench_e2e:e2e", name="e2e")
 app.command("cli.bench_e2e:ablation", name="ablation")
 app.command("cli.bench_peers:peers", name="peers")

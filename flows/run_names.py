@@ -49,8 +49,8 @@ def benchmark_name() -> str:
 
 
 def tuning_name() -> str:
-    """`tune-mine`, or `tune-random`."""
-    return f"tune-{_given('run', '') or 'random'}"
+    """`tune-mine`."""
+    return f"tune-{_given('run', 'newest')}"
 
 
 def producer_name() -> str:

@@ -108,3 +108,9 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Free everything; requests in flight fail."""
         ...
+
+
+async def forget_prefixes(engine: Engine) -> None:
+    """Empty the prefix cache of an engine that has one."""
+    if isinstance(engine, EngineWithPrefixes):
+        await engine.forget_prefixes()

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from decoding.thinking import Thinking
 from game.snapshot import Snapshot
-from inference.engine import EngineWithPrefixes
+from inference.engine import forget_prefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from pipeline.search_opponents import search_opponents
 from pipeline.start_positions import start_positions
@@ -216,8 +216,7 @@ async def _roll_out(
         searching = search_opponents(settings.searching_opponents, resources.past.engine, resources.tokens)
         deciders = {**versions, **searching, **resources.endpoints.deciders}
         for engine in {resources.engine, resources.past.engine}:
-            if isinstance(engine, EngineWithPrefixes):
-                await engine.forget_prefixes()
+            await forget_prefixes(engine)
         return await rolling(deciders=deciders)
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from smoke.job import STAGES, Figures, Job, Stage, StageResult, read_result
+from telemetry.child import how_it_ended, last_lines
 from telemetry.progress import reporter
-from tuning.process import how_it_ended, last_lines
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL."""

@@ -32,8 +32,8 @@ HEAVY = {"torch", "vllm", "prefect", "wandb"}
 # The rooms that may import a library themselves (the design's rule, written down a second time on purpose).
 OWNERS = {
     "prefect": {"cli", "flows", "tasks"},
-    "torch": {"training", "inference", "workers", "tuning", "benchmarks", "smoke"},
-    "vllm": {"inference", "workers", "tuning"},
+    "torch": {"training", "inference", "workers", "benchmarks", "smoke"},
+    "vllm": {"inference", "workers"},
     "diplomacy": {"game"},
     "wandb": {"telemetry"},
 }

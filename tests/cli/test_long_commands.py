@@ -30,7 +30,7 @@ LONG = [
             "cache refresh",
         ),
     ),
-    *map(str.split, ("model make", "bench tune", "bench tune lora")),
+    *map(str.split, ("model make", "bench tune")),
     *BENCHMARKS,
 ]
 
@@ -67,7 +67,7 @@ def test_every_long_command_has_a_dry_run(words: tuple[str, ...]):
 
 @pytest.mark.parametrize(
     "words",
-    [("bench", "tune", "lora"), *BENCHMARKS],
+    BENCHMARKS,
     ids=" ".join,
 )
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: tuple[str, ...], capsys):
@@ -85,7 +85,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: t
         pytest.param(("runs", "losses", "--run", "bare"), "the model 'tiny' of run 'bare' is gone", id="losses, no model"),
         pytest.param(("runs", "replay-step", "--run", "nowhere", "--step", "1"), "there is no run", id="replay-step"),
         pytest.param(("cache", "refresh", "--run", "bare"), "run 'bare' has not trained a step yet", id="cache refresh"),
-        pytest.param(("bench", "tune", "lora", "--run", "nowhere"), "there is no run", id="tune lora"),
         pytest.param(("bench", "all", "--only", "nothing"), "There is no benchmark 'nothing'", id="bench all"),
         pytest.param(("bench", "trainer", "--only", "nothing"), "measures no 'nothing'", id="bench trainer"),
         pytest.param(("bench", "ablation", "--only", "nothing"), "no improvement 'nothing'", id="bench ablation"),

@@ -26,7 +26,6 @@ from state_cache.settings import CacheSettings
         pytest.param(cache_name, {"settings": None}, "cache-seed0-default", id="cache of the defaults"),
         pytest.param(sweep_name, {"sweep": {"name": "rates"}}, "sweep-rates", id="sweep"),
         pytest.param(tuning_name, {"run": "mine"}, "tune-mine", id="tuning"),
-        pytest.param(tuning_name, {}, "tune-random", id="tuning on random requests"),
         pytest.param(evaluation_name, {"run": "mine", "version": 0}, "evaluate-mine-v0", id="base"),
         pytest.param(evaluation_name, {"run": "", "match": {}}, "evaluate-players", id="no run"),
         pytest.param(evaluation_name, {"run": "mine", "version": -1}, "evaluate-mine-newest", id="newest"),
