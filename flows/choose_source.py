@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from flows.producer_fleet import ProducerFleet
 from inference.start_engine import start_limit_s
 from pipeline.buffered_queue import BufferedQueue
-from pipeline.game_processes import game_processes
 from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
 from pipeline.resources import Resources
@@ -84,8 +83,7 @@ async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIt
     elif settings.pipeline.task_runner == "producers":
         yield NoSource()
     else:
-        async with game_processes(resources, settings.pipeline.game_processes):
-            yield LocalSource(resources, settings.pipeline)
+        yield LocalSource(resources, settings.pipeline)
 
 
 def _dask_plan(settings: RunSettings) -> DaskPlan:

@@ -52,13 +52,3 @@ def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> No
             f"pipeline.task_runner 'producers' plays nothing here, and with {lockstep} a step trains on its own start groups "
             "alone: set one of the two"
         )
-    if pipeline.game_processes and pipeline.deterministic:
-        raise InputError(
-            f"pipeline.game_processes {pipeline.game_processes} cannot be repeated exactly, because requests of several "
-            "processes meet in the engine by measured time, and pipeline.deterministic needs that: set one of the two"
-        )
-    if pipeline.game_processes and pipeline.task_runner == "dask":
-        raise InputError(
-            f"pipeline.game_processes {pipeline.game_processes} is for pipeline.task_runner 'threads', because a Dask cluster "
-            "has processes of its own: set pipeline.dask_workers instead"
-        )

@@ -178,10 +178,7 @@ async def roll_out_groups(
 
     groups = plan_start_groups(positions, first_group, settings)
     named = {"producer": producer, "seed": resources.seed, "on_group": on_group}
-    if resources.games is None:
-        rolling = partial(roll_out, groups, resources.engine, resources.tokens, settings, **named)
-    else:
-        rolling = partial(resources.games.roll_out, groups, resources.engine, settings, **named)
+    rolling = partial(roll_out, groups, resources.engine, resources.tokens, settings, **named)
     return await resources.host.run(_roll_out(resources, rolling, settings))
 
 

@@ -18,7 +18,6 @@ from pipeline.league import League
 from pipeline.past_versions import PastVersions
 from records.policy_version import PolicyVersion
 from rollouts.fork import Tokens
-from rollouts.game_pool import GamePool
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
@@ -62,8 +61,6 @@ class RolloutResources:
     """Seconds for which finished rollouts wait for space on a full disk."""
     opponent_engine: Engine | None = None
     """Draws the decisions of past versions that play opponents; None: `engine` does."""
-    games: GamePool | None = None
-    """The game processes; None: games are played on the engine's event loop."""
     outside: OutsideSettings = field(default_factory=OutsideSettings)
     """How endpoints among the opponents are asked."""
     spans: Spans = field(default_factory=Spans)

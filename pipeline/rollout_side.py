@@ -21,7 +21,6 @@ from game.prompt_settings import PromptSettings
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
-from pipeline.game_processes import game_processes
 from pipeline.past_versions import open_opponent_engine
 from pipeline.removed_settings import without_removed
 from pipeline.resources import RolloutResources
@@ -55,7 +54,6 @@ class SidePipeline(BaseModel):
     full_disk_wait_s: float
     groups_per_task: int
     rollout_timeout_s: float
-    game_processes: int = 0
     lockstep: bool = False
     deterministic: bool = False
 
@@ -167,7 +165,6 @@ class RolloutSide:
                 max_policy_lag=settings.storage.max_policy_lag,
                 full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             )
-            await stack.enter_async_context(game_processes(resources, settings.pipeline.game_processes))
             side = cls(resources, settings, stack.pop_all())
         try:
             await side.follow()

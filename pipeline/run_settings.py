@@ -77,9 +77,6 @@ class PipelineSettings(BaseModel):
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes of the cluster on this machine; they share the cores not used by the trainer."""
-    game_processes: Annotated[int, Field(ge=0, le=64)] = 0
-    """Further processes on this machine that play the games of rollouts, without an engine; 0: games share a core with the
-    engine's event loop, and the run can be deterministic."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
     """Seconds after which a rollout task is cancelled and retried."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
@@ -364,11 +361,6 @@ def check_settings(settings: RunSettings) -> None:
             f"prompts.thinking_tokens {thinking} leaves no room for a prompt and its orders within inference.max_model_length "
             f"{longest}: lower the one or raise the other"
         )
-    if (searching := settings.rollouts.searching_opponents) and settings.pipeline.game_processes:
-        raise InputError(
-            f"rollouts.opponents names '{searching[0]}', but pipeline.game_processes is {settings.pipeline.game_processes}, and "
-            "opponents search only where the engine is: set pipeline.game_processes to 0, or name players without a search"
-        )
     wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
     if wanted > held_out:
         raise InputError(
@@ -418,8 +410,6 @@ def _check_simulated(settings: RunSettings) -> None:
         )
     if settings.inference.urls or settings.inference.evaluation_urls:
         raise InputError("simulated.from_run uses no engine: leave inference.urls and inference.evaluation_urls out")
-    if settings.pipeline.game_processes:
-        raise InputError("simulated.from_run plays no games: leave pipeline.game_processes out")
     if settings.pipeline.task_runner == "producers":
         raise InputError("simulated.from_run publishes all rollouts itself: leave pipeline.task_runner 'producers' out")
 
@@ -429,7 +419,6 @@ def _check_endpoints(settings: RunSettings) -> None:
     for name in endpoints:
         read_endpoint(name)
     others = {
-        "pipeline.game_processes": pipeline.game_processes,
         "pipeline.producers_max": pipeline.producers_max,
         "pipeline.task_runner": "" if pipeline.task_runner == "threads" else pipeline.task_runner,
     }

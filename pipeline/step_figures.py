@@ -51,8 +51,6 @@ class StepClock:
             "memory/flow_mib": resident_mib(os.getpid()),
             "memory/trainer_mib": resident_mib(self._resources.trainer.pid),
         }
-        if self._resources.games is not None:
-            figures["memory/games_mib"] = sum(map(resident_mib, self._resources.games.pids))
         if self._resources.gpus is not None:
             figures |= self._resources.gpus.sample()
         return figures

@@ -108,7 +108,7 @@ class DrawnDecision:
 
 
 class CompletionSource(Protocol):
-    """The part of an `Engine` that games use. In a game process it stands for the flow's engine."""
+    """The part of an `Engine` that games use."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine.generate`."""

@@ -133,10 +133,6 @@ class RunPaths:
     def trainer_log(self) -> Path:
         return self.root / "trainer.log"
 
-    @property
-    def games_log(self) -> Path:
-        return self.root / "games.log"
-
     def adapter(self, version: int) -> Path:
         """Folder of the adapter of policy version `version`."""
         return self.adapters / f"v{version:06d}"

@@ -190,7 +190,6 @@ METRICS: dict[str, Metric] = (
         "memory",
         flow_mib=("MiB", "resident memory of the flow's process"),
         trainer_mib=("MiB", "resident memory of the trainer process"),
-        games_mib=("MiB", "resident memory of the game processes together"),
         trainer_peak_mib=("MiB", "the most resident memory that the trainer process had so far"),
         trainer_gpu_peak_mib=("MiB", "the most GPU memory that tensors of the step took"),
     )

@@ -3,7 +3,6 @@
 Neither torch nor Prefect is loaded. For a hub id only an earlier download is found; a plan asks the hub whether it has the model.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from decoding.model_files import ask_hub, may_be_hub_id, resolve_model
@@ -20,7 +19,6 @@ from inference.memory_plan import (
 from inference.settings import InferenceSettings
 from pipeline.run_cards import run_cards
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
-from rollouts.game_pool import PROCESS_BYTES
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence
@@ -46,8 +44,6 @@ def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
     machine = this_machine(cards)
     shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
     check_length(settings.inference, shape, settings.inference.model)
-    games = settings.pipeline.game_processes if trains else 0
-    machine = replace(machine, memory=max(0, machine.memory - games * PROCESS_BYTES))  # the rest of the machine
     needed = {"trainer": trainer_bytes(settings, shape), "trainer_gpu": trainer_gpu_bytes(settings, shape, machine)}
     check_memory(shape, settings.inference, machine=machine, **(needed if trains else {}))
     return cards

@@ -5,7 +5,6 @@ from typing import Any
 
 from inference.memory_plan import SERVER_PROCESS_BYTES, Machine, ModelShape, plan_memory
 from inference.settings import InferenceSettings
-from rollouts.game_pool import PROCESS_BYTES
 from training.settings import TrainingSettings
 
 
@@ -17,21 +16,17 @@ def memory_forecast(
     trainer_gpu: int = 0,
     *,
     flow: bool = True,
-    games: int = 0,
 ) -> dict[str, Any]:
     """Resident memory by process.
 
     Args:
         flow: the command runs a flow, which starts a Prefect server if there is none.
-        games: number of game processes.
     """
     if shape is None:
         return {"needed": "unknown: the model is not here yet, or its config has no shape", "available_bytes": machine.memory}
     server = 0 if os.environ.get("PREFECT_API_URL") or not flow else SERVER_PROCESS_BYTES
     if settings.urls:
         rows: dict[str, Any] = {"trainer_bytes_about": trainer, "prefect_server_bytes_about": server}
-        if games:
-            rows["game_processes_bytes_about"] = games * PROCESS_BYTES
         return rows | {"available_bytes": machine.memory}
     plan = plan_memory(shape, settings, machine, trainer=trainer)
     rows = {
@@ -48,9 +43,7 @@ def memory_forecast(
         rows["trainer_process_bytes_about"] = trainer
     if server:
         rows["prefect_server_bytes_about"] = server
-    if games:
-        rows["game_processes_bytes_about"] = games * PROCESS_BYTES
-    rows |= {"needed_bytes_about": plan.needed + server + games * PROCESS_BYTES, "available_bytes": machine.memory}
+    rows |= {"needed_bytes_about": plan.needed + server, "available_bytes": machine.memory}
     if machine.gpu_total:
         rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free, "gpu_total_bytes": machine.gpu_total}
     if machine.trainer_gpu[1]:

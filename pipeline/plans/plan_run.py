@@ -103,7 +103,6 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
             machine,
             trainer_bytes_about(settings, shape, machine),
             trainer_gpu,
-            games=settings.pipeline.game_processes,
         ),
         "threads": _threads(settings),
         "adapter": adapter_forecast(settings.training, shape),

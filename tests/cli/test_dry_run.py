@@ -14,7 +14,6 @@ import pytest
 from inference.memory_plan import read_shape
 from pipeline.plans.find_model import tiny_shape
 from pipeline.run_settings import layered_settings
-from rollouts.game_pool import PROCESS_BYTES
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, chat_model
 from tests.command import Entente
@@ -143,14 +142,6 @@ def test_the_plan_of_a_measurement_shows_the_search(entente, taken: Path, words:
     if "match" in plan:
         assert (plan["match"]["games"], plan["engines"]["serve"]) == (140, "none is needed")
         assert plan["disk"]["files"].startswith("runs/_matches/mover.search-random-")
-
-
-def test_the_plan_counts_the_memory_of_game_processes(entente):
-    words = ("train", "--dry-run", "--json", "--pipeline.no-deterministic")
-    without = json.loads(entente(*words).stdout)["memory"]
-    memory = json.loads(entente(*words, "--pipeline.game-processes", "2").stdout)["memory"]
-    assert memory["game_processes_bytes_about"] == 2 * PROCESS_BYTES and "game_processes_bytes_about" not in without
-    assert memory["needed_bytes_about"] == without["needed_bytes_about"] + 2 * PROCESS_BYTES
 
 
 def test_without_a_tokenizer_the_figures_are_bounds(entente):

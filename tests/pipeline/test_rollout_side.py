@@ -67,27 +67,6 @@ def test_a_version_is_taken_on_the_beat_while_games_are_played(run, serve, monke
     assert asyncio.run(wait()) == 2
 
 
-def test_a_side_plays_in_as_many_game_processes_as_its_run(run):
-    paths, _ = run()
-    settings = json.loads(paths.settings.read_bytes())
-    settings["pipeline"]["game_processes"] = 1
-    paths.settings.write_text(json.dumps(settings))
-
-    async def play() -> None:
-        side = await RolloutSide.open(paths.root)
-        games = side.resources.games
-        try:
-            assert games is not None and len(games.pids) == 1
-            positions = producer_positions(side.resources, "x", 0, 1, side.version)
-            report = await play_missing(side.resources, "rollout", "x", positions, 0)
-            assert report.decisions == len(side.resources.engine.requests) > 0  # type: ignore[attr-defined]
-        finally:
-            await side.close()
-        assert not games.pids
-
-    asyncio.run(play())
-
-
 def altered(paths: RunPaths, **changes: Any) -> None:
     told = json.loads(paths.control.read_bytes()) | changes
     paths.control.write_text(json.dumps(told))

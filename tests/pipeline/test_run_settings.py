@@ -70,19 +70,6 @@ def test_every_preset_is_sound(name: str):
             {"pipeline": {"lockstep": True, "deterministic": False, "producers_max": 1}},
             "producers_max 1 has no use with pipeline.lockstep",
         ),
-        ({"pipeline": {"game_processes": 2}}, "game_processes 2 cannot be repeated exactly.* set one of the two"),
-        (
-            {"pipeline": {"game_processes": 2, "deterministic": False, "task_runner": "dask"}},
-            "game_processes 2 is for pipeline.task_runner 'threads'.* set pipeline.dask_workers instead",
-        ),
-        (
-            {
-                "pipeline": {"game_processes": 2, "deterministic": False},
-                "simulated": {"from_run": "x"},
-                "training": {"learning_rate": 1e-12},
-            },
-            "simulated.from_run plays no games: leave pipeline.game_processes out",
-        ),
         (
             {"inference": {"adapters": "slots", "adapter_slots": 3}},
             "inference.adapter_slots 3 cannot hold the versions that storage.max_policy_lag 2 keeps in play: .* at least 4",

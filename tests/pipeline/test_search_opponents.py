@@ -128,9 +128,6 @@ def test_names_that_cannot_search_are_refused():
         RolloutSettings(opponents="mover,league+search")
     with pytest.raises(InputError, match="nobody"):
         check_settings(layered_settings("laptop", overrides={"rollouts": {"opponents": "nobody+search"}}))
-    with pytest.raises(InputError, match=r"names 'dumbbot\+search', but pipeline.game_processes is 1"):
-        over = {"rollouts": {"opponents": "mover,dumbbot+search"}, "pipeline": {"game_processes": 1, "deterministic": False}}
-        check_settings(layered_settings("laptop", overrides=over))
 
 
 def test_a_plan_counts_searches_and_plays_without_them_and_without_past_versions(positions, tokens):
