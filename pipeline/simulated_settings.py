@@ -1,6 +1,6 @@
 """Settings of simulated rollouts: start groups of an earlier run are published again at a given rate instead of being played."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,7 +20,3 @@ class SimulatedSettings(BaseModel):
     The rows are of the base model, so training.learning_rate must be close to 0."""
     rate: Annotated[float, MAY_CHANGE, Field(gt=0)] = 1.0
     """Start groups per second, at most."""
-    latency_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 0.0
-    """Seconds per start group: the minimum, or the median with a heavy tail; many are in flight at once."""
-    tail: Annotated[Literal["fixed", "heavy"], MAY_CHANGE] = "fixed"
-    """'fixed': equal latencies; 'heavy': one in ten is 3 times the median or more, one in a hundred 13 times."""

@@ -132,9 +132,6 @@ class TrainingSettings(BaseModel):
     """CPU threads of the trainer; 0: planned from the cores and the other work on them."""
     answers_within_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 3600.0
     """Seconds within which the trainer process must answer a request, such as a step, before it is killed; 0: no limit."""
-    simulated_step_s: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: a step waits so many seconds instead of training, and publishes the weights unchanged; for measuring the rest of a
-    run."""
     mismatch_every: Annotated[int, MAY_CHANGE, Field(ge=0)] = 20
     """Steps between comparisons of trainer and engine on new rows, if rollouts run ahead of training; 0: only at a run's start or
     resume."""
