@@ -2,18 +2,16 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from telemetry.setting_marks import MAY_CHANGE
+from telemetry.setting_marks import MAY_CHANGE, Settings
 
 LEARNING_RATE_MAX = 1e-9
 """Highest allowed learning rate. Up to it, float32 weights do not change in thousands of steps."""
 
 
-class SimulatedSettings(BaseModel):
+class SimulatedSettings(Settings):
     """Simulated rollouts, to measure everything except the engine."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     from_run: str = ""
     """Name of an earlier run under `runs_root` whose start groups are published again, without an engine; empty: no simulation.

@@ -2,22 +2,21 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from game.players import SEARCHES
 from game.settings import BoardPath
 from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
 from state_cache.sampling import Sampling
+from telemetry.setting_marks import Settings
 
 _WEIGHTS_MAX = 1e9
 """Largest sum of weights, and 1 over the smallest: their shares and products, such as a league's, must be numbers above 0."""
 
 
-class RolloutSettings(BaseModel):
+class RolloutSettings(Settings):
     """The rollouts of one training step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups per training step."""
