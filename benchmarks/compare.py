@@ -22,19 +22,15 @@ from telemetry.read_file import LARGEST_RESULT, read_text
 QUICK: dict[str, tuple[str, ...]] = {
     "game": ("--phases", "200", "--rounds", "2"),
     "cache": ("--positions", "200", "--rounds", "2"),
-    "search": ("--positions", "4", "--rounds", "2"),
-    "prompts": ("--games", "3"),
     "storage": ("--scale", "0.05", "--rounds", "3"),
-    "rows": ("--quick", "--rounds", "3"),
     "trainer": (
         *("--only", "recorded", "--only", "g2", "--only", "g6", "--only", "exactness", "--only", "planner"),
         *("--repeats", "1"),
     ),
-    "decode": ("--rounds", "1", "--no-http"),
+    "decode": ("--rounds", "1"),
     "rollout": ("--rounds", "2"),
     "e2e": ("--quick",),
-    "orchestration": ("--tasks", "100", "--rounds", "1", "--steps", "0", "--slow-steps", "0"),
-    "paper": ("--steps", "4"),
+    "orchestration": ("--tasks", "100", "--rounds", "1", "--steps", "0"),
 }
 """Benchmark -> arguments of its quick form."""
 TAKES_RUNS_ROOT = ("trainer", "decode", "rollout", "e2e")

@@ -33,10 +33,6 @@ TUN TUS TYR TYS UKR VEN VIE WAL WAR WES YOR
 PLACES = _PLACES.split()
 PROMPT_TOKENS = 230
 """Length of a made-up prompt, about that of a real one. None of it is cached, so prefill takes more than in a rollout."""
-SHORT_PROMPT = 4
-"""Length of a prompt that costs next to nothing, so that decoding alone is measured."""
-PROMPTS = PromptSettings(own_line="in_place")
-"""Form of real prompts where all powers of a position are played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +68,17 @@ def made_up_orders(dice: random.Random, shape: Shape) -> LegalOrders:
     return LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=tuple(sites), options=tuple(options), picks=shape.units)
 
 
-def made_up_prompt(dice: random.Random, tokens: Tokens, length: int = PROMPT_TOKENS) -> list[int]:
+def made_up_prompt(dice: random.Random, tokens: Tokens) -> list[int]:
     """A random prompt, which shares no prefix with another."""
-    return [dice.randrange(tokens.codec.vocabulary_size) for _ in range(length)]
+    return [dice.randrange(tokens.codec.vocabulary_size) for _ in range(PROMPT_TOKENS)]
 
 
-def made_up_requests(
-    dice: random.Random, tokens: Tokens, shape: Shape, prompt_tokens: int = PROMPT_TOKENS
-) -> list[GenerationRequest]:
+def made_up_requests(dice: random.Random, tokens: Tokens, shape: Shape) -> list[GenerationRequest]:
     """A batch of made-up decisions."""
     return [
         GenerationRequest(
             request_id=f"made-up/{dice.getrandbits(60):x}",
-            prompt_ids=made_up_prompt(dice, tokens, prompt_tokens),
+            prompt_ids=made_up_prompt(dice, tokens),
             table=tokens.tables.table(made_up_orders(dice, shape)),
             seed=dice.getrandbits(40),
         )

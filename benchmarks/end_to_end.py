@@ -23,14 +23,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.arithmetic_floor import TOKENS, Weights, floor_s, matrix_flops_per_s, weights_of
 from benchmarks.entente_run import RunFigures, quantile, run_entente
-from benchmarks.kept_arms import KeptArms
-from benchmarks.old_way.arm import Setting
-from benchmarks.old_way.run import newest_within, spec_of
-from benchmarks.old_way.ways import OLD, Way
+from benchmarks.laptop_run import cache_of
+from benchmarks.old_way.prompts import make_json_model
+from benchmarks.old_way.run import newest_within
 from benchmarks.outcome import Outcome, Target
-from evaluation.settings import EvaluationSettings
+from pipeline.run_settings import MODEL_FOLDER, RunSettings, layered_settings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from telemetry.errors import InputError, TrainingError
@@ -41,9 +39,8 @@ TARGETS = {
     "speedup_start_groups": Target(at_least=12.0),
     "score_20_steps": Target(at_least=1.15),
 }
-FOUR_YEARS = {"start_groups": 2, "horizon_years": 4, "policy_powers": "all"}
-"""Differences from the preset's rollouts with which `speedup` is called `speedup_four_years`."""
-TARGETS_FOUR_YEARS = {"speedup_four_years": Target(at_least=10.0)}
+_FOLDER = "_bench"
+"""Folder beside the runs for the files of the old way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,98 +72,63 @@ def wanted_of(*, short: bool, rounds: int | None, steps: int | None) -> Wanted:
     return wanted
 
 
-def bench_e2e(
-    *,
-    wanted: Wanted,
-    setting: Setting,
-    preset: RolloutSettings,
-    cache: Path,
-    evaluation: EvaluationSettings,
-    runs_root: Path,
-    arguments: Sequence[str],
-    depth: int,
-    kept: KeptArms,
-) -> Outcome:
-    """Measure all arms that `kept` does not hold.
+def bench_e2e(settings: RunSettings, *, wanted: Wanted, arguments: Sequence[str]) -> Outcome:
+    """Measure both ways.
 
     Args:
-        preset: rollouts of the laptop preset. With others the outcome has another name, and no target of the preset.
-        arguments: arguments of `entente train` that give it the settings of `setting`.
-        depth: steps of rollouts that the old way has in flight while it trains.
+        arguments: arguments of `entente train` that give it `settings`.
 
     Raises:
         InputError: the settings ask for more threads than there are cores.
         TrainingError: an arm failed.
     """
-    threads = threads_of(setting, depth)
-    new, old = [], []
+    threads = threads_of(settings)
+    new: list[dict[str, Any]] = []
+    old: list[dict[str, Any]] = []
     for number in range(wanted.rounds):
         amount = replace(wanted, score=wanted.score and not number)
         reporter().say(f"e2e round {number + 1} of {wanted.rounds}: the new way, {wanted.steps} steps")
-        new.append(
-            kept.once(
-                f"e2e: the new way, round {number + 1}",
-                lambda amount=amount: _new_way(amount, setting, evaluation, runs_root, arguments),
-            )
-        )
-        span_s = new[-1]["span_s"]
-        reporter().say(f"e2e round {number + 1} of {wanted.rounds}: the old way, at least {span_s:.0f} s")
-        old.append(
-            kept.once(
-                f"e2e: the old way, round {number + 1}",
-                lambda amount=amount, span_s=span_s: _old_way(amount, setting, cache, evaluation, span_s, depth, threads),
-            )
-        )
-    model = setting.compact_model
-    flops_per_s = kept.once("e2e: the matrix rate", lambda: matrix_flops_per_s(model))
-    metrics = figures(new, old) | floor_figures(new, weights_of(model, setting.training), flops_per_s)
+        new.append(_new_way(settings, amount, arguments))
+        reporter().say(f"e2e round {number + 1} of {wanted.rounds}: the old way, at least {new[-1]['span_s']:.0f} s")
+        old.append(_old_way(settings, amount, new[-1]["span_s"], threads))
+    metrics = figures(new, old, settings.rollouts.start_groups)
     if wanted.score:
         metrics |= score_figures(new[0], old[0], wanted.steps)
-    return outcome_of(metrics, setting.rollouts, preset, wanted.steps)
+    return outcome_of(metrics, settings.rollouts, layered_settings("laptop").rollouts, wanted.steps)
 
 
 def outcome_of(metrics: Mapping[str, float], rollouts: RolloutSettings, preset: RolloutSettings, steps: int) -> Outcome:
-    """The outcome, whose name says in which settings the rollouts differ from those of the preset.
-
-    With fewer than the full number of steps the figures with targets are scaled down, except those of four years: their benchmark
-    is short.
-    """
+    """The outcome. Where settings of the rollouts differ from the preset's, its name says so and it has no targets."""
     own, usual = rollouts.model_dump(mode="json"), preset.model_dump(mode="json")
     others = {name: value for name, value in own.items() if value != usual[name]}
-    found, targets = dict(metrics), {} if others else TARGETS
-    if others == FOUR_YEARS:
-        names = {f"speedup{suffix}": f"speedup_four_years{suffix}" for suffix in ("", "_lowest", "_highest")}
-        found, targets = {names.get(name, name): value for name, value in metrics.items()}, TARGETS_FOUR_YEARS
-    targets = {name: target for name, target in targets.items() if name in found}
+    targets = {} if others else {name: target for name, target in TARGETS.items() if name in metrics}
     return Outcome(
         benchmark=", ".join(["e2e", *(f"{name} {value}" for name, value in others.items())]),
-        metrics=found,
+        metrics=metrics,
         targets=targets,
-        scaled_down=tuple(targets) if steps < FULL.steps and others != FOUR_YEARS else (),
+        scaled_down=tuple(targets) if steps < FULL.steps else (),
     )
 
 
 # -- the arms --------------------------------------------------------------------------------------------------------------
 
 
-def _new_way(
-    wanted: Wanted, setting: Setting, evaluation: EvaluationSettings, runs_root: Path, arguments: Sequence[str]
-) -> dict[str, Any]:
-    positions = evaluation.positions if wanted.score else 2
+def _new_way(settings: RunSettings, wanted: Wanted, arguments: Sequence[str]) -> dict[str, Any]:
+    positions = settings.evaluation.positions if wanted.score else 2
     name = f"bench-e2e-{os.getpid()}-{time.time_ns()}"
-    words = ["--steps", str(wanted.steps), "--seed", str(setting.seed), "--evaluation.positions", str(positions)]
+    words = ["--steps", str(wanted.steps), "--seed", str(settings.seed), "--evaluation.positions", str(positions)]
     try:
-        return as_kept(run_entente([*arguments, *words], runs_root, name))
+        return result_of(run_entente([*arguments, *words], settings.runs_root, name))
     finally:
-        shutil.rmtree(runs_root / name, ignore_errors=True)
+        shutil.rmtree(settings.runs_root / name, ignore_errors=True)
 
 
-def as_kept(run: RunFigures) -> dict[str, Any]:
-    """The stored result of a run of the new way."""
-    times = ("time/step_s", "time/train_s", "time/orchestration_s")
-    counts = ("train/decisions", "rollout/decisions", "rollout/start_groups", *TOKENS)
+def result_of(run: RunFigures) -> dict[str, Any]:
+    """What is compared of a run of the new way; lists leave out the first step, the span does not."""
+    times, counts = ("step_s", "train_s", "orchestration_s"), ("train/decisions", "rollout/decisions", "rollout/start_groups")
     return {
-        **{name.removeprefix("time/"): run.settled(name) for name in (*times, *counts)},
+        **{name: run.settled(f"time/{name}") for name in times},
+        **{name: run.settled(name) for name in counts},
         "span_s": sum(step["time/step_s"] for step in run.steps),
         "cpu_a_step": run.cpu_a_step,
         "lags": run.lags,
@@ -174,42 +136,29 @@ def as_kept(run: RunFigures) -> dict[str, Any]:
     }
 
 
-def old_way_for(setting: Setting) -> Way:
-    """The old way with the objective of the settings: without a divergence from the base, unless they have one."""
-    return OLD if setting.training.kl_weight else OLD.with_new("no_reference")
-
-
-def threads_of(setting: Setting, depth: int) -> tuple[int, int]:
-    """CPU threads of the old way's (engine, trainer), planned as a run does; the two overlap unless `depth` is 0.
+def threads_of(settings: RunSettings) -> tuple[int, int]:
+    """CPU threads of the old way's (engine, trainer), planned as a run does; the two overlap.
 
     Raises:
         InputError: more threads are requested than the cores allow.
     """
-    engine, trainer = setting.inference.threads, setting.training.threads
-    return plan_threads(cores=usable_cores(), engine=engine, trainer=trainer, overlap=depth > 0)
+    engine, trainer = settings.inference.threads, settings.training.threads
+    return plan_threads(cores=usable_cores(), engine=engine, trainer=trainer, overlap=True)
 
 
-def _old_way(
-    wanted: Wanted,
-    setting: Setting,
-    cache: Path,
-    evaluation: EvaluationSettings,
-    span_s: float,
-    depth: int,
-    threads: tuple[int, int],
-) -> dict[str, Any]:
-    setting.folder.mkdir(parents=True, exist_ok=True)
-    spec = spec_of(
-        setting=setting,
-        cache=cache,
-        evaluation=evaluation,
-        budget_s=span_s,
-        depth=depth,
-        scored_step=wanted.steps if wanted.score else 0,
-        way=old_way_for(setting),
-        trainer_threads=threads[1],
-    )
-    file = setting.folder / "spec.json"
+def _old_way(settings: RunSettings, wanted: Wanted, span_s: float, threads: tuple[int, int]) -> dict[str, Any]:
+    folder = settings.runs_root / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = {
+        "settings": settings.model_dump(mode="json"),
+        "cache": str(cache_of(settings)),
+        "model": str(make_json_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model)),
+        "folder": str(folder / "old-way"),
+        "budget_s": span_s,
+        "scored_step": wanted.steps if wanted.score else 0,
+        "trainer_threads": threads[1],
+    }
+    file = folder / "spec.json"
     file.write_text(json.dumps(spec))
     lines = run_old(file, engine_threads=threads[0])
     scores = next((line for line in lines if "base" in line), {})
@@ -245,9 +194,9 @@ def run_old(spec_file: Path, *, engine_threads: int) -> list[dict[str, Any]]:
 # -- figures ---------------------------------------------------------------------------------------------------------------
 
 
-def figures(new: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Figures of all rounds; ratios are medians of the rounds' ratios."""
-    rounds = [_round(mine, theirs) for mine, theirs in zip(new, old, strict=True)]
+def figures(new: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]], start_groups: int) -> dict[str, float]:
+    """Figures of all rounds; ratios are medians of the rounds' ratios. `start_groups`: those of a step of the old way."""
+    rounds = [_round(mine, theirs, start_groups) for mine, theirs in zip(new, old, strict=True)]
     metrics = {name: median(each[name] for each in rounds) for name in rounds[0]}
     lags = [lag for each in new for lag in each["lags"]]
     for name in ("speedup", "speedup_start_groups"):  # the range that the page shows
@@ -260,14 +209,14 @@ def figures(new: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]]) 
     }
 
 
-def _round(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
+def _round(new: Mapping[str, Any], old: Mapping[str, Any], start_groups: int) -> dict[str, float]:
     count, step_s = len(new["step_s"]), mean(new["step_s"])
     trained, groups = mean(new["train/decisions"]), mean(new["rollout/start_groups"])
     theirs = old["steps"][1:]
     old_s, old_cpu_s = sum(step["wall_s"] for step in theirs), sum(step["cpu_s"] for step in theirs)
     # A step of the old way with as many trained decisions, or with as many start groups, as one of the new way.
     by_trained = trained / sum(step["trained"] for step in theirs)
-    by_groups = groups / sum(step["start_groups"] for step in theirs)
+    by_groups = groups / (start_groups * len(theirs))
     return {
         "steps_per_hour": 3600 / step_s,
         "steps_per_hour_old_way": 3600 / (old_s * by_trained),
@@ -284,16 +233,6 @@ def _round(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, float]:
         "trainer_idle_share": 1 - mean(new["train_s"]) / step_s,
         "orchestration_share": mean(new["orchestration_s"]) / step_s,
         "old_way_trainer_idle_share": 1 - sum(step["train_s"] for step in theirs) / old_s,
-    }
-
-
-def floor_figures(new: Sequence[Mapping[str, Any]], weights: Weights, flops_per_s: float) -> dict[str, float]:
-    """The mean step of each round over its mean arithmetic floor (`benchmarks/arithmetic_floor.py`): the median of the rounds."""
-    floors = [floor_s({name: mean(each[name]) for name in TOKENS}, weights, flops_per_s) for each in new]
-    return {
-        "step_over_floor": median(mean(each["step_s"]) / floor for each, floor in zip(new, floors, strict=True)),
-        "step_floor_s": median(floors),
-        "matrix_gflops_per_s": flops_per_s / 1e9,
     }
 
 

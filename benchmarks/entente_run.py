@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +55,11 @@ def run_entente(
     *,
     timeout_s: float = 1800.0,
     alone_in: Path | None = None,
-    on_step: Callable[[int, int], None] | None = None,
 ) -> RunFigures:
     """Run `entente train` to its end.
 
     Args:
         alone_in: folder to run in with a Prefect database of its own; None: the current folder and this environment's Prefect.
-        on_step: called after each step with the number of steps so far and the id of the command's process.
 
     Raises:
         TrainingError: the run failed or took too long; the message ends with the last line of its log.
@@ -72,7 +70,7 @@ def run_entente(
     with log.open("w") as stderr:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, cwd=alone_in)
         try:
-            cpu_s = _watch(child, paths.metrics, time.monotonic() + timeout_s, on_step)
+            cpu_s = _watch(child, paths.metrics, time.monotonic() + timeout_s)
             out = child.communicate()[0]
         except BaseException:
             child.terminate()
@@ -98,9 +96,7 @@ def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone:
     return command, environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def _watch(
-    child: "subprocess.Popen[str]", metrics: Path, until: float, on_step: Callable[[int, int], None] | None
-) -> list[float]:
+def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:
     """CPU seconds of the process tree at each step, until the process ends."""
     seen: list[float] = []
     written = _new_lines(metrics)
@@ -111,9 +107,6 @@ def _watch(
             break
         if steps := sum(1 for figures in next(written) if figures.get("time/step_s")):
             seen += [tree_cpu_s(child.pid)] * steps
-            if on_step is not None:
-                for step in range(len(seen) - steps + 1, len(seen) + 1):
-                    on_step(step, child.pid)
         time.sleep(_POLL_S)
     return seen
 

@@ -1,10 +1,9 @@
 """`orchestration`: the cost of Prefect and the flow: of a task, of its server, the delay of the page, and the share of a step.
 
-Empty tasks have the form of a run's tasks. They run on a real server with its own database. Steps are those of real `entente
-train` processes. Prefect's share of a laptop step is in CPU seconds: all of the server's, from a short and a long run on it, and
-those of the client for an empty task, times the tasks of a step. The client's heartbeats and its updates of the page are not in
-it. Steps of a minute, and steps of a trainer that always finds rows, use simulated rollouts: start groups of the laptop run,
-published again at a set rate. This module starts Prefect only as a process.
+Empty tasks have the form of a run's tasks, on a real server with its own database. Prefect's share of a laptop step is in CPU
+seconds: all of the server's, from a short and a long run of `entente train` on it, and those of the client for an empty task,
+times the tasks of a step. The client's heartbeats and its updates of the page are not in it. This module starts Prefect only as a
+process.
 """
 
 import json
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,32 +26,24 @@ import psutil
 
 from benchmarks.entente_run import RunFigures, run_entente, tree_cpu_s
 from benchmarks.outcome import Outcome, Target
-from telemetry.errors import DataError
+from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 
 TARGETS = {
     "ms_per_task_threads": Target(at_most=12.0),
     "server_cpu_ms_per_task": Target(at_most=9.0),
     "orchestration_cpu_share": Target(at_most=0.05),
-    "orchestration_share_60s": Target(at_most=0.005),
     "ui_lag_s": Target(at_most=3.0),
-    "trainer_idle_share_spare_capacity": Target(at_most=0.05),
 }
 IN_FLIGHT = 24
 """Tasks at a time: those of a step and of two steps ahead."""
-START_GROUPS = 8
-"""Start groups of a step in the laptop preset."""
 _SHORT_STEPS = 2
 """Steps of the shorter laptop run, whose cost is subtracted from that of the longer one."""
-_SPARE = 4
-"""Rate of rollouts with spare capacity, over the rate of the trainer."""
 _SETTLES_WITHIN_S = 120.0
 _QUIET_S = 1.5
 """Seconds without work after which the server counts as idle."""
 _LIGHT = ("--evaluation.positions", "4", "--evaluation.powers-per-position", "1", "--evaluation.bootstrap", "100")
 """Settings for short evaluations, which are not part of a step."""
-_UNLEARNED = ("--training.learning-rate", "1e-12")
-"""Keeps the policy at the base model, whose rows are replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,31 +57,26 @@ class ServedRun:
     """Tasks that the run completed."""
 
 
-def bench_orchestration(*, tasks: int, rounds: int, steps: int, slow_steps: int, slow_step_s: float) -> Outcome:
-    """Measure. An arm with 0 tasks or steps is left out, with its figures. Prefect's share of a step needs both.
+def bench_orchestration(*, tasks: int, rounds: int, steps: int) -> Outcome:
+    """Measure.
 
     Args:
         tasks: empty tasks of a round.
-        steps: steps of the laptop run and of the run with spare capacity; the first one is not counted.
-        slow_steps: steps of about `slow_step_s` seconds.
+        steps: steps of the laptop run; 0 leaves its figures out.
+
+    Raises:
+        InputError: there is nothing to measure.
     """
-    metrics: dict[str, float] = {}
-    with TemporaryDirectory(prefix="entente-bench-") as scratch:
-        folder = Path(scratch)
-        with prefect_server(folder) as server:
-            if tasks and rounds:
-                metrics |= measure_tasks(*server, tasks, rounds)
-            laptop = None
-            if steps:
-                served_run(folder, *server, "first", 1)  # makes model and positions, which the others find
-                laptop = served_run(folder, *server, "laptop", steps)
-            if laptop is not None and tasks and rounds and steps > _SHORT_STEPS:
-                short = served_run(folder, *server, "short", _SHORT_STEPS)
-                metrics |= share_figures(short, laptop, client_ms=metrics["client_cpu_ms_per_task"])
-        if laptop is not None:
-            metrics["laptop_step_s"] = median(laptop.figures.settled("time/step_s"))
-            train_s = median(laptop.figures.settled("time/train_s"))
-            metrics |= measure_simulated(folder, train_s, steps, slow_steps, slow_step_s)
+    if tasks < 1 or rounds < 1 or 0 < steps <= _SHORT_STEPS:
+        raise InputError(f"{tasks} tasks, {rounds} rounds and {steps} steps measure nothing: at least 1, 1, and 0 or 3 steps.")
+    with TemporaryDirectory(prefix="entente-bench-") as scratch, prefect_server(Path(scratch)) as server:
+        metrics = measure_tasks(*server, tasks, rounds)
+        if steps:
+            served_run(Path(scratch), *server, "first", 1)  # makes model and positions, which the others find
+            long = served_run(Path(scratch), *server, "laptop", steps)
+            short = served_run(Path(scratch), *server, "short", _SHORT_STEPS)
+            metrics |= share_figures(short, long, client_ms=metrics["client_cpu_ms_per_task"])
+            metrics["laptop_step_s"] = median(long.figures.settled("time/step_s"))
     return Outcome(
         benchmark="orchestration",
         metrics=metrics,
@@ -127,49 +113,6 @@ def share_figures(short: ServedRun, long: ServedRun, *, client_ms: float) -> dic
     }
 
 
-def measure_simulated(folder: Path, train_s: float, steps: int, slow_steps: int, slow_step_s: float) -> dict[str, float]:
-    """Steps of a run with fast simulated rollouts, and of one with slow ones.
-
-    Args:
-        train_s: seconds of the trainer for a step.
-    """
-    rate = _SPARE * START_GROUPS / train_s
-    reporter().say(f"steps with two more ahead, {rate:.0f} simulated start groups a second")
-    found = idle_figures(train(folder, "spare", "--steps", str(steps), *simulated(rate, depth=2)))
-    if not slow_steps:
-        return found
-    rate = START_GROUPS / max(1.0, slow_step_s - train_s)
-    reporter().say(f"{slow_steps} steps of {slow_step_s:.0f} s, with simulated rollouts")
-    slow = train(folder, "slow", "--steps", str(slow_steps + 1), *simulated(rate, depth=0))
-    return found | {
-        "orchestration_share_60s": median(step["time/orchestration_share"] for step in slow[1:]),
-        "slow_step_s": median(step["time/step_s"] for step in slow[1:]),
-    }
-
-
-def simulated(rate: float, *, depth: int) -> tuple[str, ...]:
-    """Flags of a run that replays the rollouts of the run `laptop`."""
-    ways = ("--pipeline.no-deterministic",) if depth else ()
-    return (
-        *("--simulated.from-run", "laptop", "--simulated.rate", str(rate), "--pipeline.buffer-depth", str(depth)),
-        *(*ways, *_UNLEARNED, *_LIGHT),
-    )
-
-
-def idle_figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The wait of a trainer that always finds rows, without the first steps, which have no rollouts ahead."""
-    later = steps[3:] or steps[1:]
-    return {
-        "trainer_idle_share_spare_capacity": median(step["time/trainer_wait_s"] / step["time/step_s"] for step in later),
-        "spare_step_s": median(step["time/step_s"] for step in later),
-    }
-
-
-def train(folder: Path, run: str, *flags: str) -> list[dict[str, float]]:
-    """Train a run in `folder` with its own Prefect database; returns the figures of its steps."""
-    return run_entente(["--telemetry.no-report", *flags], folder / "runs", run, alone_in=folder).steps
-
-
 def measure_tasks(address: str, server: psutil.Process, tasks: int, rounds: int) -> dict[str, float]:
     """The cost of an empty task for client and server, and the delay until the server shows all as completed."""
     found: list[dict[str, float]] = []
@@ -179,17 +122,7 @@ def measure_tasks(address: str, server: psutil.Process, tasks: int, rounds: int)
         reporter().stage("rounds of empty tasks", number, rounds + 1)
         found.append(_round(address, server, 32 if number == 0 else tasks))
     reporter().stage("rounds of empty tasks", rounds + 1, rounds + 1)
-    reporter().say("empty tasks on a Dask cluster of two processes")
-    dask = run_empty_tasks(address, max(8, tasks // 4), "dask")
-    medians = {name: median(each[name] for each in found[1:]) for name in found[0]}
-    dask_ms = 1000 * dask["seconds"] / dask["tasks"]
-    return medians | {
-        "ms_per_task_dask": dask_ms,
-        # With Dask a task has one start group. A producer's task has half of a step's, and costs as much as one of this process.
-        "ms_per_start_group_dask": dask_ms,
-        "ms_per_step_dask": dask_ms * START_GROUPS,
-        "ms_per_start_group_producers": medians["ms_per_task_threads"] / (START_GROUPS / 2),
-    }
+    return {name: median(each[name] for each in found[1:]) for name in found[0]}
 
 
 def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]:
@@ -217,10 +150,10 @@ def _round(address: str, server: psutil.Process, tasks: int) -> dict[str, float]
     }
 
 
-def run_empty_tasks(address: str, tasks: int, runner: str = "threads") -> dict[str, Any]:
-    """Run the flow of empty tasks in its own process, on its event loop or a Dask cluster; returns its figures."""
+def run_empty_tasks(address: str, tasks: int) -> dict[str, Any]:
+    """Run the flow of empty tasks in its own process; returns its figures."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "benchmarks.empty_tasks", str(tasks), str(IN_FLIGHT), runner],
+        [sys.executable, "-P", "-m", "benchmarks.empty_tasks", str(tasks), str(IN_FLIGHT)],
         env=os.environ | {"PREFECT_API_URL": address, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,

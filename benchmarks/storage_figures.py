@@ -3,7 +3,7 @@
 Times are medians, in CPU seconds of all threads, so that other work on the machine does not count. Publishing and ledgers wait
 for the disk and are measured by wall time. An empty result is an error. Arms of a ratio take turns in one run, on the same rows.
 Files are in the page cache; cold disks and network file systems are not measured. The bytes that are gathered, and those of the
-plain copy beside them, are in no CPU cache. The program itself has just run on other data, except for gather_first_ms.
+plain copy beside them, are in no CPU cache. The program itself has just run on other data.
 
 The other arms are one line of JSON for each row, as in the old system, and a Parquet file with the token lists.
 """
@@ -26,7 +26,6 @@ from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of
 from storage.gather import Batch
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
-from storage.mapped import MappedShard, MappedShards
 from storage.runs import RunPaths
 from storage.schema import as_array, row_checksums
 from storage.selection import SelectionQuery
@@ -39,8 +38,6 @@ STEP_SHARDS = 12
 GATHERED_SHARDS = 64
 PARQUET_ROWS = 84_000
 """Rows of the Parquet file, most of them of other decisions."""
-WAITS = 5
-"""Steps of which the wait for rows is measured; each needs new shards."""
 MAX_POLICY_LAG = 16
 OTHER_BLEND = {"centres_gained": 0.5, "sos_share": 2.0, "survival": 1.0}
 TARGETS = {
@@ -54,7 +51,6 @@ TARGETS = {
     "ledger_ms": Target(at_most=15.0),
     "open_1e5_s": Target(at_most=0.3),
     "write_crc_cost_share": Target(at_most=0.1),
-    "gather_crc_cost_share": Target(at_most=0.1),
 }
 _AT_ANY_SCALE = {"scale", "attach_ms", "ledger_ms", "heap_bytes_per_gb_mapped", "write_crc_cost_share"}
 """Figures of a shard or of a step, which have the same size at every scale."""
@@ -191,7 +187,6 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
     everything = rows_of(index)
     pool, few = everything.slice(ROWS_PER_START_GROUP), everything.slice(0, 3)
     draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
-    scattered = [_draw_scattered(pool, seed, round_) for round_ in range(rounds + 1)]
     ledger = [
         waited(lambda step=step, rows=rows: write_ledger(paths, "bench", step, rows, {}))[0] for step, rows in enumerate(draws)
     ]
@@ -199,30 +194,9 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         "attach_ms": 1000 * median(attach[1:]),
         "ledger_ms": 1000 * median(ledger[1:]),
         "heap_bytes_per_gb_mapped": _heap_per_gb(paths, names),
-        **_waits(paths, index, len(names), min(rounds, WAITS), seed),
         **_publish_share(paths, names, median(publish[1:])),
-        **_gather_ratios(index, paths, names, draws, scattered, few, folder, round(PARQUET_ROWS * scale)),
+        **_gather_ratios(index, paths, names, draws, few, folder, round(PARQUET_ROWS * scale)),
     }
-
-
-def _waits(paths: RunPaths, index: Index, first: int, rounds: int, seed: int) -> dict[str, float]:
-    """Seconds that a step waits for its rows after as many new shards as it uses, with and without a look ahead."""
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for round_ in range(2 * rounds):
-        ahead = round_ % 2 == 0
-        for number in range(first + round_ * STEP_SHARDS, first + (round_ + 1) * STEP_SHARDS):
-            groups = range(number, number + 1)
-            publish_shard(paths, "bench", number, decisions_of(groups, seed), plies_of(groups), {})
-        query = SelectionQuery(
-            step=round_, policy_version=0, max_policy_lag=0, start_groups=STEP_SHARDS, lineage="waits", seed=seed
-        )
-        if ahead:
-            index.look_ahead(query)
-            index.refresh()  # waits until the look ahead is done, as after a long step
-        took, batch = timed(lambda query=query: (index.refresh(), index.gather(index.select_batch(query).rows))[1])
-        require_found(len(batch.input_ids), "the rows of a step")
-        times[ahead].append(took)
-    return {"step_waits_ms": 1000 * median(times[False]), "step_waits_ahead_ms": 1000 * median(times[True])}
 
 
 def _gather_ratios(
@@ -230,37 +204,26 @@ def _gather_ratios(
     paths: RunPaths,
     names: list[str],
     draws: list[pa.Table],
-    scattered: list[pa.Table],
     few: pa.Table,
     folder: Path,
     parquet_rows: int,
 ) -> dict[str, float]:
     """Gathering beside a plain copy of as many bytes, JSON lines and Parquet, in turns, with cold caches.
 
-    `draws` are whole start groups, `scattered` single rows, `few` the rows on which the program warms up.
+    `draws` are whole start groups, `few` the rows on which the program warms up.
     """
     tables = {name: open_shard(paths.shards / name) for name in names}
     old = _OldWays.of(tables, folder, parquet_rows)
     far = np.ones(max(16, round(256 * parquet_rows / PARQUET_ROWS)) * 2**20 // 8)  # larger than every cache
     copied = np.ones(len(far) // 4)
-
-    shards = MappedShards(paths.shards)
-
-    def gathered(rows: pa.Table) -> tuple[float, Batch]:
-        return timed_cold(lambda: index.gather(rows), far, lambda: index.gather(few))
-
-    times: dict[str, list[float]] = {name: [] for name in ("gather", "first", "check", "scattered", "memcpy", "json", "parquet")}
-    for number, (rows, others) in enumerate(zip(draws, scattered, strict=True)):
-        took, batch = gathered(rows)
+    times: dict[str, list[float]] = {name: [] for name in ("gather", "memcpy", "json", "parquet")}
+    for number, rows in enumerate(draws):
+        took, batch = timed_cold(lambda rows=rows: index.gather(rows), far, lambda: index.gather(few))
         require_found(len(batch.input_ids), "the tokens of a batch")
         source = far[number * 64 :][: _bytes_of(batch) // 8]
         copy = timed_cold(lambda source=source: _plain_copy(copied, source), far, lambda: _plain_copy(copied[-64:], far[-64:]))
-        mapped = [shards.get(name) for name in dict.fromkeys(rows["shard"].to_pylist())]
         ways = {
             "gather": (took, batch.input_ids),
-            "first": (timed_cold(lambda rows=rows: index.gather(rows), far)[0], batch.input_ids),
-            "check": (timed_cold(lambda shards=mapped: _check_unchanged(shards), far)[0], batch.input_ids),
-            "scattered": (gathered(others)[0], batch.input_ids),
             "memcpy": (copy[0], batch.input_ids),
             "json": timed_cold(lambda rows=rows: old.from_json(rows), far),
             "parquet": timed_cold(lambda rows=rows: old.from_parquet(rows), far),
@@ -272,22 +235,14 @@ def _gather_ratios(
     middle = {name: median(some) for name, some in times.items()}
     return {
         "gather_ms": 1000 * middle["gather"],
-        "gather_first_ms": 1000 * middle["first"],
         "gather_over_memcpy": middle["gather"] / middle["memcpy"],
-        "gather_scattered_over_memcpy": middle["scattered"] / middle["memcpy"],
         "gather_vs_json": middle["json"] / middle["gather"],
         "gather_vs_parquet": middle["parquet"] / middle["gather"],
-        "gather_crc_cost_share": middle["check"] / middle["first"],
     }
 
 
 def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
     np.copyto(target[: len(source)], source)
-
-
-def _check_unchanged(shards: list[MappedShard]) -> bool:
-    """The check of gathering for shards that changed since they were mapped."""
-    return all(shard.is_unchanged() for shard in shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,26 +308,19 @@ def _heap_per_gb(paths: RunPaths, names: list[str]) -> float:
     return grown / sum((paths.shards / name).stat().st_size for name in names) * 1e9
 
 
-def rows_of(index: Index, producer: str = "%") -> pa.Table:
-    """All rows of the producers whose name is LIKE `producer`, as a selection."""
+def rows_of(index: Index) -> pa.Table:
+    """All rows, as a selection."""
     query = (
         'SELECT shard, "row", decision_id, start_group, fork, ply, power, phase, policy_version, 0::INTEGER AS policy_lag, '
-        'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions WHERE producer LIKE ? '
-        "ORDER BY start_group, power, fork"
+        'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions ORDER BY start_group, power, fork'
     )
-    return index.connection.sql(query, params=[producer]).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+    return index.connection.sql(query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
 
 def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:
     """STEP_SHARDS whole start groups, as a step chooses them; other ones in every round."""
     groups = np.random.default_rng([seed, round_]).permutation(pool.num_rows // ROWS_PER_START_GROUP)[:STEP_SHARDS]
     return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))
-
-
-def _draw_scattered(pool: pa.Table, seed: int, round_: int) -> pa.Table:
-    """As many single rows; each must be copied by itself. No step chooses rows like this."""
-    rows = np.random.default_rng([seed, round_, 1]).permutation(pool.num_rows)[: STEP_SHARDS * ROWS_PER_START_GROUP]
-    return pool.take(pa.array(rows))
 
 
 def _bytes_of(batch: Batch) -> int:

@@ -21,8 +21,6 @@ FORKS = 6
 ROWS_PER_START_GROUP = FORKS * len(POWERS)
 VERSIONS = 200
 """Policy versions in the facts of a run."""
-GROUPS_PER_VERSION = 120
-"""Start groups that a version plays in a long run: 5,040 rows, of which a step takes a tenth."""
 _TOKENS = 4096
 _PHASE = "S1903M"
 _SAME: dict[str, Any] = {
@@ -65,10 +63,7 @@ def facts_of_a_run(shards: Sequence[CoveredShard], seed: int) -> IndexSnapshot:
     """The index snapshot of a run with these shards, whose start groups are consecutive."""
     rng = np.random.default_rng(seed)
     groups = np.array([group for shard in shards for group in shard.start_groups], np.int64)
-    return _snapshot(shards, _by_row(shards, groups, ROWS_PER_START_GROUP) | _drawn_facts(rng, groups), groups)
-
-
-def _snapshot(shards: Sequence[CoveredShard], columns: dict[str, pa.Array], groups: np.ndarray) -> IndexSnapshot:
+    columns = _by_row(shards, groups, ROWS_PER_START_GROUP) | _drawn_facts(rng, groups)
     plies = _by_row(shards, groups, FORKS)
     plies |= {"fork": pa.array(np.tile(np.arange(FORKS, dtype=np.int16), len(groups)))}
     return IndexSnapshot(shards=tuple(shards), decisions=_table(columns, DECISION_FACTS), plies=_table(plies, PLY_FACTS))
@@ -89,39 +84,6 @@ def _by_row(shards: Sequence[CoveredShard], groups: np.ndarray, per_group: int) 
         "start_group": pa.array(np.repeat(groups, per_group)),
         "snapshot_id": _ids(np.repeat(groups, per_group)),
     }
-
-
-class MadeUpPast:
-    """The facts of a long run, part by part: every version plays GROUPS_PER_VERSION start groups, up to three versions late.
-
-    Random values are drawn once, for one part; the others repeat them. So a hundred million rows take minutes.
-    """
-
-    def __init__(self, groups_per_part: int, seed: int) -> None:
-        """No part has more start groups than `groups_per_part`."""
-        rng = np.random.default_rng(seed)
-        self._groups = groups_per_part
-        self._lags = rng.integers(0, 4, groups_per_part)
-        self._drawn = _drawn_facts(rng, np.arange(1, groups_per_part + 1))
-
-    def part(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
-        """The facts of these shards, whose start groups are consecutive.
-
-        Raises:
-            ValueError: they are too many.
-        """
-        groups = np.array([group for shard in shards for group in shard.start_groups], np.int64)
-        if len(groups) > self._groups:
-            raise ValueError(f"{len(groups)} start groups are more than the {self._groups} of a part")
-        n = len(groups) * ROWS_PER_START_GROUP
-        versions = np.maximum(groups // GROUPS_PER_VERSION - self._lags[: len(groups)], 0)
-        columns = _by_row(shards, groups, ROWS_PER_START_GROUP) | {name: column[:n] for name, column in self._drawn.items()}
-        columns |= {
-            "decision_id": pa.array(groups[0] * ROWS_PER_START_GROUP + np.arange(n, dtype=np.int64) + 1),
-            "policy_version": pa.array(np.repeat(versions, ROWS_PER_START_GROUP).astype(np.int32)),
-            "game_id": _ids(np.repeat(groups // 8, ROWS_PER_START_GROUP)),
-        }
-        return _snapshot(shards, columns, groups)
 
 
 def _drawn_facts(rng: np.random.Generator, groups: np.ndarray) -> dict[str, pa.Array]:

@@ -4,37 +4,30 @@ Rows of a laptop run come first, then made-up ones. Arms take turns in one proce
 median of the rounds' ratios, after a warm-up. Each arm includes everything from a batch to its gradient: ours plans, packs,
 computes losses and gauges. The optimiser's step is in neither arm. The old step neither recomputes activations nor computes the
 divergence from the base, as ours by default. Figures named `_recompute` let it recompute; `_divergence` has it on both sides.
-Exactness compares packed with padded rows of our step, in float32. `processes` compares two processes with one, by the clock
-(benchmarks/trainer_processes.py). `entente smoke --only training-step` measures on a GPU.
+Exactness compares packed with padded rows of our step, in float32. `entente smoke --only training-step` measures on a GPU.
 """
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 
-from benchmarks.imitation import imitation_figures
-from benchmarks.old_trainer import KL_WEIGHT
+from benchmarks.laptop_run import record_rows
+from benchmarks.old_way.learn import KL_WEIGHT
 from benchmarks.outcome import Outcome, Target
-from benchmarks.peers.recorded_rows import record_rows
 from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
 from benchmarks.trainer_cases import CASES, MANY_SMALL, TINY, TINY_32K, Case, Shape
-from benchmarks.trainer_processes import made_up_figures as processes_on_made_up_rows
-from benchmarks.trainer_processes import process_figures
-from benchmarks.trainer_resume import resume_equal_share
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
 from storage.gather import Batch
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 from training.policy import Policy
-from training.settings import CPU_TOKENS, TrainingSettings
+from training.settings import CPU_TOKENS
 from training.tiny_model import make_tiny_model
 from training.trie_plan import TriePlan, plan
 
@@ -50,19 +43,13 @@ TARGETS = {
     "loss_diff": Target(at_most=1e-6),
     "grad_rel_error": Target(at_most=1e-5),
     "microbatch_grad_rel_error": Target(at_most=1e-5),
-    "resume_bitwise": Target(at_least=1.0),
     "saved_bytes_ratio_32k": Target(at_least=4.0),
     "planner_share": Target(at_most=0.03),
-    "imitation_matrix_share": Target(at_least=0.5),
-    "processes_tokens_recorded": Target(at_least=1.7),
-    "processes_tokens_made_up": Target(at_least=1.7),
-    "processes_grad_rel_error_recorded": Target(at_most=1e-6),
-    "processes_grad_rel_error_made_up": Target(at_most=1e-6),
 }
 RECORDED = "recorded"
 """The measurement on rows of a laptop run."""
-CHECKS = ("exactness", "microbatch", "saved_bytes", "planner", "resume", "imitation", "processes")
-"""Measurements other than the times of a step by one process."""
+CHECKS = ("exactness", "microbatch", "saved_bytes", "planner")
+"""Measurements other than the times of a step."""
 SMALL_BUDGET, LARGE_BUDGET = 300, 8192
 """Unique tokens of a micro-batch; its size must not change the gradient."""
 ALSO_RECOMPUTED = ("g6", "g16")
@@ -83,7 +70,7 @@ def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
         raise InputError(f"There is nothing to measure in {repeats} repeats: at least 1.")
     if unknown := sorted(set(only) - set(known)):
         raise InputError(f"The trainer benchmark measures no '{unknown[0]}', but {', '.join(known)}.")
-    if model != "tiny" and ({RECORDED, "processes"} & set(only) or not only):
+    if model != "tiny" and (RECORDED in only or not only):
         raise InputError(
             f"Rows are recorded with inference.model 'tiny', not '{model}': leave it out of --config, or name others with --only."
         )
@@ -105,17 +92,15 @@ def bench_trainer(
     check_wanted(only, repeats, settings.inference.model)
     wanted = [name for name in (RECORDED, *CASES, *CHECKS) if name in only or not only]
     metrics: dict[str, float] = {}
-    with one_thread(), tempfile.TemporaryDirectory(prefix="entente-trainer-") as scratch:
+    with one_thread():
         for number, name in enumerate(wanted):
             reporter().stage(f"measuring {name}", number, len(wanted))
             if name == RECORDED:
                 metrics |= recorded_figures(settings, arguments, repeats=repeats)
             elif name in CASES:
                 metrics |= made_up_figures(name, repeats=repeats, seed=seed)
-            elif name == "processes":
-                metrics |= processes(settings, arguments, Path(scratch), repeats=repeats, seed=seed)
             else:
-                metrics |= _check(name, Path(scratch), repeats=repeats, seed=seed)
+                metrics |= _check(name, repeats=repeats, seed=seed)
         reporter().stage("measuring", len(wanted), len(wanted))
     return Outcome(
         benchmark="trainer",
@@ -124,18 +109,14 @@ def bench_trainer(
     )
 
 
-def _check(name: str, scratch: Path, *, repeats: int, seed: int) -> dict[str, float]:
+def _check(name: str, *, repeats: int, seed: int) -> dict[str, float]:
     if name == "exactness":
         return exactness(CASES["mixed"], TINY, seed=seed)
     if name == "microbatch":
         return {"microbatch_grad_rel_error": budget_error(MANY_SMALL, TINY, seed=seed)}
-    if name == "imitation":
-        return imitation_figures(scratch, repeats=repeats, seed=seed)
     if name == "saved_bytes":
         return {"saved_bytes_ratio_32k": saved_bytes_ratio(Case(positions=1, forks=6), TINY_32K, seed=seed)}
-    if name == "planner":
-        return {"planner_share": planner_share(CASES["g6"], TINY, repeats=repeats, seed=seed)}
-    return {"resume_bitwise": resume_equal_share(scratch)}
+    return {"planner_share": planner_share(CASES["g6"], TINY, repeats=repeats, seed=seed)}
 
 
 @contextmanager
@@ -159,24 +140,12 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:
     """The step on the rows that a laptop run trained on, with the run's tiny model, advantages and number of updates."""
-    batch, model, training = recorded_batch(settings, arguments)
-    steps = Steps(Policy(model, training), training)
-    return speedups(RECORDED, steps, batch, batch, repeats=repeats, beside=("recompute", "divergence"))
-
-
-def recorded_batch(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch, Path, TrainingSettings]:
-    """Rows that a laptop run trained on, advantages as returns; the folder of its model; its settings, without a divergence."""
     recorded = record_rows(settings, arguments)
+    batch = replace(recorded.batch, returns=recorded.advantages.astype(np.float64))
     model = make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
     training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0, "kl_control": "fixed"})
-    return replace(recorded.batch, returns=recorded.advantages.astype(np.float64)), model, training
-
-
-def processes(settings: RunSettings, arguments: Sequence[str], scratch: Path, *, repeats: int, seed: int) -> dict[str, float]:
-    """The step by two processes, on recorded and on made-up rows."""
-    batch, model, training = recorded_batch(settings, arguments)
-    of_run = process_figures(RECORDED, model, training, batch, repeats=repeats)
-    return of_run | processes_on_made_up_rows(scratch / "model", repeats=repeats, seed=seed)
+    steps = Steps(Policy(model, training), training)
+    return speedups(RECORDED, steps, batch, batch, repeats=repeats, beside=("recompute", "divergence"))
 
 
 def made_up_figures(name: str, *, repeats: int, seed: int) -> dict[str, float]:

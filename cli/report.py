@@ -22,9 +22,6 @@ def report(
         Path | None,
         Parameter(help="Also write curve, ladder, ratings, board and replay as SVG, those there are, into this folder."),
     ] = None,
-    ablation: Annotated[
-        Path | None, Parameter(help="A stored result of `entente bench ablation --json`, to be shown beside the run.")
-    ] = None,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
 ) -> None:
     """Write what a run came to as one page: strength, learning curve, health, time, boards with orders, settings.
@@ -38,8 +35,6 @@ def report(
         entente report --run mine --output mine.html --open
 
         entente report --run mine --pictures docs/pictures
-
-        entente report --run mine --ablation ablation.json
     """
     from pipeline.plans.find_model import model_or_none
     from pipeline.run_settings import settings_of
@@ -48,7 +43,7 @@ def report(
 
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
-    facts, file = report_run(paths, output, ablation)
+    facts, file = report_run(paths, output)
     print(file)
     if pictures:
         for picture in write_pictures(facts, pictures, paths, model_or_none(settings_of(paths), runs_root, run)):
@@ -59,14 +54,13 @@ def report(
         webbrowser.open(file.resolve().as_uri())
 
 
-def report_run(paths: "RunPaths", output: Path | None = None, ablation: Path | None = None) -> "tuple[RunFacts, Path]":
+def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":
     """Write the page of a run; what it was made from, and its file."""
     from pipeline.run_settings import layered_settings, preset_names
-    from reports.ablation import read_ablation
     from reports.page import write_report
     from reports.read_run import read_run
 
     facts, file = read_run(paths), output or paths.root / "report.html"
     presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
-    write_report(facts, file, presets, paths.root.parent, read_ablation(ablation) if ablation else None)
+    write_report(facts, file, presets, paths.root.parent)
     return facts, file

@@ -30,7 +30,7 @@ _ENDS_WITHIN_S = 1800.0
 
 @flow(name="benchmark", flow_run_name=benchmark_name, timeout_seconds=3600)
 async def benchmark(
-    name: Literal["game", "cache", "prompts"] = "game", runs_root: RunsFolder = Path("runs"), new_baseline: bool = False
+    name: Literal["game", "cache"] = "game", runs_root: RunsFolder = Path("runs"), new_baseline: bool = False
 ) -> dict[str, Any]:
     """Run `entente bench NAME`. Returns its outcome, with each figure's change against the baseline under "changes".
 

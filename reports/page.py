@@ -8,7 +8,6 @@ from typing import Any
 
 from evaluation.score_files import ScoreRecord
 from reports import pipeline_plots, plots, sentences, strength_plots
-from reports.ablation import Ablation
 from reports.drawing import stand_alone
 from reports.imitation_plot import curve_of_base
 from reports.match_sentence import describe_match
@@ -36,15 +35,13 @@ _ROW_COUNTS = (
 )
 
 
-def write_report(
-    facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path, ablation: Ablation | None = None
-) -> None:
+def write_report(facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> None:
     """Write the page to `file`; `presets` are the settings trees that the run's are compared with."""
     check_folder(file, "report")
-    durable_write(file, html_of(facts, presets, runs_root, ablation).encode())
+    durable_write(file, html_of(facts, presets, runs_root).encode())
 
 
-def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path, ablation: Ablation | None = None) -> str:
+def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> str:
     """The page as text."""
     template = page_template("page.html.jinja")
     word, state = sentences.state(facts)
@@ -79,8 +76,6 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         queue_says=sentences.queue(facts),
         ladder_says=sentences.ladder(facts.track),
         lag_says=sentences.lag(facts),
-        ablation=ablation,
-        ablation_plot=ablation and strength_plots.ablation(ablation),
         alerts=facts.alerts,
         producers=facts.producers,
         played=facts.rows.played if len(facts.rows.played) > 1 else [],

@@ -1,4 +1,4 @@
-"""Plots of playing strength and of the gain of each improvement: an SVG element, or None if there is nothing to draw."""
+"""Plots of playing strength: an SVG element, or None if there is nothing to draw."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,7 @@ from evaluation.match_files import MatchRecord, PlayerRating
 from evaluation.match_table import MEASURES, PAR
 from evaluation.score_files import ScoreRecord
 from evaluation.track import TrackPoint
-from reports.ablation import Ablation
-from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, legend_above, new_plot, share_axis, to_svg
+from reports.drawing import BLUE, GREEN, GREY, INK, ORANGE, new_plot, share_axis, to_svg
 from storage.league_files import LeagueStep
 
 
@@ -85,30 +84,6 @@ def league(found: LeagueStep | None) -> str | None:
     axes.set_xlabel("win share of the policy")
     summary = "; ".join(f"v{member.version} {member.win_share:.2f}" for member in found.members)
     return to_svg(figure, "league", f"Win shares of the policy against the league of step {found.step}: {summary}.")
-
-
-def ablation(found: Ablation) -> str | None:
-    """The gain of each improvement alone in the previous system, and the cost of switching it off alone in Entente."""
-    if not found.rows:
-        return None
-    figure, (axes,) = new_plot(high=1.1 + 0.5 * len(found.rows))
-    places = np.arange(len(found.rows))
-    for offset, name, colour, values in (
-        (-0.19, "on alone", BLUE, [row.gain for row in found.rows]),
-        (0.19, "off alone", ORANGE, [row.loss for row in found.rows]),
-    ):
-        bars = axes.barh(places + offset, [value or 0.0 for value in values], height=0.34, color=colour, label=name)
-        axes.bar_label(bars, [f"× {value:.2f}" if value else "" for value in values], padding=3, color=INK)
-    axes.axvline(1, color=INK, alpha=0.4, linewidth=0.8)
-    axes.set_yticks(places, [row.name for row in found.rows])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.12)
-    axes.set_xlabel("times the CPU seconds of a step")
-    legend_above(axes)
-    summary = "; ".join(f"{row.name} {row.gain or float('nan'):.2f} and {row.loss or float('nan'):.2f}" for row in found.rows)
-    return to_svg(figure, "ablation", f"Worth of each improvement, on alone and off alone: {summary}.")
 
 
 def dots(

@@ -40,7 +40,6 @@ OWNERS = {
 
 EXCEPTIONS = {
     "prefect": ["benchmarks.empty_tasks -> prefect"],
-    "vllm": ["benchmarks.peers.programs.structured_outputs -> vllm"],
 }
 """What an empty Prefect task costs can only be measured with Prefect, and vLLM's own structured outputs with vLLM."""
 

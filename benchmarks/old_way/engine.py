@@ -8,16 +8,13 @@ the previous one. Remote calls and volumes are left out; a call and its result a
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.old_way import trie
-from benchmarks.old_way.stages import StageClock
-from benchmarks.old_way.trie import MOVES, RECORD, WANTED, TrieProcessor
+from benchmarks.old_way.trie import MOVES, WANTED, TrieProcessor
 from inference import embedded
 from inference.settings import InferenceSettings
 from records.generation import Generation
@@ -25,82 +22,49 @@ from records.generation import Generation
 MAX_NEW_TOKENS = 120
 
 
-class TimedEngine(embedded.EmbeddedEngine):
-    """Our engine with its steps counted by a clock."""
-
-    def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = False):
-        """`raw_logprobs`: log-probabilities of the unmasked distribution, which the old trainer uses."""
-        super().__init__(model, settings, name=name)
-        self.clock = clock
-        self._changes: dict[str, Any] = {"logprobs_mode": "raw_logprobs"} if raw_logprobs else {}
-
-    async def _start(self, *, slots: bool) -> None:
-        # Replace the function that makes the engine's arguments, to add the changes to its result.
-        plain = embedded.engine_arguments
-        embedded.engine_arguments = lambda *given, **named: plain(*given, **named) | self._changes
-        try:
-            await super()._start(slots=slots)
-        finally:
-            embedded.engine_arguments = plain
-
-    def _step(self) -> None:
-        before = trie.trie_s
-        with self.clock("inference"):
-            super()._step()
-        self.clock.move("inference", "mask", trie.trie_s - before)
+def engine_settings(settings: InferenceSettings, *, jump: bool) -> InferenceSettings:
+    """The settings of both ways' engines: on a CPU the old system's LoRA slots would take ten times as long as the base model."""
+    length = max(1024, settings.max_model_length)
+    changes = {"adapters": "merge_reload", "max_model_length": length, "jump_forced": "on" if jump else "off"}
+    return settings.model_copy(update=changes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequest:
-    """One prompt of a generate call."""
-
-    request_id: str
-    prompt: str
-    valid_moves: dict[str, list[str]]
-    wanted: int
-    """Number of orders after which the completion ends."""
-    seed: int
-    temperature: float
-
-
-class OldEngine(TimedEngine):
+class OldEngine(embedded.EmbeddedEngine):
     """The old engine; versions are published as in ours."""
 
-    def __init__(self, model: Path, settings: InferenceSettings, *, name: str, clock: StageClock, raw_logprobs: bool = True):
-        super().__init__(model, settings, name=name, clock=clock, raw_logprobs=raw_logprobs)
+    def __init__(self, model: Path, settings: InferenceSettings) -> None:
+        super().__init__(model, engine_settings(settings, jump=False), name="old-way")  # a trie does not know forced tokens
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        # vLLM draws here, so a logit is no log-probability.
-        self._changes = {"logprobs_mode": "processed_logprobs"} | self._changes
-        self._changes["logits_processors"] = [f"{TrieProcessor.__module__}:{TrieProcessor.__qualname__}"]
         TrieProcessor.tokenizer, TrieProcessor.eos = self._tokenizer, self._eos_id
         TrieProcessor.separator = self._tokenizer.encode("\n", add_special_tokens=False).ids[0]
 
-    async def generate_call(self, requests: Sequence[TextRequest], *, record: bool) -> list[tuple[list[int], Generation, Any]]:
-        """Draw all requests; returns prompt ids, generations and, with `record`, the ids allowed at each position."""
-        with self.clock("call"):
-            asked = json.loads(json.dumps([asdict(request) for request in requests]))
-        with self.clock("tokenise"):
-            ready = [self._ready(values, record) for values in asked]
+    async def generate_call(self, requests: Sequence[dict[str, Any]]) -> list[tuple[list[int], Generation]]:
+        """Draw all requests (see `play.ask`); returns prompt ids and generations once the last one is drawn."""
+        ready = [self._ready(values) for values in json.loads(json.dumps(requests))]
         drawn = await asyncio.gather(*(self.generate(each) for each in ready))
-        with self.clock("call"):
-            json.loads(json.dumps([(each.token_ids.tolist(), each.logprobs.tolist()) for each in drawn]))
-        return [
-            (each.prompt_ids, generation, TrieProcessor.records.pop(each.request_id, None))
-            for each, generation in zip(ready, drawn, strict=True)
-        ]
+        json.loads(json.dumps([(each.token_ids.tolist(), each.logprobs.tolist()) for each in drawn]))
+        return [(each.prompt_ids, generation) for each, generation in zip(ready, drawn, strict=True)]
 
-    def _ready(self, values: dict[str, Any], record: bool) -> Any:
-        ids = self._tokenizer.encode(values["prompt"], add_special_tokens=False).ids
-        extra = {MOVES: values["valid_moves"], WANTED: values["wanted"]} | ({RECORD: values["request_id"]} if record else {})
+    def _ready(self, values: dict[str, Any]) -> Any:
         return SimpleNamespace(
-            request_id=values["request_id"],
-            prompt_ids=ids,
+            request_id=values["name"],
+            prompt_ids=self._tokenizer.encode(values["prompt"], add_special_tokens=False).ids,
             table=SimpleNamespace(longest=MAX_NEW_TOKENS, is_sound=False),
             version=None,
             seed=values["seed"],
             temperature=values["temperature"],
-            extra=extra,
+            extra={MOVES: values["valid_moves"], WANTED: values["wanted"]},
         )
+
+    async def _start(self, *, slots: bool) -> None:
+        # Our engine makes its arguments with a function. Replace it to add those of the old one, which lets vLLM draw.
+        plain, processor = embedded.engine_arguments, f"{TrieProcessor.__module__}:{TrieProcessor.__qualname__}"
+        changes = {"logprobs_mode": "raw_logprobs", "logits_processors": [processor]}
+        embedded.engine_arguments = lambda *given, **named: plain(*given, **named) | changes
+        try:
+            await super()._start(slots=slots)
+        finally:
+            embedded.engine_arguments = plain
 
     def _submit(self, request: Any, served: Any) -> "asyncio.Future[Any]":
         # Our engine makes parameters from a table. Replace that function by one that returns the old parameters.

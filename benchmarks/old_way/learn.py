@@ -1,23 +1,28 @@
-"""The trainer of the old and the new way: from a step's files to a new adapter.
+"""The trainer of the old way: from a step's JSON files to a new adapter.
 
-As the old system around `benchmarks.old_trainer`: advantages are standardised in their group, clipped at ten, and standardised
-again over the batch; a step has one update; gradients are clipped at ten; the rate is constant. Gradient checkpointing was
-switched on there without effect, so nothing is computed again here. With `Way.no_reference` neither trainer has a divergence from
-the base in its loss; else both have, with the old weight. Cheaper than the original: no top-100 entropy of every
-position, ratios by token instead of sequence, no dropout.
+Files are read whole, and prompts and completions are tokenised a second time. The new tokens may differ from the drawn ones, so
+log-probabilities are cut or filled to fit. Advantages are standardised in their group (one game, power, phase), clipped at ten,
+and standardised again over the batch; groups without spread are dropped. A step has one update, with gradients clipped at ten.
+
+Rows are padded, four at a time. The reference (the model without its adapter, without gradient) and the policy each have a
+forward. Both have a log-softmax over the whole vocabulary at every position, including prompt and padding. The loss is a clipped
+ratio with a sampled KL term over the completion; without the divergence, reference and term are left out. The old system
+requested gradient checkpointing but left the model in evaluation mode, where transformers ignores it; so the step is measured
+with and without recomputation. The loss is that of the unmasked policy, so its gradient differs from ours.
+Cheaper than the original: no top-100 entropy of every position, ratios by token instead of sequence, no dropout.
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from benchmarks.old_trainer import KL_WEIGHT, OldTrainer
-from benchmarks.old_way.stages import StageClock
-from benchmarks.old_way.trajectories import read
-from benchmarks.old_way.ways import Way
 from decoding.model_files import eos_token_id
 from inference.adapter_check import version_in
 from records.policy_version import PolicyVersion
@@ -26,55 +31,118 @@ from training.policy import Policy
 from training.settings import TrainingSettings
 from training.update import Updater
 
+ROWS_EACH = 4
+"""Rows in a forward."""
+KL_WEIGHT, CLIP = 0.01, 0.2
 MAX_ADVANTAGE, MAX_GRADIENT_NORM = 10.0, 10.0
+MIN_VARIANCE = 0.01
+"""min_reward_variance of the old system: groups whose returns vary less are dropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """The result of a step."""
+class OldTrainer:
+    """Old training steps of a peft model; gradients accumulate in its adapter."""
 
-    rolled: int
-    """Decisions rolled out for the step."""
-    trained: int
-    """Decisions it trained on."""
-    policy: PolicyVersion
+    def __init__(self, model: Any, *, recompute: bool, divergence: bool, rows_each: int = ROWS_EACH) -> None:
+        """Wrap `model`.
+
+        Args:
+            recompute: compute activations again in the backward instead of keeping them.
+            divergence: compute the reference and add the divergence from it to the loss.
+        """
+        self._model, self._recompute, self._rows_each, self._divergence = model, recompute, rows_each, divergence
+        self._device = next(model.parameters()).device
+        self._half = any(weight.dtype == torch.bfloat16 for weight in model.parameters())
+
+    def accumulate(self, batch: Batch, advantages: np.ndarray) -> float:
+        """Forward and backward over all rows of `batch`; returns the loss, a mean over completion tokens.
+
+        Args:
+            advantages: float32 [rows].
+        """
+        denominator, total = int(batch.completion_offsets[-1]), 0.0
+        # With a bfloat16 base the adapter's products are bfloat16 too, as in our step.
+        with self._training(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+            for first in range(0, len(batch.prompt_lens), self._rows_each):
+                rows = range(first, min(first + self._rows_each, len(batch.prompt_lens)))
+                loss = self._loss(_pad(batch, rows, advantages, self._device)) / denominator
+                loss.backward()
+                total += float(loss.detach())
+        return total
+
+    def _loss(self, rows: dict[str, Tensor]) -> Tensor:
+        reference = None
+        if self._divergence:
+            with torch.no_grad(), self._model.disable_adapter():
+                reference = self._logprobs(rows)
+        logprobs = self._logprobs(rows)
+        ratio = torch.exp(logprobs - rows["behaviour"])
+        loss = -torch.minimum(ratio * rows["advantage"], torch.clamp(ratio, 1 - CLIP, 1 + CLIP) * rows["advantage"])
+        if reference is not None:
+            off = reference - logprobs
+            loss = loss + KL_WEIGHT * (torch.exp(off) - off - 1)
+        return (loss * rows["completion"]).sum()
+
+    def _logprobs(self, rows: dict[str, Tensor]) -> Tensor:
+        """[R, L - 1] log-probability of each next token over the whole vocabulary."""
+        logits = self._model(input_ids=rows["ids"], attention_mask=rows["mask"], use_cache=False).logits
+        logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
+        return torch.gather(logprobs, 2, rows["ids"][:, 1:, None])[:, :, 0]
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Training mode with recomputation, if requested; evaluation mode afterwards."""
+        if not self._recompute:
+            yield
+            return
+        self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._model.train()
+        try:
+            yield
+        finally:
+            self._model.eval()
+            self._model.gradient_checkpointing_disable()
+
+
+def _pad(batch: Batch, rows: Sequence[int], advantages: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+    """Rows padded on the right; columns of next tokens are one shorter."""
+    lengths = np.diff(batch.input_offsets)[list(rows)]
+    shape = (len(rows), int(lengths.max()))
+    ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    behaviour, completion = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    for here, row in enumerate(rows):
+        length, prompt = int(lengths[here]), int(batch.prompt_lens[row])
+        ids[here, :length] = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
+        mask[here, :length] = 1
+        first, last = batch.completion_offsets[row], batch.completion_offsets[row + 1]
+        behaviour[here, prompt:length] = batch.behaviour_logprobs[first:last]
+        completion[here, prompt:length] = 1
+    columns = {"ids": ids, "mask": mask, "behaviour": behaviour[:, 1:], "completion": completion[:, 1:]}
+    columns["advantage"] = advantages[list(rows)].astype(np.float32)[:, None]
+    return {name: torch.from_numpy(np.ascontiguousarray(column)).to(device) for name, column in columns.items()}
 
 
 class Learner:
     """Trains a policy step by step."""
 
-    def __init__(self, model: Path, way: Way, settings: TrainingSettings, folder: Path, clock: StageClock) -> None:
-        """`folder` holds the trajectories and gets the adapters."""
-        self._way, self._folder, self._clock, self._settings = way, folder, clock, settings
-        self.policy = Policy(model, settings)
+    def __init__(self, model: Path, settings: TrainingSettings, adapters: Path) -> None:
+        """`adapters` gets the adapters. The loss has a divergence from the base only if `settings` have a weight for it."""
         self._tokenizer, self._eos = Tokenizer.from_file(str(model / "tokenizer.json")), eos_token_id(model)
-        weight = 0.0 if way.no_reference else KL_WEIGHT
-        self._updater = Updater(self.policy, settings.model_copy(update={"kl_weight": weight, "kl_control": "fixed"}))
-        self._trainer = OldTrainer(self.policy.model, recompute=False, divergence=not way.no_reference)
+        self._policy, self._adapters = Policy(model, settings), adapters
+        self._optimiser = Updater(self._policy, settings).optimiser
+        self._trainer = OldTrainer(self._policy.model, recompute=False, divergence=bool(settings.kl_weight))
 
-    def learn(self, step: int) -> Learned:
-        """Read the trajectories of `step`, train on them and write the new adapter."""
-        with self._clock("read"):
-            batch, rolled = read(self._way, self._folder, step, self._tokenizer, self._eos)
-        with self._clock("train"):
-            if len(batch.returns):
-                self._update(batch)
-        with self._clock("save"):
-            adapter = self._folder / "adapters" / f"v{step:06d}"
-            adapter.parent.mkdir(parents=True, exist_ok=True)
-            self.policy.save_adapter(adapter)
-            policy = version_in(adapter, step)
-        return Learned(rolled=rolled, trained=len(batch.returns), policy=policy)
-
-    def _update(self, batch: Batch) -> None:
-        if self._way.packing:
-            for _ in self._updater.updates(batch):
-                pass
-            return
-        self.policy.model.zero_grad(set_to_none=True)
-        self._trainer.accumulate(batch, standardise(batch.returns, batch.advantage_groups))
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT_NORM)
-        self._updater.optimiser.step()
+    def learn(self, step: int, files: Path) -> tuple[int, PolicyVersion]:
+        """Train on the rows of `step`, which lie in the folder `files`; returns their number and the new version."""
+        batch = read_rows(files, self._tokenizer, self._eos)
+        if len(batch.returns):
+            self._policy.model.zero_grad(set_to_none=True)
+            self._trainer.accumulate(batch, standardise(batch.returns, batch.advantage_groups))
+            torch.nn.utils.clip_grad_norm_(self._policy.parameters(), MAX_GRADIENT_NORM)
+            self._optimiser.step()
+        adapter = self._adapters / f"v{step:06d}"
+        adapter.parent.mkdir(parents=True, exist_ok=True)
+        self._policy.save_adapter(adapter)
+        return len(batch.returns), version_in(adapter, step)
 
 
 def standardise(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -86,3 +154,38 @@ def standardise(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
     advantages = np.clip(advantages, -MAX_ADVANTAGE, MAX_ADVANTAGE)
     spread = float(advantages.std())
     return ((advantages - advantages.mean()) / max(spread, 1e-8)).astype(np.float32)
+
+
+def read_rows(files: Path, tokenizer: Tokenizer, eos: int) -> Batch:
+    """The rows of a step whose group has at least two members and spread. Legal sets are empty: the old trainer had none."""
+    members: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted(files.glob("rollout-*.json")):
+        for record in json.loads(file.read_text()):
+            record["prompt_ids"] = tokenizer.encode(record["prompt"], add_special_tokens=False).ids
+            record["completion_ids"] = [*tokenizer.encode(record["completion"], add_special_tokens=False).ids, eos]
+            members.setdefault(record["group_id"], []).append(record)
+    groups = [own for own in members.values() if len(own) > 1 and np.var([each["reward"] for each in own]) > MIN_VARIANCE]
+    return _as_batch([record for own in groups for record in own], np.repeat(np.arange(len(groups)), [*map(len, groups)]))
+
+
+def _as_batch(records: Sequence[Mapping[str, Any]], groups: np.ndarray) -> Batch:
+    ids = [[*record["prompt_ids"], *record["completion_ids"]] for record in records]
+    lengths = [len(record["completion_ids"]) for record in records]
+    fitted = [
+        [*given[:length], *[0.0] * (length - len(given))]
+        for given, length in zip((record["completion_logprobs"] for record in records), lengths, strict=True)
+    ]
+    return Batch(
+        decision_ids=np.arange(len(records), dtype=np.int64),
+        input_ids=np.array([token for row in ids for token in row], np.int32),
+        input_offsets=np.cumsum([0, *map(len, ids)]),
+        prompt_lens=np.array([len(record["prompt_ids"]) for record in records], np.int32),
+        behaviour_logprobs=np.array([value for row in fitted for value in row], np.float32),
+        completion_offsets=np.cumsum([0, *lengths]),
+        legal_ids=np.zeros(0, np.int32),
+        legal_offsets=np.zeros(sum(lengths) + 1, np.int64),
+        temperatures=np.ones(len(records), np.float32),
+        returns=np.array([record["reward"] for record in records], np.float64),
+        advantage_groups=groups.astype(np.int32),
+        policy_versions=np.zeros(len(records), np.int32),
+    )

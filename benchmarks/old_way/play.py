@@ -1,38 +1,44 @@
-"""Rollouts of either way: the requests, their prompts, the engine, and the order in which forks wait.
+"""Rollouts of the old way, and their files.
 
-As the old system's synchronised forks: all forks of a rollout advance in lock-step, with the prompts of a phase in one generate
+As the old system's synchronised forks: 20 % of the rollouts start from spring 1901, the others first play up to eight phases by
+inference, for which the model plays every power, and keep no rows of them. The game object is then pickled once and loaded for
+every fork (1.0 MB, about 100 ms a load). All forks of a rollout advance in lock-step, with the prompts of a phase in one generate
 call that ends with its slowest completion. Forks that end are not replaced, so batches shrink. The rollouts of a step run at the
-same time, and the step waits for all. Opponents' random numbers, seeds, the policy's powers, the ends of forks and the reward are
-those of `rollouts`.
+same time, and the step waits for all. Rows are one indented JSON file for each rollout, with texts instead of token ids.
+Opponents' random numbers, seeds, the policy's powers, the ends of forks and the reward are those of `rollouts`.
+Cheaper than the original: no phase times out, and a power without units before the fork is not chosen.
 """
 
 import asyncio
+import json
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from benchmarks.old_way.engine import OldEngine, TextRequest, TimedEngine
-from benchmarks.old_way.games import Start, clones, path_of, powers_of, restored, warm_up_phases
-from benchmarks.old_way.json_prompts import HEAD, json_prompt
-from benchmarks.old_way.stages import StageClock
-from benchmarks.old_way.ways import Way
+from benchmarks.old_way.engine import OldEngine
+from benchmarks.old_way.prompts import HEAD, json_prompt
 from decoding.codec import Codec
-from decoding.legal_table import TableBuilder
 from game.board import POWERS, Board
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import player
-from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from game.prompts import board_text, power_text, rules_text
 from game.scores import Standing, compute_standing, horizon_reached
-from records.generation import Generation, GenerationRequest
+from game.settings import BoardPath
+from game.snapshot import Snapshot
+from records.generation import Generation
 from rollouts.seeds import dice, seed_of
+from rollouts.settings import RolloutSettings
+from state_cache.sampling import sample_start_positions
+
+WARM_UP_PHASES, NO_WARM_UP = 8, 0.2
+"""Largest number of phases of a warm-up, and the share of rollouts without one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One decision, as recorded by both ways."""
+    """One decision."""
 
     group: int
     fork: int
@@ -40,17 +46,11 @@ class Row:
     power: str
     phase: str
     prompt: str
-    """The text, if the way keeps text."""
-    prompt_ids: Sequence[int]
     generation: Generation
-    legal_ids: np.ndarray
-    legal_offsets: np.ndarray
-    orders: tuple[str, ...]
+    orders: list[str]
     before: Standing
     after: Standing | None = None
     """Standing at the end of the fork."""
-    until: Standing | None = None
-    """Standing at the next decision of its power in the fork, or at the fork's end."""
 
     @property
     def reward(self) -> float:
@@ -60,304 +60,194 @@ class Row:
         return float(self.after.centres[seat] - self.before.centres[seat])
 
 
-@dataclass(slots=True)
-class Counts:
-    """Work of the rollouts so far."""
-
-    warm_up_decisions: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    forks: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Ask:
-    """One decision to draw."""
-
-    name: str
-    board: Board
-    legal: LegalOrders
-    snapshot_id: str = ""
+def ask(name: str, board: Board, legal: LegalOrders, temperature: float) -> dict[str, Any]:
+    """One decision of a generate call; every build that is owed may be waived."""
+    moves = {site: list(options) for site, options in zip(legal.sites, legal.options, strict=True)}
+    if legal.kind is OrderKind.BUILD:
+        moves |= {f"waive {number}": [WAIVE] for number in range(legal.picks)}
+    prompt = HEAD + json_prompt(board, legal)
+    return {
+        "name": name,
+        "prompt": prompt,
+        "valid_moves": moves,
+        "wanted": legal.picks,
+        "seed": seed_of(name),
+        "temperature": temperature,
+    }
 
 
-@dataclass(slots=True, kw_only=True)
-class Answer:
-    """One drawn decision."""
+class OldRollouts:
+    """Plays the rollouts of the old way's steps."""
 
-    prompt: str
-    """The text, if the way keeps text."""
-    prompt_ids: Sequence[int]
-    generation: Generation
-    legal_sets: tuple[np.ndarray, np.ndarray]
-    """Legal ids of all positions, and the offset of each position."""
-    orders: list[str]
+    def __init__(
+        self, model: Path, engine: OldEngine, rollouts: RolloutSettings, positions: Sequence[Snapshot], seed: int, folder: Path
+    ) -> None:
+        """`positions`: frozen ones, of which only the policy's powers are taken; `folder` gets the rows."""
+        self._engine, self._rollouts, self._positions, self._seed = engine, rollouts, positions, seed
+        self._codec, self._folder = Codec(model), folder
+        self.counts: Counter[str] = Counter()
+        """Warm-up decisions, prompt and completion tokens, and forks since the last `clear`."""
 
-
-@dataclass(kw_only=True)
-class Table:
-    """Plays the rollouts of one way."""
-
-    way: Way
-    engine: TimedEngine
-    codec: Codec
-    clock: StageClock
-    temperature: float = 1.0
-    opponents: str = "random"
-    record_legal: bool = True
-    """The old engine records the legal sets, which only our trainer needs."""
-    prompts: PromptSettings = DEFAULT_PROMPTS
-    """Form of compact prompts; JSON prompts are completed in full notation."""
-    counts: Counts = field(default_factory=Counts)
-
-    def __post_init__(self) -> None:
-        notation = self.prompts.order_notation if self.way.compact_prompts and self.way.mask_core else "full"
-        self.tables = TableBuilder(self.codec, notation)
-        self._encode = lru_cache(maxsize=1024)(self.codec.encode)
-
-    # -- drawing --------------------------------------------------------------------------------------------------------
-
-    async def draw(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Draw all decisions; returns when the last one is drawn."""
-        drawn = await (self._by_table(asks) if self.way.mask_core else self._by_call(asks))
-        self.counts.prompt_tokens += sum(len(answer.prompt_ids) for answer in drawn)
-        self.counts.completion_tokens += sum(len(answer.generation.token_ids) for answer in drawn)
-        return drawn
-
-    async def _by_table(self, asks: Sequence[Ask]) -> list[Answer]:
-        requests, prompts = [], []
-        for ask in asks:
-            with self.clock("prompts"):
-                segments = self._segments(ask)
-                prompts.append("".join(segments) if not self.way.kept_tokens else "")
-                ids = [token for segment in segments for token in self._encode(segment)]
-            with self.clock("mask"):
-                table = self.tables.table(ask.legal)
-            requests.append(
-                GenerationRequest(
-                    request_id=ask.name,
-                    prompt_ids=ids,
-                    table=table,
-                    seed=seed_of(ask.name),
-                    temperature=self.temperature,
-                    snapshot_id=ask.snapshot_id,
-                )
-            )
-        drawn = await asyncio.gather(*(self.engine.generate(request) for request in requests))
-        with self.clock("parse"):
-            return [
-                Answer(
-                    prompt=prompt,
-                    prompt_ids=request.prompt_ids,
-                    generation=generation,
-                    legal_sets=request.table.legal_sets(completion := generation.token_ids.tolist()),
-                    orders=self.tables.read(completion, ask.legal),
-                )
-                for ask, prompt, request, generation in zip(asks, prompts, requests, drawn, strict=True)
-            ]
-
-    async def _by_call(self, asks: Sequence[Ask]) -> list[Answer]:
-        assert isinstance(self.engine, OldEngine)
-        requests = []
-        for ask in asks:
-            with self.clock("prompts"):
-                prompt, moves = "".join(self._segments(ask)), _valid_moves(ask.legal)
-            requests.append(
-                TextRequest(
-                    request_id=ask.name,
-                    prompt=prompt,
-                    valid_moves=moves,
-                    wanted=ask.legal.picks,
-                    seed=seed_of(ask.name),
-                    temperature=self.temperature,
-                )
-            )
-        answers = await self.engine.generate_call(requests, record=self.record_legal)
+    async def draw(self, asks: Sequence[dict[str, Any]]) -> list[tuple[Generation, list[str]]]:
+        """Draw all decisions in one call; returns generations and orders when the last one is drawn."""
         found = []
-        with self.clock("parse"):
-            for ask, request, (ids, generation, allowed) in zip(asks, requests, answers, strict=True):
-                text = self.codec.decode(token for token in generation.token_ids if token != self.codec.eos_id)
-                orders = [line.strip() for line in text.split("\n") if line.strip()][: ask.legal.picks]
-                sets = _as_sets(allowed, generation)
-                found.append(Answer(prompt=request.prompt, prompt_ids=ids, generation=generation, legal_sets=sets, orders=orders))
+        for asked, (ids, generation) in zip(asks, await self._engine.generate_call(asks), strict=True):
+            self.counts.update(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids))
+            lines = [line.strip() for line in self._text(generation).split("\n")]
+            found.append((generation, [line for line in lines if line][: asked["wanted"]]))
         return found
 
-    def _segments(self, ask: Ask) -> tuple[str, ...]:
-        if self.way.compact_prompts:
-            return (
-                rules_text(self.prompts),
-                board_text(ask.board, ask.legal.power, self.prompts),
-                power_text(ask.legal, ask.board, self.prompts),
-            )
-        return HEAD, json_prompt(ask.board, ask.legal)
+    async def roll_out(self, step: int) -> list[Row]:
+        """All rollouts of a step, from 1, at the same time; returns when the slowest is done."""
+        many, first = self._rollouts.start_groups, (step - 1) * self._rollouts.start_groups
+        drawn = sample_start_positions(self._positions, many, self._seed, step, sampling="uniform")
+        one = self._rollouts.policy_powers == "one"
+        played = (self._group(first + place, power if one else None) for place, (_, power) in enumerate(drawn))
+        return [row for rows in await asyncio.gather(*played) for row in rows]
 
-    # -- playing --------------------------------------------------------------------------------------------------------
+    def write(self, step: int, rows: Sequence[Row]) -> Path:
+        """Write the rows of a step, as texts; returns their folder."""
+        target = self._folder / f"step-{step:05d}"
+        target.mkdir(parents=True, exist_ok=True)
+        for group in sorted({row.group for row in rows}):
+            records = [self._record(row) for row in rows if row.group == group]
+            (target / f"rollout-{group:06d}.json").write_text(json.dumps(records, indent=2))
+        return target
 
-    async def roll_out(self, start: Start, *, seed: int, forks: int, years: int, settled_years: int = 0) -> list[Row]:
-        """One start group: warm-up or restored position, clones, forks to the horizon, rewards.
+    def _record(self, row: Row) -> dict[str, Any]:
+        return {
+            "game_id": f"game_{row.group:06d}",
+            "group_id": f"game_{row.group:06d}_{row.power}_step{row.ply}",
+            "fork": row.fork,
+            "power": row.power,
+            "phase": row.phase,
+            "orders": row.orders,
+            "reward": row.reward,
+            "completion_logprobs": [float(value) for value in row.generation.logprobs],
+            "prompt": row.prompt,
+            "completion": self._text(row.generation),
+        }
 
-        Args:
-            years: game years of a fork.
-            settled_years: game years without a change of centres after which a fork ends; 0: no such end.
-        """
-        shared = f"{seed}/{start.number}"
-        board = restored(self.way, start, self.clock) if self.way.snapshots else await self._warmed_up(start, shared, seed)
-        powers, begun = powers_of(board, start, self.clock), board.phase
-        playing = [
-            _Fork(
-                number=number,
-                board=twin,
-                shared=shared,
-                powers=powers,
-                group=start.number,
-                start=begun,
-                years=years,
-                settled_years=settled_years,
-                changed=begun,
-            )
-            for number, twin in enumerate(clones(self.way, board, forks, self.clock))
-        ]
-        self.counts.forks += forks
-        if self.way.in_flight:
-            await asyncio.gather(*(self._play([fork], start) for fork in playing))
-        else:
-            await self._play(playing, start)
-        return [row for fork in playing for row in fork.finished_rows()]
+    def _text(self, generation: Generation) -> str:
+        return self._codec.decode(token for token in generation.token_ids.tolist() if token != self._codec.eos_id)
 
-    async def _play(self, forks: Sequence["_Fork"], start: Start) -> None:
-        """Play these forks in lock-step to their ends."""
-        while live := [fork for fork in forks if not fork.is_over(self.clock)]:
-            asks: dict[tuple[int, str], Ask] = {}
+    async def _group(self, number: int, power: str | None) -> list[Row]:
+        """One rollout: warm-up, clones, forks to the horizon, rewards."""
+        shared, many = f"{self._seed}/{number}", self._rollouts.forks_per_group
+        board = await self._warmed_up(number, shared)
+        powers, begun = powers_of(board, number, power), board.phase
+        forks = [Fork(number=n, board=twin, group=number, start=begun) for n, twin in enumerate(clones(board, many))]
+        self.counts["forks"] += many
+        while live := [fork for fork in forks if not fork.is_over(powers, self._rollouts)]:
+            asks: dict[tuple[int, str], dict[str, Any]] = {}
             for fork in live:
-                with self.clock("games"):
-                    legal = fork.board.legal_orders()
-                for power in fork.powers:
-                    if power in legal and not legal[power].is_forced:
-                        name = f"{fork.shared}/{fork.number}/{fork.ply}/{power}"
-                        ask = Ask(name=name, board=fork.board, legal=legal[power], snapshot_id=start.snapshot.snapshot_id)
-                        asks[fork.number, power] = ask
-            answers = dict(zip(asks, await self.draw(list(asks.values())), strict=True)) if asks else {}
+                for own, legal in fork.board.legal_orders().items():
+                    if own in powers and not legal.is_forced:
+                        name = f"{shared}/{fork.number}/{fork.ply}/{own}"
+                        asks[fork.number, own] = ask(name, fork.board, legal, self._rollouts.temperature)
+            drawn = dict(zip(asks, await self.draw(list(asks.values())), strict=True)) if asks else {}
             for fork in live:
-                own = {power: answer for (number, power), answer in answers.items() if number == fork.number}
-                with self.clock("games"):
-                    fork.step(own, self.opponents)
+                own = {power: (asks[n, power]["prompt"], *answer) for (n, power), answer in drawn.items() if n == fork.number}
+                fork.step(own, scripted(fork.board, shared, self._rollouts.opponents, skip=list(own)))
+        return [row for fork in forks for row in fork.finished_rows()]
 
-    async def _warmed_up(self, start: Start, shared: str, seed: int) -> Board:
+    async def _warmed_up(self, number: int, shared: str) -> Board:
         """A game from spring 1901 after its warm-up, which is played for this rollout only and keeps no rows."""
-        with self.clock("clone"):
-            board = Board.start(path=path_of(self.way))
-        for phase in range(warm_up_phases(seed, start.number)):
-            with self.clock("games"):
-                legal = board.legal_orders()
-            asked = [
-                power
-                for power, choice in legal.items()
-                if (self.way.warm_up_all or start.power in (None, power)) and not choice.is_forced
-            ]
-            asks = [Ask(name=f"{shared}/warm/{phase}/{power}", board=board, legal=legal[power]) for power in asked]
+        board = Board.start(path=BoardPath.PLAIN)
+        for phase in range(warm_up_phases(self._seed, number)):
+            asked = {power: legal for power, legal in board.legal_orders().items() if not legal.is_forced}
+            asks = [ask(f"{shared}/warm/{phase}/{p}", board, legal, self._rollouts.temperature) for p, legal in asked.items()]
             drawn = await self.draw(asks) if asks else []
-            self.counts.warm_up_decisions += len(asks)
-            with self.clock("games"):
-                orders = _scripted(board, shared, self.opponents, skip=asked)
-                board.step(orders | {power: answer.orders for power, answer in zip(asked, drawn, strict=True)})
+            self.counts["warm_up_decisions"] += len(asks)
+            orders = scripted(board, shared, self._rollouts.opponents, skip=list(asked))
+            board.step(orders | {power: given for power, (_, given) in zip(asked, drawn, strict=True)})
         return board
 
 
 @dataclass(slots=True, kw_only=True)
-class _Fork:
+class Fork:
+    """One continuation of a warmed-up game."""
+
     number: int
     board: Board
-    shared: str
-    powers: Sequence[str]
-    """Those that the policy plays."""
     group: int
     start: str
-    years: int
-    settled_years: int
-    changed: str
-    """Phase in which centres were last seen to change; at first the fork's first phase."""
+    """First phase."""
+    changed: str = ""
+    """Phase in which centres were last seen to change; empty: none yet."""
     centres: object = None
     ply: int = 0
     rows: list[Row] = field(default_factory=list)
     now: Standing | None = None
 
-    def is_over(self, clock: StageClock) -> bool:
-        with clock("games"):
-            if self.now is None:
-                self.now, self.centres = compute_standing(self.board), self.board.centres()
-            return self.board.is_over or (
-                self.ply > 0
-                and (
-                    horizon_reached(self.start, self.board.phase, self.years)
-                    or not any(self.board.is_alive(power) for power in self.powers)
-                    or self._is_settled()
-                )
+    def is_over(self, powers: Sequence[str], rollouts: RolloutSettings) -> bool:
+        """Whether the game, the horizon or the policy's `powers` have ended, or centres have not changed for long."""
+        if self.now is None:
+            self.now, self.centres = compute_standing(self.board), self.board.centres()
+        return self.board.is_over or (
+            self.ply > 0
+            and (
+                horizon_reached(self.start, self.board.phase, rollouts.horizon_years)
+                or not any(self.board.is_alive(power) for power in powers)
+                or self._is_settled(rollouts)
             )
+        )
 
-    def _is_settled(self) -> bool:
-        if not 0 < self.settled_years < self.years:  # the horizon comes first
+    def _is_settled(self, rollouts: RolloutSettings) -> bool:
+        if not 0 < rollouts.settled_years < rollouts.horizon_years:  # the horizon comes first
             return False
         if (centres := self.board.centres()) != self.centres:
             self.centres, self.changed = centres, self.board.phase
             return False
-        return horizon_reached(self.changed, self.board.phase, self.settled_years)
+        return horizon_reached(self.changed or self.start, self.board.phase, rollouts.settled_years)
 
-    def step(self, answers: Mapping[str, Answer], opponents: str) -> None:
-        """Play a phase; `answers` by power."""
+    def step(self, answers: Mapping[str, tuple[str, Generation, list[str]]], others: dict[str, list[str]]) -> None:
+        """Play a phase: prompt, generation and orders of the policy's powers, and the orders of the others."""
         phase, before = self.board.phase, self.now
         assert before is not None
-        orders = _scripted(self.board, self.shared, opponents, skip=list(answers))
-        for power, answer in answers.items():
-            orders[power] = answer.orders
-            self.rows.append(
-                Row(
-                    group=self.group,
-                    fork=self.number,
-                    ply=self.ply,
-                    power=power,
-                    phase=phase,
-                    prompt=answer.prompt,
-                    prompt_ids=answer.prompt_ids,
-                    generation=answer.generation,
-                    legal_ids=answer.legal_sets[0],
-                    legal_offsets=answer.legal_sets[1],
-                    orders=tuple(answer.orders),
-                    before=before,
-                )
-            )
-        played = self.board.step(orders)
+        for power, (prompt, generation, orders) in answers.items():
+            row = Row(group=self.group, fork=self.number, ply=self.ply, power=power, phase=phase, prompt=prompt,
+                      generation=generation, orders=orders, before=before)  # fmt: skip
+            self.rows.append(row)
+        played = self.board.step(others | {power: orders for power, (_, _, orders) in answers.items()})
         self.now = compute_standing(self.board, before, played)
         self.ply += 1
 
     def finished_rows(self) -> list[Row]:
-        """The rows, with the standings at the next decision of their power and at the end."""
-        following = dict.fromkeys(self.powers, self.now)
-        for row in reversed(self.rows):
-            row.after, row.until, following[row.power] = self.now, following[row.power], row.before
+        """The rows, with the standing at the end."""
+        for row in self.rows:
+            row.after = self.now
         return self.rows
 
 
-def _scripted(board: Board, shared: str, opponents: str, skip: Sequence[str]) -> dict[str, list[str]]:
+def warm_up_phases(seed: int, number: int) -> int:
+    """Number of phases that the warm-up of a start group plays."""
+    chance = random.Random(f"warm-up {seed} {number}")
+    return 0 if chance.random() < NO_WARM_UP else chance.randint(0, WARM_UP_PHASES)
+
+
+def clones(board: Board, forks: int) -> list[Board]:
+    """Independent copies of `board`."""
+    import cloudpickle  # comes with vLLM; plain pickle does not accept the classes in a game
+
+    blob = cloudpickle.dumps(board._game)  # the old system pickled the whole game, so this needs the private attribute
+    return [Board(cloudpickle.loads(blob)) for _ in range(forks)]
+
+
+def powers_of(board: Board, number: int, power: str | None) -> tuple[str, ...]:
+    """The policy's powers: all without `power`; another one if `power` has no units after the warm-up."""
+    if power is None:
+        return POWERS
+    able = sorted(board.legal_orders())
+    if not able or (power in able and board.is_alive(power)):
+        return (power,)
+    return (able[number % len(able)],)
+
+
+def scripted(board: Board, shared: str, opponents: str, skip: Sequence[str]) -> dict[str, list[str]]:
     """Orders of the other powers; random numbers follow from group, phase and power, so forks share them."""
     return {
         power: player(opponents)(choice, dice(shared, board.phase, power), board)
         for power, choice in board.legal_orders().items()
         if power not in skip
     }
-
-
-def _valid_moves(legal: LegalOrders) -> dict[str, list[str]]:
-    """Legal orders by unit; every build that is owed may be waived."""
-    moves = {site: list(options) for site, options in zip(legal.sites, legal.options, strict=True)}
-    if legal.kind is OrderKind.BUILD:
-        moves |= {f"waive {number}": [WAIVE] for number in range(legal.picks)}
-    return moves
-
-
-def _as_sets(allowed: list[list[int]] | None, generation: Generation) -> tuple[np.ndarray, np.ndarray]:
-    """Legal sets in the form of rows; without a record each set holds the drawn token only."""
-    length = len(generation.token_ids)
-    sets = allowed[:length] if allowed is not None else []
-    sets += [[int(token)] for token in generation.token_ids[len(sets) :]]
-    offsets = np.zeros(length + 1, np.int32)
-    np.cumsum([len(each) for each in sets], out=offsets[1:])
-    return np.array([token for each in sets for token in each], np.int32), offsets

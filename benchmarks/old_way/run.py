@@ -1,11 +1,9 @@
 """A training run of the old way in its own process: `python -m benchmarks.old_way.run SPEC.json`.
 
-As the old system's loop: rollouts of `depth` steps are in flight while the trainer, another process, computes; a step begins when
+As the old system's loop: rollouts of DEPTH steps are in flight while the trainer, another process, computes; a step begins when
 all of its rollouts are done; the new version replaces the previous one. Two bugs are not repeated: its queue lost the order of
-rollouts on a time-out, and its weights were published a step late. Prints one line of JSON for each step, then the scores.
-
-With a depth of 0 rollouts and training alternate and each may use all cores; else they share the cores. The engine's threads are
-those of `OMP_NUM_THREADS`, the trainer's those of the specification.
+rollouts on a time-out, and its weights were published a step late. Prints one line of JSON for each step, then the scores. The
+engine's threads are those of `OMP_NUM_THREADS`, the trainer's those of the specification.
 
 The run ends after its budget of seconds, but not before MEASURED_AT_LEAST steps after the first, which warms up, and not before
 the scored step. Scored are the base, the newest version within the budget, and the version of the scored step. The budget counts
@@ -17,16 +15,17 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.old_way.ways import Way
-
+DEPTH = 2
+"""Steps of rollouts in flight while the trainer computes."""
 MEASURED_AT_LEAST = 5
 """Least number of steps after the first, which warms up."""
 _AFTER_ALL = 1_000_000
@@ -34,8 +33,11 @@ _AFTER_ALL = 1_000_000
 
 
 def main(spec_file: Path) -> None:
-    """Run the specification in a file (see `spec_of`)."""
+    """Run the specification in a file: the run's `settings`; `cache`, `model` and `folder`; `budget_s`; `scored_step` (0: no
+    scores); `trainer_threads`.
+    """
     spec = json.loads(spec_file.read_text())
+    shutil.rmtree(spec["folder"], ignore_errors=True)
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_train, args=(there, spec), daemon=True)
     child.start()  # before vLLM is imported and changes the environment
@@ -52,114 +54,88 @@ def _print(**values: Any) -> None:
     sys.stdout.flush()
 
 
-def _setting(spec: dict[str, Any]) -> Any:
-    from benchmarks.old_way.arm import Setting
-    from inference.settings import InferenceSettings
-    from rollouts.settings import RolloutSettings
-    from state_cache.store import open_cache
-    from training.settings import TrainingSettings
-
-    return Setting(
-        compact_model=Path(spec["compact_model"]),
-        json_model=Path(spec["json_model"]),
-        positions=open_cache(Path(spec["cache"])).train,
-        rollouts=RolloutSettings.model_validate(spec["rollouts"]),
-        training=TrainingSettings.model_validate(spec["training"]),
-        inference=InferenceSettings.model_validate(spec["inference"]),
-        folder=Path(spec["folder"]),
-        seed=spec["seed"],
-    )
-
-
 def _train(pipe: Connection, spec: dict[str, Any]) -> None:
-    """The trainer process: receives step numbers, sends what it learned with wall and CPU seconds; ends with the pipe."""
+    """The trainer process: receives steps and their files, sends versions with wall and CPU seconds; ends with the pipe."""
     os.environ["OMP_NUM_THREADS"] = str(spec["trainer_threads"])  # before torch is imported
     from benchmarks.old_way.learn import Learner
-    from benchmarks.old_way.stages import StageClock
+    from training.settings import TrainingSettings
 
-    setting, way, clock = _setting(spec), Way(**spec["way"]), StageClock()
-    training = setting.training.model_copy(update={"device": "cpu"})
-    learner = Learner(setting.model(way), way, training, setting.folder / "run", clock)
+    settings = TrainingSettings.model_validate(spec["settings"]["training"] | {"device": "cpu"})
+    learner = Learner(Path(spec["model"]), settings, Path(spec["folder"]) / "adapters")
     pipe.send("ready")
     while True:
         try:
-            step = pipe.recv()
+            step, files = pipe.recv()
         except EOFError:
             return
         began, before = time.perf_counter(), time.process_time()
-        learned = learner.learn(step)
-        pipe.send((learned, time.perf_counter() - began, time.process_time() - before))
+        trained, policy = learner.learn(step, files)
+        pipe.send((trained, policy, time.perf_counter() - began, time.process_time() - before))
 
 
 async def _run(spec: dict[str, Any], pipe: Connection) -> None:
-    from benchmarks.old_way.arm import Arm
+    from benchmarks.old_way.engine import OldEngine
+    from benchmarks.old_way.play import OldRollouts
+    from pipeline.run_settings import RunSettings
+    from state_cache.store import open_cache
 
-    arm = Arm("run", Way(**spec["way"]), _setting(spec), trains=False)
-    await arm.start()
+    settings, positions = RunSettings.model_validate(spec["settings"]), open_cache(Path(spec["cache"]))
+    model, scored = Path(spec["model"]), spec["scored_step"]
+    engine = OldEngine(model, settings.inference)
+    rollouts = OldRollouts(model, engine, settings.rollouts, positions.train, settings.seed, Path(spec["folder"]))
+    await engine.start()
     await asyncio.to_thread(pipe.recv)
     try:
-        scored = spec["scored_step"]
-        found = {"base": await _score(spec, arm)} if scored else {}
-        ended = await _steps(spec, arm, pipe)
+        found = {"base": await _score(settings, positions, rollouts)} if scored else {}
+        ended = await _steps(spec, engine, rollouts, pipe)
         if scored:
             versions = {"span": newest_within(spec["budget_s"], ended), "steps_scored": ended[scored - 1][1]}
-            for number, (name, learned) in enumerate(versions.items()):
-                if learned is not None:
-                    await arm.serve(_AFTER_ALL + number, learned)
-                found[name] = found["base"] if learned is None else await _score(spec, arm)
+            for number, (name, policy) in enumerate(versions.items()):
+                if policy is not None:
+                    await engine.publish(replace(policy, version=_AFTER_ALL + number))
+                found[name] = found["base"] if policy is None else await _score(settings, positions, rollouts)
             _print(**found)
     finally:
-        await arm.close()
+        await engine.close()
 
 
-async def _score(spec: dict[str, Any], arm: Any) -> dict[str, Any]:
+async def _score(settings: Any, positions: Any, rollouts: Any) -> dict[str, Any]:
     """Mean centres gained on held-out positions, measured as for a run, and the interval (`ci`; None for too few games)."""
-    from benchmarks.old_way.play import Ask
-    from evaluation.settings import EvaluationSettings
+    from benchmarks.old_way.play import ask
     from evaluation.strength import measure_strength
-    from state_cache.store import open_cache
 
     class OldWay:
         async def decide(self, request: Any) -> list[str]:
             name = f"{request.game}/0/{request.ply}/{request.power}"
-            (answer,) = await arm.table.draw([Ask(name=name, board=request.board, legal=request.legal)])
-            return answer.orders
+            ((_, orders),) = await rollouts.draw([ask(name, request.board, request.legal, settings.rollouts.temperature)])
+            return orders
 
-    settings = EvaluationSettings.model_validate(spec["evaluation"])
-    held_out = open_cache(Path(spec["cache"])).held_out
-    found = await measure_strength("old way", settings.opponents[0], held_out, settings, decider=OldWay())
+    evaluation = settings.evaluation
+    found = await measure_strength("old way", evaluation.opponents[0], positions.held_out, evaluation, decider=OldWay())
     return {"mean": found.mean, "ci": found.estimate.rounded()}
 
 
-async def _steps(spec: dict[str, Any], arm: Any, pipe: Connection) -> list[tuple[float, Any]]:
-    """Steps until the run may end; returns what each learned, with the seconds from the start of the first step to its end."""
-    depth, ended = spec["depth"], []
+async def _steps(spec: dict[str, Any], engine: Any, rollouts: Any, pipe: Connection) -> list[tuple[float, Any]]:
+    """Steps until the run may end; returns each one's version, with the seconds from the start of the first step to its end."""
     in_flight: dict[int, asyncio.Task[Any]] = {}
-    seconds = _clock()
-    began = time.perf_counter()
+    ended: list[tuple[float, Any]] = []
+    began = last = time.perf_counter()
+    last_cpu = time.process_time()
     for step in itertools.count(1):
-        for ahead in range(step, step + depth + 1):
+        for ahead in range(step, step + DEPTH + 1):
             if ahead not in in_flight:
-                in_flight[ahead] = asyncio.create_task(arm.roll_out(ahead))
-        arm.publish_rows(step, await in_flight.pop(step))
-        if depth:
-            in_flight[step + depth + 1] = asyncio.create_task(arm.roll_out(step + depth + 1))
-        pipe.send(step)
-        learned, train_s, cpu_s = await asyncio.to_thread(pipe.recv)
-        await arm.serve(step, learned)
-        wall_s, own_cpu_s = seconds()
-        spent_s = time.perf_counter() - began
-        ended.append((spent_s, learned))
-        _print(
-            step=step,
-            ended_s=spent_s,
-            wall_s=wall_s,
-            cpu_s=own_cpu_s + cpu_s,
-            train_s=train_s,
-            start_groups=arm.setting.rollouts.start_groups,
-            trained=learned.trained,
-        )
-        if may_end(step, spent_s, budget_s=spec["budget_s"], scored_step=spec["scored_step"]):
+                in_flight[ahead] = asyncio.create_task(rollouts.roll_out(ahead))
+        files = rollouts.write(step, await in_flight.pop(step))
+        in_flight[step + DEPTH + 1] = asyncio.create_task(rollouts.roll_out(step + DEPTH + 1))
+        pipe.send((step, files))
+        trained, policy, train_s, cpu_s = await asyncio.to_thread(pipe.recv)
+        await engine.publish(replace(policy, version=step))
+        now, now_cpu = time.perf_counter(), time.process_time()
+        ended.append((now - began, policy))
+        spent = {"wall_s": now - last, "cpu_s": now_cpu - last_cpu + cpu_s, "train_s": train_s}
+        _print(step=step, ended_s=now - began, trained=trained, **spent)
+        last, last_cpu = now, now_cpu
+        if may_end(step, now - began, budget_s=spec["budget_s"], scored_step=spec["scored_step"]):
             break
     for task in in_flight.values():
         task.cancel()
@@ -173,59 +149,12 @@ def may_end(step: int, spent_s: float, *, budget_s: float, scored_step: int) -> 
 
 
 def newest_within(budget_s: float, ended: Sequence[tuple[float, Any]]) -> Any:
-    """What the last step within the budget learned; None if no step ended within it.
+    """The version of the last step within the budget; None if no step ended within it.
 
     Args:
-        ended: for each step the seconds from the start of the first step to its end, and what it learned.
+        ended: for each step the seconds from the start of the first step to its end, and its version.
     """
-    return next((learned for spent_s, learned in reversed(ended) if spent_s <= budget_s), None)
-
-
-def _clock() -> Callable[[], tuple[float, float]]:
-    """Wall and CPU seconds since the last call."""
-    last = [time.perf_counter(), time.process_time()]
-
-    def since() -> tuple[float, float]:
-        now = [time.perf_counter(), time.process_time()]
-        spent = now[0] - last[0], now[1] - last[1]
-        last[:] = now
-        return spent
-
-    return since
-
-
-def spec_of(
-    *,
-    setting: Any,
-    cache: Path,
-    evaluation: Any,
-    budget_s: float,
-    depth: int,
-    scored_step: int,
-    way: Way,
-    trainer_threads: int,
-) -> dict[str, Any]:
-    """The specification that `main` reads, as JSON.
-
-    Args:
-        setting: a `Setting`, whose positions are those of `cache`.
-        budget_s: seconds from the start of the first step after which the run ends, once it has all steps that it needs.
-        depth: steps of rollouts in flight while the trainer computes.
-        scored_step: step whose version is scored, beside the base and the newest version within the budget; 0: no scores.
-        trainer_threads: CPU threads of the trainer's process.
-    """
-    return {
-        **{name: str(getattr(setting, name)) for name in ("compact_model", "json_model", "folder")},
-        **{name: getattr(setting, name).model_dump(mode="json") for name in ("rollouts", "training", "inference")},
-        "cache": str(cache),
-        "evaluation": evaluation.model_dump(mode="json"),
-        "seed": setting.seed,
-        "way": asdict(way),
-        "budget_s": budget_s,
-        "depth": depth,
-        "scored_step": scored_step,
-        "trainer_threads": trainer_threads,
-    }
+    return next((policy for spent_s, policy in reversed(ended) if spent_s <= budget_s), None)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A peer that is missing, or not of the recorded version, leaves its figure out, with a sentence.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ class Inputs:
     """Settings of a run."""
     arguments: Sequence[str]
     """Arguments of `entente train` that give it these settings."""
-    cache: Callable[[], Path]
-    """Folder of the positions; builds a missing one."""
     environments: Path
     """Folder of the peers' own environments."""
 
@@ -89,7 +87,7 @@ def bench_peers(inputs: Inputs, *, only: Collection[str] = (), rounds: int = 5, 
         reporter().say(sentence)
     measured = _Measurements(inputs, rounds=rounds, quick=quick)
     metrics: dict[str, float] = {}
-    for part in (measured.trl_step, measured.trl_whole, measured.masks, measured.structured_outputs, measured.gathers):
+    for part in (measured.trl_step, measured.trl_whole, measured.masks):
         metrics |= part(wanted)
     return PeersOutcome(
         benchmark="peers",
@@ -111,7 +109,7 @@ class _Measurements:
         """`trl_step`."""
         if "trl_step" not in wanted:
             return {}
-        from benchmarks.peers.recorded_rows import record_rows
+        from benchmarks.laptop_run import record_rows
         from benchmarks.peers.trl_step import trl_step_figures
 
         recorded = record_rows(self._settings, self._inputs.arguments)
@@ -123,13 +121,14 @@ class _Measurements:
         """`trl_whole`."""
         if "trl_whole" not in wanted:
             return {}
+        from benchmarks.laptop_run import cache_of
         from benchmarks.peers.trl_whole import trl_whole_figures
         from state_cache.store import open_cache
 
         return trl_whole_figures(
             self._settings,
             self._inputs.arguments,
-            open_cache(self._inputs.cache()),
+            open_cache(cache_of(self._settings)),
             self._tiny_model(),
             self._inputs.environments,
             rounds=min(self._rounds, WHOLE_ROUNDS),
@@ -144,23 +143,6 @@ class _Measurements:
         from benchmarks.peers.masks import mask_figures
 
         return mask_figures(figures, self._models, rounds=self._rounds, seed=self._seed, quick=self._quick)
-
-    def structured_outputs(self, wanted: Sequence[str]) -> dict[str, float]:
-        """`structured_outputs`."""
-        if "structured_outputs" not in wanted:
-            return {}
-        from benchmarks.peers.structured_outputs import structured_figures
-
-        return structured_figures(self._tiny_model(), self._models, rounds=self._rounds, seed=self._seed, quick=self._quick)
-
-    def gathers(self, wanted: Sequence[str]) -> dict[str, float]:
-        """`lance_gather`, `parquet_gather`."""
-        figures = [figure for figure in wanted if figure.endswith("_gather")]
-        if not figures:
-            return {}
-        from benchmarks.peers.gathers import gather_figures
-
-        return gather_figures(figures, self._inputs.environments, rounds=self._rounds, seed=self._seed, quick=self._quick)
 
     def _tiny_model(self) -> Path:
         from training.tiny_model import make_tiny_model

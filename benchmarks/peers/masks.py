@@ -22,15 +22,18 @@ from benchmarks.decode_cases import InstantEngine, played_positions, roll_out_gr
 from benchmarks.outcome import require_found
 from benchmarks.peers.grammars import answer_rules, to_ebnf, to_lark
 from benchmarks.peers.turns import OURS, Arm, ratio, take_turns
-from benchmarks.peers.vocabularies import SIZES, tokenizer_folder
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
+from decoding.model_files import make_whole
 from game.legal import LegalOrders
 from inference.legal_admission import TableCache
 from inference.legal_arena import LegalArena
 from rollouts.fork import Tokens
 
 BATCH = 32
+VOCABULARY = 131_072
+"""Ids of Tekken, which `mistral_common` ships."""
+_TEKKEN = "tekken_240911.json"
 FORKS, YEARS = 8, 2
 QUICK_FORKS, QUICK_YEARS = 2, 1
 
@@ -170,30 +173,36 @@ MASKERS: dict[str, Callable[[Any, int, int], Callable[[], Masker]]] = {
 
 
 def mask_figures(figures: Sequence[str], models_root: Path, *, rounds: int, seed: int, quick: bool) -> dict[str, float]:
-    """The ratios of `figures` for each vocabulary, and milliseconds a decision of each arm: build and fill.
+    """The ratios of `figures`, and milliseconds a decision of each arm: build and fill."""
+    measured = _Measured(tekken_folder(models_root), figures, seed=seed, quick=quick)
+    turns = take_turns(measured.turns(), rounds, "masks")
+    return {figure: ratio(turns, figure) for figure in figures} | measured.milliseconds()
 
-    A figure without a size in its name is that of the largest vocabulary.
-    """
-    found: dict[str, float] = {}
-    for name, size in SIZES.items():
-        measured = _Measured(tokenizer_folder(models_root, size), size, figures, seed=seed, quick=quick)
-        turns = take_turns(measured.turns(), rounds, f"masks, {name} ids")
-        found |= {f"{figure}_{name}": ratio(turns, figure) for figure in figures}
-        found |= {f"{part}_{name}": milliseconds for part, milliseconds in measured.milliseconds().items()}
-    return found | {figure: found[f"{figure}_131k"] for figure in figures}
+
+def tekken_folder(root: Path) -> Path:
+    """A folder with Tekken's tokenizer and a model config under `root`; made if missing. It holds no weights."""
+    import mistral_common
+    from transformers import Qwen3Config
+    from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
+
+    def make(folder: Path) -> None:
+        convert_tekken_tokenizer(str(Path(mistral_common.__file__).parent / "data" / _TEKKEN)).save_pretrained(str(folder))
+        Qwen3Config(vocab_size=VOCABULARY, eos_token_id=2, bos_token_id=1).save_pretrained(folder)
+
+    return make_whole(root / "tekken-131k", "config.json", make)
 
 
 class _Measured:
-    """The arms of one vocabulary, and the times of each."""
+    """The arms, and the times of each."""
 
-    def __init__(self, folder: Path, vocabulary: int, figures: Sequence[str], *, seed: int, quick: bool) -> None:
+    def __init__(self, folder: Path, figures: Sequence[str], *, seed: int, quick: bool) -> None:
         from transformers import AutoTokenizer
 
         codec, tokenizer = Codec(folder), AutoTokenizer.from_pretrained(folder)
         self._warm_up, self._cases = decisions(codec, seed=seed, quick=quick)
-        self._logits = torch.zeros(BATCH, vocabulary)
+        self._logits = torch.zeros(BATCH, VOCABULARY)
         self.arms: dict[str, Callable[[], Masker]] = {OURS: lambda: OurMasker(folder)}
-        self.arms |= {figure: MASKERS[figure](tokenizer, vocabulary, codec.eos_id) for figure in figures}
+        self.arms |= {figure: MASKERS[figure](tokenizer, VOCABULARY, codec.eos_id) for figure in figures}
         self._times: dict[str, list[tuple[float, float]]] = {arm: [] for arm in self.arms}
 
     def turns(self) -> dict[str, Arm]:

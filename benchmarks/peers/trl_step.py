@@ -9,10 +9,10 @@ recompute) and in the fastest of several batch sizes.
 import tempfile
 from pathlib import Path
 
+from benchmarks.laptop_run import RecordedRows
 from benchmarks.outcome import cpu_seconds, require_found
 from benchmarks.peers.child import Child
 from benchmarks.peers.environments import python_of
-from benchmarks.peers.recorded_rows import RecordedRows
 from benchmarks.peers.turns import OURS, middle, ratio, take_turns
 from training.policy import Policy
 from training.settings import TrainingSettings

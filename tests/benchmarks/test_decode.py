@@ -1,4 +1,4 @@
-"""Figures of the decode benchmark are of what they say: arms draw alike, shares count tokens, the simulation keeps its books."""
+"""Figures of the decode benchmark are of what they say: arms draw alike, and shares count tokens."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import decode, decode_http
+from benchmarks import decode
 from benchmarks.decode_cases import (
     SHAPES,
     InstantEngine,
@@ -21,80 +21,15 @@ from benchmarks.decode_cases import (
     played_positions,
     requests_for,
     roll_out_group,
-    rollout_cases,
 )
 from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
 from benchmarks.rollout import rollout_figures
-from benchmarks.worker_scaling import Rates, decisions_per_s, scaling_figures
 from decoding.legal_table import TableBuilder
 from game.snapshot import Snapshot
 from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError, InputError
 
 SMALL = Shape(units=2, fewest=3, most=8, batch=5)
-
-
-# -- the simulation ----------------------------------------------------------------------------------------------------------
-
-
-def test_rates_are_the_measured_ones_with_straight_lines_between():
-    rates = Rates({1: 10.0, 8: 45.0, 64: 101.0})
-    assert [rates(count) for count in (1, 8, 64, 1000)] == [10, 45, 101, 101]
-    assert rates(4) == pytest.approx(25.0) and rates(36) == pytest.approx(73.0)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_client_that_takes_no_time_leaves_the_workers_rate(workers: int):
-    """A rate that no number in flight changes: so many workers, so many times as much."""
-    rate = decisions_per_s(workers, rates=Rates({1: 50.0}), client_s=0.0)
-    assert rate == pytest.approx(50.0 * workers, rel=0.02)
-
-
-def test_a_slow_client_bounds_any_number_of_workers():
-    rate = decisions_per_s(4, rates=Rates({1: 1e6}), client_s=0.01)
-    assert rate == pytest.approx(100.0, rel=0.02)
-
-
-def test_one_fork_alone_waits_for_its_worker_and_its_worker_for_it():
-    """By hand: 7 decisions take 7 * 2 ms of the client, then 7 / 70 s of the worker, and nothing overlaps."""
-    rate = decisions_per_s(1, rates=Rates({1: 70.0}), client_s=0.002, forks=1, powers=7, decisions=7000)
-    assert rate == pytest.approx(7 / (0.014 + 0.1), rel=1e-3)
-
-
-def test_the_simulation_agrees_with_one_that_counts_time_in_small_steps():
-    rates, client_s, forks, powers, step = Rates({1: 20.0, 16: 120.0}), 0.002, 6, 3, 1e-4
-    left: list[dict[int, list[float]]] = [{}, {}]  # per worker and fork, what is left of each decision
-    queue, busy, until, now, drawn = list(range(forks)), None, 0.0, 0.0, 0
-    while now < 8:
-        if busy is None and queue:
-            busy, until = queue.pop(0), now + client_s * powers
-        if busy is not None and now >= until:
-            for _ in range(powers):
-                worker = min(left, key=lambda each: sum(map(len, each.values())))
-                worker.setdefault(busy, []).append(1.0)
-            busy = None
-        for worker in left:
-            count = sum(map(len, worker.values()))
-            for rest in worker.values():
-                rest[:] = [r for r in (r - step * rates(count) / count for r in rest) if r > 0]
-        done = [f for f in range(forks) if any(f in worker for worker in left) and not any(worker.get(f) for worker in left)]
-        for fork in done:
-            for worker in left:
-                worker.pop(fork, None)
-            drawn += powers
-            queue.append(fork)
-        now += step
-    exact = decisions_per_s(2, rates=rates, client_s=client_s, forks=forks, powers=powers, decisions=3000)
-    assert exact == pytest.approx(drawn / now, rel=0.03)
-
-
-def test_the_bend_is_the_workers_time_over_the_clients_and_gains_are_over_one_worker():
-    """A client of 1 ms feeds two workers of 2 ms; of four, two would wait."""
-    measured = {count: 800.0 for count in (1, 64)}  # of an engine that is faster than the worker behind HTTP
-    found = scaling_figures(measured, client_ms=1.0, worker_ms=2.0)
-    assert found["workers_at_the_bend_http"] == 2.0
-    assert found["simulated_gain_2_workers"] == pytest.approx(2.0, rel=0.05)
-    assert found["simulated_gain_4_workers"] == pytest.approx(2.0, rel=0.05)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------------
@@ -108,15 +43,6 @@ def test_made_up_decisions_are_as_large_as_they_say_and_never_alike(name: str):
     for legal in made:
         assert len(legal.sites) == legal.picks == shape.units
         assert all(shape.fewest <= len(own) <= shape.most for own in legal.options)
-
-
-def test_rollout_cases_share_their_first_ply_and_part_after_it(tokens):
-    cases = rollout_cases(played_positions(1, 0), forks=3, phases=2)
-    prompts = [tuple(request.prompt_ids) for request in requests_for(cases, tokens, "x")]
-    powers = len(set(prompts[: len(prompts) // 2]))
-    assert prompts[:powers] == prompts[powers : 2 * powers] == prompts[2 * powers : 3 * powers]
-    later = prompts[3 * powers :]
-    assert len(set(later)) > len(later) / 2
 
 
 def test_a_group_is_rolled_out_whole_and_every_table_is_noted(tokens):
@@ -169,7 +95,7 @@ def test_warm_ups_cost_uncached_tokens_but_count_as_no_decision():
     assert uncached_per_decision(prompt_tokens=900, cached_tokens=300, decisions=4) == 150
     ours = {
         "decisions": 4,
-        "games": 2,
+        "forks": 2,
         "cpu_s": 1,
         "wall_s": 1,
         "prompt_tokens": 600,
@@ -177,23 +103,9 @@ def test_warm_ups_cost_uncached_tokens_but_count_as_no_decision():
         "completion_tokens": 8,
     }
     old = ours | {"prompt_tokens": 900, "cached_tokens": 300, "warm_up_decisions": 3}
-    found = rollout_figures({"ours": [ours, ours], "harness": [ours, ours], "old": [old, old]})
+    found = rollout_figures([ours, ours], [old, old])
     assert found["uncached_tokens_per_decision"] == 100 and found["uncached_tokens_per_decision_old_way"] == 150
-
-
-def test_client_and_worker_are_measured_in_the_same_whole_steps(tokens, positions, monkeypatch: pytest.MonkeyPatch):
-    """Each decision takes 2 ms of this process and 3 ms of the worker; the first step does not count."""
-    spent = {"client": 0.0, "worker": 0.0}
-
-    class Remote(InstantEngine):
-        async def generate(self, request):
-            spent["client"] += 2e-3 if spent["client"] else 9.0
-            spent["worker"] += 3e-3
-            return await super().generate(request)
-
-    monkeypatch.setattr(decode_http.time, "process_time", lambda: spent["client"])
-    measured = decode_http.rollout_ms(Remote(), lambda: spent["worker"], tokens, laptop_like(positions), rounds=2)
-    assert asyncio.run(measured) == pytest.approx((2.0, 3.0))
+    assert found["prompt_tokens_per_game"] == 300 and found["warm_up_share_old_way"] == pytest.approx(3 / 7)
 
 
 def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: pytest.MonkeyPatch):
@@ -268,4 +180,3 @@ def test_the_whole_benchmark_ends_with_one_object(entente, model: Path):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "decode" and set(told["targets"]) <= set(told["metrics"])
-    assert {"http_over_inprocess", "workers_at_the_bend_http", "simulated_gain_4_workers"} <= set(told["metrics"])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks import cache_shelf, game_ground, playouts
+from benchmarks import cache_shelf, game_ground
 from benchmarks.cache_shelf import bench_cache
 from benchmarks.game_ground import bench_game, played_games
 from benchmarks.outcome import Outcome, Target, median_ms
@@ -109,12 +109,6 @@ def test_an_outcome_is_ok_only_if_every_target_of_a_full_size_figure_holds():
     assert not outcome(a=1.0, b=1.0).ok and not outcome(a=2.0, b=2.0).ok
 
 
-def test_the_help_names_every_benchmark_with_a_line(capsys):
-    assert main.run(["bench", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "The board: phases per second" in text and "The state cache: cost of building" in text
-
-
 def test_the_speedup_is_of_the_fast_path_over_the_engine_s_public_calls(monkeypatch: pytest.MonkeyPatch):
     """With a clock that makes every phase of a plain board ten times as long as one of a fast board."""
     now, step = 0.0, Board.step
@@ -129,15 +123,3 @@ def test_the_speedup_is_of_the_fast_path_over_the_engine_s_public_calls(monkeypa
     monkeypatch.setattr(game_ground, "median_ms", lambda work, **how: 1.0)
     metrics = bench_game(phases=20, rounds=2).metrics
     assert (metrics["speedup"], metrics["phases_per_s"], metrics["plain_phases_per_s"]) == (10.0, 1.0, 0.1)
-
-
-def test_years_of_playouts_are_counted_for_both_arms_and_both_arms_agree(monkeypatch: pytest.MonkeyPatch):
-    """With a clock of one second a playout: `positions` seconds for each arm, so years over positions a second."""
-    monkeypatch.setattr(playouts, "cpu_seconds", lambda work: (work(), 1.0)[1])
-    figures = playouts.bench_search(positions=2, rounds=1, seed=1).metrics
-    assert (figures["one_year_per_cpu_s"], figures["four_years_per_cpu_s"], figures["one_year_speedup"]) == (1, 4, 1)
-    monkeypatch.setattr(playouts, "play_out", lambda *_: -1.0)
-    with pytest.raises(EngineError, match=r"a playout from S1901M has the value -1\.0, and as a fork"):
-        playouts.bench_search(positions=1, rounds=1)
-    with pytest.raises(InputError, match="nothing to measure in 0 positions"):
-        playouts.bench_search(positions=0)

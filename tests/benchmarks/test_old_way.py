@@ -1,9 +1,9 @@
-"""The old way is what it says: its decoder allows what its own did, its clones part, its advantages and books add up."""
+"""The old way is what it says: its decoder allows what its own did, its clones part, its advantages and losses add up."""
 
+import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,23 +13,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.old_trainer import KL_WEIGHT, OldTrainer
-from benchmarks.old_way.games import Start, clones, warm_up_phases
-from benchmarks.old_way.json_prompts import HEAD, prompt_text
-from benchmarks.old_way.learn import standardise
-from benchmarks.old_way.play import Row, Table
-from benchmarks.old_way.play import _Fork as Fork
-from benchmarks.old_way.stages import StageClock
-from benchmarks.old_way.trajectories import read, write
+from benchmarks.old_way.learn import KL_WEIGHT, OldTrainer, read_rows, standardise
+from benchmarks.old_way.play import Fork, OldRollouts, Row, ask, clones, warm_up_phases
+from benchmarks.old_way.prompts import HEAD
 from benchmarks.old_way.trie import OrderTrie, TrieRows
-from benchmarks.old_way.ways import IMPROVEMENTS, NEW, OLD, Way
-from benchmarks.rollout import shares
 from game.board import POWERS, Board
 from game.scores import Standing
 from game.settings import BoardPath
 from records.generation import Generation
 from records.policy_version import BASE
 from rollouts.fork import Tokens
+from rollouts.settings import RolloutSettings
 
 MOVES = {"A PAR": ["A PAR H", "A PAR - BUR", "A PAR - PIC"], "A MAR": ["A MAR H", "A MAR - BUR", "A MAR S A PAR - BUR"]}
 
@@ -69,19 +63,11 @@ def test_whatever_is_allowed_spells_legal_orders_of_different_units_that_do_not_
     assert given == {0, 1, 2}, "units may be left out, which is a fault that it had"
 
 
-def test_after_as_many_orders_as_are_wanted_only_the_end_is_left(model, tokens):
-    trie = trie_of(model, tokens, wanted=1)
-    for token in tokenizer_of(model).encode("A PAR H\n", add_special_tokens=False).ids:
-        assert token in trie.allowed()
-        trie.advance(token)
-    assert trie.allowed() == [tokens.codec.eos_id]
-
-
 def test_rows_mask_by_their_own_trie_and_follow_every_move(model, tokens):
-    rows, outputs, record = TrieRows(), [[], []], []
+    rows, outputs = TrieRows(), [[], []]
     first, second = trie_of(model, tokens), trie_of(model, tokens, wanted=0)
-    rows.add(0, first, outputs[0], record)
-    rows.add(1, second, outputs[1], None)
+    rows.add(0, first, outputs[0])
+    rows.add(1, second, outputs[1])
     masked = rows.mask(torch.zeros(2, tokens.codec.vocabulary_size))
     assert set(torch.isfinite(masked[0]).nonzero()[:, 0].tolist()) == set(first.allowed())
     assert torch.isfinite(masked[1]).nonzero()[:, 0].tolist() == [tokens.codec.eos_id]
@@ -93,7 +79,6 @@ def test_rows_mask_by_their_own_trie_and_follow_every_move(model, tokens):
     expected = trie_of(model, tokens)
     expected.advance(token)
     assert set(torch.isfinite(masked[1]).nonzero()[:, 0].tolist()) == set(expected.allowed())
-    assert len(record) == 2 and record[1] == sorted(expected.allowed())
 
 
 # -- prompts, clones, warm-up --------------------------------------------------------------------------------------------------
@@ -101,16 +86,14 @@ def test_rows_mask_by_their_own_trie_and_follow_every_move(model, tokens):
 
 def test_the_prompt_names_the_power_first_so_that_powers_share_the_head_alone():
     board = Board.start()
-    one, other = (prompt_text(board, board.legal_orders()[power]) for power in ("FRANCE", "TURKEY"))
+    one, other = (ask("", board, board.legal_orders()[power], 1.0)["prompt"] for power in ("FRANCE", "TURKEY"))
     shared = next(place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     assert len(HEAD) < shared < len(HEAD) + 30
     assert 700 < len(one) < 1800, "1,304 characters on average"
 
 
-@pytest.mark.parametrize("way", [OLD, NEW], ids=["pickled", "forked"])
-def test_clones_part_from_one_another(way: Way):
-    board = Board.start(path=BoardPath.FAST if way.fast_board else BoardPath.PLAIN)
-    one, other = clones(way, board, 2, StageClock())
+def test_clones_part_from_one_another():
+    one, other = clones(Board.start(path=BoardPath.PLAIN), 2)
     before = other.units()
     one.step({"FRANCE": ["A PAR - BUR", "F BRE H", "A MAR H"]})
     assert one.units() != before and other.units() == before and other.phase == "S1901M"
@@ -120,73 +103,97 @@ def test_a_fifth_of_the_rollouts_has_no_warm_up_and_the_others_up_to_eight_phase
     drawn = [warm_up_phases(0, number) for number in range(4000)]
     assert set(drawn) == set(range(9))
     assert 0.26 < drawn.count(0) / 4000 < 0.32, "0.2 and a ninth of the rest"
-    assert drawn[:50] == [warm_up_phases(0, number) for number in range(50)]
 
 
-# -- rows on their way to the trainer ------------------------------------------------------------------------------------------
+# -- playing, and files --------------------------------------------------------------------------------------------------------
 
 
-def rows_for(tokens: Tokens) -> list[Row]:
-    found = []
-    for fork in range(4):
-        spelled = tokens.tables.spell_lines(["A PAR H", "A MAR - BUR"] if fork % 2 else ["A PAR - PIC", "A MAR H"])
-        start = Standing(centres=(3,) * 7)
-        found.append(
-            Row(
-                group=5,
-                fork=fork,
-                ply=0,
-                power="FRANCE",
-                phase="S1901M",
-                prompt="FRANCE MOVEMENT\n",
-                prompt_ids=list(tokens.codec.encode("FRANCE MOVEMENT\n")),
-                generation=Generation(
-                    token_ids=np.array(spelled, np.int32),
-                    logprobs=np.linspace(-1, -0.1, len(spelled)).astype(np.float32),
-                    policy=BASE,
-                    worker="w",
-                ),
-                legal_ids=np.array(spelled, np.int32),
-                legal_offsets=np.arange(len(spelled) + 1, dtype=np.int32),
-                orders=("A PAR H",),
-                before=start,
-                after=replace(start, centres=(3, 3, 3 + fork % 3, 3, 3, 3, 3)),
-                until=replace(start, centres=(3, 3, 3 + fork % 3, 3, 3, 3, 3)),
-            )
-        )
-    return found
+class Scripted:
+    """An engine of generate calls that draws any legal completion, and notes how many it has in each call."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens, self.calls = tokens, list[list[str]]()
+
+    async def generate_call(self, asks: Any) -> Any:
+        self.calls.append([asked["name"] for asked in asks])
+        return [(self._tokens.codec.encode(asked["prompt"]), self._draw(asked)) for asked in asks]
+
+    def _draw(self, asked: dict[str, Any]) -> Generation:
+        sites = list(asked["valid_moves"].values())[: asked["wanted"]]
+        text = "\n".join(random.Random(asked["seed"]).choice(own) for own in sites)
+        ids = np.array([*self._tokens.codec.encode(text), self._tokens.codec.eos_id], np.int32)
+        return Generation(token_ids=ids, logprobs=np.full(len(ids), -0.5, np.float32), policy=BASE, worker="w")
 
 
-@pytest.mark.parametrize("arrow", [False, True], ids=["json", "arrow"])
-@pytest.mark.parametrize("kept", [False, True], ids=["texts", "ids"])
-def test_either_way_a_step_reads_the_rows_that_were_written(model, tokens, tmp_path, arrow: bool, kept: bool):
-    way, rows = replace(OLD, arrow=arrow, kept_tokens=kept, packing=True), rows_for(tokens)
-    write(way, tmp_path, 3, rows, tokens.codec)
-    batch, rolled = read(way, tmp_path, 3, tokenizer_of(model), tokens.codec.eos_id)
-    assert rolled == len(batch.returns) == 4 and batch.advantage_groups.tolist() == [0] * 4
-    order = np.argsort(batch.returns, kind="stable")
-    by_reward = sorted(rows, key=lambda row: row.reward)
-    assert batch.returns[order].tolist() == [row.reward for row in by_reward]
-    expected = {(tuple(row.prompt_ids), tuple(row.generation.token_ids.tolist())) for row in rows}
-    seen = set()
-    for row in range(4):
-        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
-        seen.add((tuple(ids[: batch.prompt_lens[row]]), tuple(ids[batch.prompt_lens[row] :])))
-    assert seen == expected
-    assert batch.legal_ids.tolist() == np.concatenate(
-        [batch.input_ids[s + p : e] for s, e, p in zip(
-            batch.input_offsets[:-1], batch.input_offsets[1:], batch.prompt_lens, strict=True)]
-    ).tolist()  # fmt: skip
+def played(
+    tokens: Tokens, model: Path, positions: Any, folder: Path, powers: str = "one"
+) -> tuple[list[Row], OldRollouts, Scripted]:
+    rollouts = RolloutSettings(start_groups=2, forks_per_group=3, horizon_years=1, policy_powers=powers)
+    engine: Any = Scripted(tokens)
+    game = OldRollouts(model, engine, rollouts, positions, 1, folder)
+    return asyncio.run(game.roll_out(2)), game, engine
 
 
-@pytest.mark.parametrize("arrow", [False, True], ids=["json", "arrow"])
-def test_a_group_without_spread_teaches_nothing_in_either_way(model, tokens, tmp_path, arrow: bool):
-    rows = rows_for(tokens)
+def test_forks_advance_in_lock_step_and_a_warm_up_keeps_no_rows(model, tokens, positions, tmp_path):
+    rows, game, engine = played(tokens, model, positions, tmp_path)
+    warm_ups = sum("/warm/" in name for call in engine.calls for name in call)
+    assert warm_ups == game.counts["warm_up_decisions"] > 0 and {row.group for row in rows} == {2, 3}
+    assert sum(map(len, engine.calls)) == warm_ups + len(rows) and game.counts["forks"] == 6
+    assert max(len(call) for call in engine.calls if "/warm/" not in call[0]) == 3, "one decision of each fork in a call"
+    assert all({name.split("/")[-2] for name in call} == {call[0].split("/")[-2]} for call in engine.calls), "of one ply"
+
+
+def test_with_all_powers_each_is_rewarded_for_its_own_centres(model, tokens, positions, tmp_path):
+    rows, _, _ = played(tokens, model, positions, tmp_path, powers="all")
+    assert {row.power for row in rows} == set(POWERS)
     for row in rows:
-        row.after = row.until = row.before
-    write(replace(OLD, arrow=arrow), tmp_path, 1, rows, tokens.codec)
-    batch, rolled = read(replace(OLD, arrow=arrow), tmp_path, 1, tokenizer_of(model), tokens.codec.eos_id)
-    assert rolled == 4 and len(batch.returns) == 0
+        seat = POWERS.index(row.power)
+        assert row.after is not None and row.reward == row.after.centres[seat] - row.before.centres[seat]
+
+
+def test_a_step_reads_the_texts_that_were_written_and_groups_without_spread_teach_nothing(model, tokens, positions, tmp_path):
+    rows, game, _ = played(tokens, model, positions, tmp_path)
+    for row in rows:
+        row.after = Standing(centres=tuple(row.before.centres[seat] + (row.fork % 2) * (row.group == 2) for seat in range(7)))
+    files = game.write(7, rows)
+    assert [file.name for file in sorted(files.iterdir())] == ["rollout-000002.json", "rollout-000003.json"]
+    batch = read_rows(files, tokenizer_of(model), tokens.codec.eos_id)
+    groups = [[row for row in rows if (row.group, row.power, row.ply) == (2, power, ply)]
+              for power in POWERS for ply in range(20)]  # fmt: skip
+    kept = [row for own in groups if len({row.reward for row in own}) > 1 for row in own]
+    assert len(batch.returns) == len(kept) > 0 and set(batch.returns.tolist()) == {0.0, 1.0}
+    ends = batch.input_offsets[1:]
+    assert (batch.input_ids[ends - 1] == tokens.codec.eos_id).all()
+    texts = {tokens.codec.decode(ids[:length]) for ids, length in
+             zip(np.split(batch.input_ids, ends[:-1]), batch.prompt_lens, strict=True)}  # fmt: skip
+    assert texts == {row.prompt for row in kept}
+
+
+def test_a_fork_ends_at_its_horizon_or_when_no_centre_has_changed_for_long():
+    class Still:
+        is_over, phase, owned = False, "S1901M", 0
+
+        def is_alive(self, power: str) -> bool:
+            return True
+
+        def centres(self) -> int:
+            return self.owned
+
+    def ends(years: int, changes: dict[int, str]) -> str:
+        board: Any = Still()
+        fork = Fork(number=0, board=board, group=0, start="S1901M", centres=0, now=Standing(centres=(3,) * 7))
+        for fork.ply in range(1, 20):
+            board.phase = f"S{1901 + fork.ply}M"
+            board.owned += fork.ply in changes
+            if fork.is_over(["FRANCE"], RolloutSettings(horizon_years=years, settled_years=2)):
+                return board.phase
+        raise AssertionError("no end")
+
+    assert ends(4, {}) == "S1903M" and ends(4, {1: "centres"}) == "S1904M"
+    assert ends(4, dict.fromkeys(range(1, 4), "centres")) == "S1905M"
+
+
+# -- the trainer ---------------------------------------------------------------------------------------------------------------
 
 
 def test_advantages_of_old_by_hand():
@@ -229,112 +236,3 @@ def test_without_the_divergence_the_old_step_has_one_forward_and_no_term_for_it(
     off = np.log(0.5) - now
     assert losses[True] - losses[False] == pytest.approx(KL_WEIGHT * (np.exp(off) - off - 1).mean(), rel=1e-3)
     assert losses[False] == pytest.approx(-np.minimum(np.exp(now) / 0.5, 1.2).mean(), rel=1e-5)
-
-
-# -- books -------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_ways_differ_in_every_improvement_and_in_nothing_else():
-    assert all(getattr(NEW, name) and not getattr(OLD, name) for name in IMPROVEMENTS)
-    others = [field.name for field in fields(Way) if field.name not in IMPROVEMENTS]
-    assert all(getattr(NEW, name) == getattr(OLD, name) for name in others)
-
-
-def test_stages_count_each_moment_once(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("benchmarks.old_way.stages.time", SimpleNamespace(process_time=lambda: now[0]))
-    clock = StageClock()
-    with clock("outer"):
-        now[0] += 2
-        with clock("inner"):
-            now[0] += 5
-        now[0] += 1
-    now[0] += 100
-    assert dict(clock.cpu_s) == {"outer": 3.0, "inner": 5.0}
-
-
-def test_shares_add_up_to_the_whole():
-    found = shares([{"cpu_s": 8.0, "stage_inference": 4.0, "stage_games": 2.0}, {"cpu_s": 2.0, "stage_inference": 1.0}])
-    assert found == {"inference": 0.5, "games": 0.2, "rest": pytest.approx(0.3)}
-
-
-# -- playing ---------------------------------------------------------------------------------------------------------------------
-
-
-class Scripted:
-    """An engine of the new kind that draws any legal completion, and notes how many it has at a time."""
-
-    def __init__(self) -> None:
-        from benchmarks.decode_cases import InstantEngine
-
-        self._instant, self.asked = InstantEngine(), []
-
-    async def generate(self, request: Any) -> Generation:
-        self.asked.append(request.request_id)
-        return await self._instant.generate(request)
-
-
-async def _played(
-    tokens: Tokens, positions: Any, in_flight: bool, snapshots: bool = True, power: str | None = "FRANCE", years: int = 1
-) -> tuple[list[Row], Table]:
-    way = replace(NEW, in_flight=in_flight, snapshots=snapshots)
-    game = Table(way=way, engine=Scripted(), codec=tokens.codec, clock=StageClock())  # type: ignore[arg-type]
-    start = Start(number=3, snapshot=positions[0], power=power)
-    return await game.roll_out(start, seed=1, forks=3, years=years), game
-
-
-def test_in_lock_step_and_in_flight_the_same_games_are_played(tokens, positions):
-    import asyncio
-
-    (one, _), (other, _) = (asyncio.run(_played(tokens, positions, in_flight)) for in_flight in (True, False))
-    key = lambda row: (row.fork, row.ply)  # noqa: E731
-    assert [row.orders for row in sorted(one, key=key)] == [row.orders for row in sorted(other, key=key)]
-    assert one and all(row.after is not None and row.until is not None for row in one)
-
-
-def test_with_all_powers_each_decides_and_is_rewarded_for_its_own_centres(tokens, positions):
-    import asyncio
-
-    rows, _ = asyncio.run(_played(tokens, positions, in_flight=False, power=None))
-    assert {row.power for row in rows} == set(POWERS)
-    assert len({(row.fork, row.ply, row.power) for row in rows}) == len(rows)
-    for fork in range(3):
-        for seat, power in enumerate(POWERS):
-            own = sorted((row for row in rows if (row.fork, row.power) == (fork, power)), key=lambda row: row.ply)
-            assert [row.until for row in own[:-1]] == [row.before for row in own[1:]] and own[-1].until is own[-1].after
-            assert all(row.reward == row.after.centres[seat] - row.before.centres[seat] for row in own if row.after)
-
-
-def test_a_fork_ends_at_its_horizon_or_when_no_centre_has_changed_for_long():
-    class Still:
-        is_over, phase, owned = False, "S1901M", 0
-
-        def is_alive(self, power: str) -> bool:
-            return True
-
-        def centres(self) -> int:
-            return self.owned
-
-    def ends(years: int, changes: dict[int, str]) -> str:
-        board: Any = Still()
-        fork = Fork(number=0, board=board, shared="", powers=["FRANCE"], group=0, start="S1901M", years=years, settled_years=2,
-                    changed="S1901M", centres=0, now=Standing(centres=(3,) * 7))  # fmt: skip
-        for fork.ply in range(1, 20):
-            board.phase = f"S{1901 + fork.ply}M"
-            board.owned += fork.ply in changes
-            if fork.is_over(StageClock()):
-                return board.phase
-        raise AssertionError("no end")
-
-    assert ends(4, {}) == "S1903M" and ends(4, {1: "centres"}) == "S1904M" and ends(1, {}) == "S1902M"
-    assert ends(4, dict.fromkeys(range(1, 4), "centres")) == "S1905M"
-
-
-def test_a_warm_up_draws_for_every_seat_and_keeps_none_of_it(tokens, positions):
-    import asyncio
-
-    rows, game = asyncio.run(_played(tokens, positions, in_flight=True, snapshots=False))
-    phases = warm_up_phases(1, 3)
-    assert phases > 0 and game.counts.warm_up_decisions > phases
-    asked = game.engine.asked  # type: ignore[attr-defined]  # it is scripted
-    assert len(asked) == game.counts.warm_up_decisions + len(rows)

@@ -3,21 +3,8 @@
 import pytest
 
 from benchmarks.entente_run import RunFigures
-from benchmarks.orchestration import (
-    TARGETS,
-    ServedRun,
-    bench_orchestration,
-    completed,
-    idle_figures,
-    run_empty_tasks,
-    share_figures,
-    simulated,
-)
-from telemetry.errors import DataError
-
-
-def step(**times: float) -> dict[str, float]:
-    return {f"time/{name}": seconds for name, seconds in times.items()}
+from benchmarks.orchestration import ServedRun, bench_orchestration, completed, run_empty_tasks, share_figures
+from telemetry.errors import DataError, InputError
 
 
 @pytest.mark.system
@@ -25,7 +12,6 @@ def test_a_server_sees_every_empty_task_completed(prefect_server: str):
     found = run_empty_tasks(prefect_server, 5)
     assert found["tasks"] == 5 and found["seconds"] > 0 and found["cpu_s"] > 0
     assert completed(prefect_server, found["flow_run"]) <= found["all_tasks"] == 13
-    assert completed(prefect_server) >= completed(prefect_server, found["flow_run"])
 
 
 @pytest.mark.system
@@ -50,29 +36,7 @@ def test_prefects_share_is_of_the_cpu_time_of_all_processes_in_the_further_steps
     assert found["orchestration_cpu_share"] == pytest.approx(0.04 / 2.0)
 
 
-def test_a_trainer_s_waiting_counts_from_the_step_before_which_something_could_be_played_ahead():
-    steps = [step(trainer_wait_s=wait, step_s=2) for wait in (2, 1, 1, 0.02, 0.04, 0.06)]
-    assert idle_figures(steps)["trainer_idle_share_spare_capacity"] == pytest.approx(0.02)
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_simulated_runs_replay_the_laptop_run_under_a_policy_that_stays_the_base(depth: int):
-    from pipeline.run_settings import layered_settings
-
-    words = dict(zip(simulated(3, depth=depth), simulated(3, depth=depth)[1:], strict=False))
-    assert (words["--simulated.from-run"], words["--pipeline.buffer-depth"]) == ("laptop", str(depth))
-    assert ("--pipeline.no-deterministic" in words) == bool(depth)
-    overrides = {
-        "simulated": {"from_run": "laptop", "rate": float(words["--simulated.rate"])},
-        "pipeline": {"buffer_depth": depth, "deterministic": not depth},
-        "training": {"learning_rate": float(words["--training.learning-rate"])},
-    }
-    assert layered_settings("laptop", overrides=overrides).simulated.rate == 3
-
-
-@pytest.mark.slow
-def test_the_whole_benchmark_has_a_figure_for_every_target():
-    outcome = bench_orchestration(tasks=30, rounds=1, steps=5, slow_steps=1, slow_step_s=4)
-    assert set(outcome.targets) == set(TARGETS)
-    assert all(value == value and value >= 0 for value in outcome.metrics.values())
-    assert outcome.metrics["slow_step_s"] == pytest.approx(4, abs=3)
+@pytest.mark.parametrize("given", [(0, 1, 0), (1, 0, 0), (1, 1, 2)], ids=["tasks", "rounds", "steps"])
+def test_nothing_to_measure_is_the_users_mistake(given: tuple[int, int, int]):
+    with pytest.raises(InputError, match="measure nothing"):
+        bench_orchestration(tasks=given[0], rounds=given[1], steps=given[2])

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.peers import bench, environments
 from benchmarks.peers.bench import Inputs, bench_peers, check_wanted, sort_out
 from benchmarks.peers.child import Child, PeerError
-from benchmarks.peers.environments import PEERS, REQUIREMENTS, default_folder, installed_versions, missing_sentence, read_pins
+from benchmarks.peers.environments import PEERS, REQUIREMENTS, default_folder, missing_sentence, read_pins
 from benchmarks.peers.turns import middle, ratio, take_turns
 from cli import main
 from pipeline.run_settings import layered_settings
@@ -37,11 +37,6 @@ def pinned(figure: str) -> str:
 # -- versions --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("figure", PEERS)
-def test_every_peer_has_a_recorded_version(figure: str):
-    assert pinned(figure)
-
-
 def test_a_file_of_pins_is_read_by_canonical_names_without_remarks(tmp_path: Path):
     file = tmp_path / "pins.txt"
     file.write_text("# why\nPy_Lance==14.0.2  # a remark\n\ntorch==2.13.0+cpu\n")
@@ -58,12 +53,6 @@ def test_a_line_that_pins_nothing_is_refused(tmp_path: Path, line: str, sentence
         read_pins(tmp_path / "pins.txt")
     with pytest.raises(InputError, match="in a checkout of the repository"):
         read_pins(tmp_path / "none.txt")
-
-
-def test_versions_are_read_from_the_files_of_an_environment(tmp_path: Path):
-    assert installed_versions(tmp_path / "trl") == {}
-    pretend(tmp_path, "trl", trl="1.16.0", Some_Thing="2.0")
-    assert installed_versions(tmp_path / "trl") == {"trl": "1.16.0", "some-thing": "2.0"}
 
 
 @pytest.mark.parametrize("figure", [figure for figure, peer in PEERS.items() if peer.environment])
@@ -85,10 +74,10 @@ def test_the_default_folder_needs_no_word_in_the_cure(tmp_path: Path, monkeypatc
 
 
 def test_a_peer_of_this_environment_is_judged_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "cpu.lock").write_text("pyarrow==0.0.1\n")
+    (tmp_path / "cpu.lock").write_text("llguidance==0.0.1\n")
     monkeypatch.setattr(environments, "REQUIREMENTS", tmp_path)
-    sentence = missing_sentence("parquet_gather", tmp_path) or ""
-    assert "pyarrow 0.0.1 is recorded but installed as " in sentence and sentence.endswith("; `make setup` installs it")
+    sentence = missing_sentence("llguidance_mask", tmp_path) or ""
+    assert "llguidance 0.0.1 is recorded but installed as " in sentence and sentence.endswith("; `make setup` installs it")
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -128,32 +117,27 @@ def test_nothing_to_measure_is_the_users_mistake(only: tuple, rounds: int, sente
         check_wanted(only, rounds)
 
 
-def test_figures_are_measured_in_one_order():
-    assert check_wanted(("parquet_gather", "trl_step"), 1) == ["trl_step", "parquet_gather"]
-    assert check_wanted((), 1) == list(PEERS)
-
-
 def test_without_any_peer_the_sentences_are_the_error(tmp_path: Path):
-    with pytest.raises(InputError, match=r"trl_step is left out: .*; lance_gather is left out: "):
-        sort_out(["trl_step", "lance_gather"], tmp_path)
+    with pytest.raises(InputError, match=r"trl_step is left out: .*; trl_whole is left out: "):
+        sort_out(["trl_step", "trl_whole"], tmp_path)
 
 
 def test_a_figure_without_its_peer_is_left_out_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bench._Measurements, "gathers", lambda self, wanted: dict.fromkeys(wanted, 2.0) | {"ours_gather_ms": 1.0})
+    monkeypatch.setattr(bench._Measurements, "masks", lambda self, wanted: dict.fromkeys(wanted, 2.0) | {"ours_fill_ms": 1.0})
     settings = layered_settings("laptop", (), {})
-    inputs = Inputs(settings=settings, arguments=(), cache=lambda: tmp_path, environments=tmp_path)
-    outcome = bench_peers(inputs, only=("parquet_gather", "lance_gather"))
+    inputs = Inputs(settings=settings, arguments=(), environments=tmp_path)
+    outcome = bench_peers(inputs, only=("xgrammar_mask", "trl_step"))
     told = outcome.as_object()
-    assert told["metrics"] == {"parquet_gather": 2.0, "ours_gather_ms": 1.0} and set(told["targets"]) == {"parquet_gather"}
-    assert list(told["left_out"]) == ["lance_gather"] and "--install" in told["left_out"]["lance_gather"]
+    assert told["metrics"] == {"xgrammar_mask": 2.0, "ours_fill_ms": 1.0} and set(told["targets"]) == {"xgrammar_mask"}
+    assert list(told["left_out"]) == ["trl_step"] and "--install" in told["left_out"]["trl_step"]
     assert outcome.ok
 
 
-@pytest.mark.parametrize(("words", "code"), [(["--only", "other"], 2), (["--only", "other", "--dry-run"], 2), (["--dry-run"], 0)])
+@pytest.mark.parametrize(("words", "code"), [(["--only", "other"], 2), (["--rounds", "0"], 2)])
 def test_the_command_refuses_at_once_what_it_cannot_measure(words: list[str], code: int, capsys, monkeypatch):
     monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
     assert main.run(["bench", "peers", *words]) == code
-    assert not code or "measures no 'other'" in capsys.readouterr().err
+    assert "measure" in capsys.readouterr().err
 
 
 # -- programs --------------------------------------------------------------------------------------------------------------
@@ -176,12 +160,6 @@ def test_a_program_of_a_peer_imports_nothing_of_ours_but_programs(file: Path):
     }
     theirs = "benchmarks.peers.programs."
     assert [name for name in imported if name.split(".")[0] in ours and not name.startswith(theirs)] == []
-
-
-def test_packages_above_a_program_import_nothing():
-    for folder in (ROOT / "benchmarks", ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "peers" / "programs"):
-        (docstring,) = ast.parse((folder / "__init__.py").read_text()).body
-        assert isinstance(docstring, ast.Expr)
 
 
 @pytest.fixture
@@ -228,16 +206,8 @@ def measured(workplace, *figures: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.system
-def test_parquet_is_measured_and_lance_left_out_where_it_is_not_installed(workplace):
-    told = measured(workplace, "parquet_gather", "lance_gather")
-    assert told["metrics"]["parquet_gather"] > 0 and "lance_gather" not in told["metrics"]
-    assert "--install --only lance_gather" in told["left_out"]["lance_gather"]
-
-
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_the_peers_of_this_environment_are_measured(workplace):
-    told = measured(workplace, "xgrammar_mask", "llguidance_mask", "structured_outputs")
-    figures = [f"{mask}_mask_{size}" for mask in ("xgrammar", "llguidance") for size in ("4k", "32k", "131k")]
-    assert all(told["metrics"][figure] > 0 for figure in [*figures, "structured_outputs", "structured_outputs_131k"])
+    told = measured(workplace, "xgrammar_mask", "llguidance_mask")
+    assert all(told["metrics"][figure] > 0 for figure in ("xgrammar_mask", "llguidance_mask", "ours_build_ms", "ours_fill_ms"))

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,10 @@ import pytest
 
 from benchmarks import storage_figures
 from benchmarks.storage_figures import TARGETS, bench_storage
-from benchmarks.storage_rows import FORKS, ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
+from benchmarks.storage_rows import FORKS, ROWS_PER_START_GROUP, VERSIONS, decisions_of, plies_of
 from cli import main
-from storage.facts import DECISION_FACTS, PLY_FACTS
-from storage.index import Index, open_index
-from storage.runs import RunPaths
+from storage.index import Index
 from storage.schema import check_tokens, to_table
-from storage.snapshots import CoveredShard
 from telemetry.errors import DataError, InputError
 
 SMALL = 0.005
@@ -46,7 +42,6 @@ def test_times_are_put_together_as_their_names_say(monkeypatch: pytest.MonkeyPat
     slow(storage_figures, "_plain_copy", lambda target, source: 0.125)
     slow(storage_figures._OldWays, "from_json", lambda *given: 50.0)
     slow(storage_figures._OldWays, "from_parquet", lambda *given: 200.0)
-    slow(storage_figures, "_check_unchanged", lambda *given: 0.0625)
     slow(storage_figures, "publish_shard", lambda *given: 16.0)
     slow(storage_figures, "row_checksums", lambda table: 0.5)
     slow(storage_figures, "write_ledger", lambda *given: 0.375)
@@ -62,16 +57,11 @@ def test_times_are_put_together_as_their_names_say(monkeypatch: pytest.MonkeyPat
         "open_1e5_s": 0.25,
         "attach_ms": 250.0,
         "ledger_ms": 375.0,
-        "step_waits_ms": 5250.0,
-        "step_waits_ahead_ms": 5250.0,
         "write_crc_cost_share": 1 / 16,
         "gather_ms": 1000.0,
-        "gather_first_ms": 1000.0,
         "gather_over_memcpy": 8.0,
-        "gather_scattered_over_memcpy": 8.0,
         "gather_vs_json": 50.0,
         "gather_vs_parquet": 200.0,
-        "gather_crc_cost_share": 1 / 16,
     }
 
 
@@ -113,24 +103,3 @@ def test_rows_have_the_shape_that_rollouts_have():
     assert len(prompts) == 3 * 7, "forks share their prompt, powers and start groups do not"
     assert 400 < np.mean([row.prompt_len for row in rows]) < 480
     assert 18 < np.mean([len(row.behaviour_logprobs) for row in rows]) < 30
-    again, other = (decisions_of(range(3), seed=seed, version=5) for seed in (1, 2))
-    assert to_table(again).equals(to_table(rows)) and not to_table(other).equals(to_table(rows))
-
-
-def test_facts_are_those_of_a_run_whose_versions_grow(tmp_path):
-    shards = [
-        CoveredShard(
-            producer="bench", number=first, next_start_group=after, start_groups=tuple(range(first, after)), size=0, written_ns=0
-        )
-        for first, after in pairwise((0, 10, 20, 25))
-    ]
-    facts = facts_of_a_run(shards, seed=0)
-    assert facts.decisions.schema.equals(DECISION_FACTS) and facts.plies.schema.equals(PLY_FACTS)
-    assert facts.decisions.num_rows == 25 * ROWS_PER_START_GROUP and facts.plies.num_rows == 25 * FORKS
-    places = set(zip(facts.decisions["shard"].to_pylist(), facts.decisions["row"].to_pylist(), strict=True))
-    assert len(places) == facts.decisions.num_rows and ("bench/000020.arrow", 5 * ROWS_PER_START_GROUP - 1) in places
-    versions = np.array(facts.decisions["policy_version"].to_pylist()).reshape(25, -1)
-    assert (versions == versions[:, :1]).all() and VERSIONS - 4 <= versions.max() < VERSIONS
-    assert (np.diff(np.maximum.accumulate(versions[:, 0])) >= 0).all() and versions[0, 0] < 4
-    index = open_index(RunPaths(tmp_path / "run").create())
-    assert index.connection.sql("SELECT count(*) FROM decisions").fetchall() == [(0,)]

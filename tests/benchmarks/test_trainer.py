@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from benchmarks import trainer
-from benchmarks.old_trainer import OldTrainer
-from benchmarks.peers.recorded_rows import RecordedRows
+from benchmarks.laptop_run import RecordedRows
+from benchmarks.old_way.learn import OldTrainer
 from benchmarks.trainer import TARGETS, bench_trainer, check_wanted, exactness, one_thread, saved_bytes, speedups
-from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
-from benchmarks.trainer_cases import CASES, LEGAL_MEAN, TINY, Case, Shape, made_up_batch, model_of
-from benchmarks.trainer_resume import equal_share, resume_equal_share
+from benchmarks.trainer_arms import Arms, Steps, relative_error
+from benchmarks.trainer_cases import LEGAL_MEAN, Case, Shape, made_up_batch
 from pipeline.run_settings import layered_settings
 from smoke.training_step import step_flops
 from telemetry.errors import InputError
-from training.settings import TrainingSettings
 from training.trie_plan import plan
 
 SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512, tied=True)
@@ -51,22 +49,6 @@ def test_every_drawn_token_is_legal_and_forks_that_began_alike_have_the_same_cho
             legal = tuple(batch.legal_ids[batch.legal_offsets[at] : batch.legal_offsets[at + 1]].tolist())
             assert ids[here] in legal and len(set(legal)) == len(legal)
             assert seen.setdefault(tuple(ids[:here]), legal) == legal
-
-
-@pytest.mark.parametrize("name", list(CASES))
-def test_the_cases_are_what_their_names_say(name: str):
-    case = CASES[name]
-    batch = made_up_batch(case, vocabulary=4096)
-    assert len(batch.prompt_lens) == case.rows and set(np.bincount(batch.advantage_groups)) == {case.forks}
-    rows = [tuple(ids) for ids in np.split(batch.input_ids, batch.input_offsets[1:-1])]
-    assert len(set(rows)) > 0.8 * case.rows  # distinct completions, mostly
-    if name != "mixed":
-        assert set(batch.prompt_lens) == {440} and set(np.diff(batch.completion_offsets)) == {24}
-    if name == "trie":
-        assert len({row[:380] for row in rows}) == 1 and len({row[:440] for row in rows}) == 7
-
-
-# -- the old way -----------------------------------------------------------------------------------------------------------
 
 
 def forwards_of(model: torch.nn.Module) -> list[bool]:
@@ -194,34 +176,6 @@ def test_recorded_rows_are_trained_on_with_the_advantages_of_their_run(model: Pa
     assert all(np.allclose(returns, given.advantages) for returns in seen)
 
 
-def test_prefixes_are_shared_within_an_update_of_a_step_only():
-    batch = made_up_batch(Case(positions=1, powers=2, forks=3, board=40, own=8, completion=6), vocabulary=512)
-    assert update_rows(batch, TrainingSettings()) == [[0, 1, 2, 3, 4, 5]]
-    assert sorted(update_rows(batch, TrainingSettings(updates_per_step=2))) == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_saved_bytes_are_of_distinct_storages_and_without_the_models_own():
-    policy = Arms(SHAPE).policy
-    weight = policy.parameters()[0]
-    factor = torch.ones(weight.shape)
-
-    def work() -> None:
-        (weight * factor).sum().backward()
-        torch.exp(weight).sum().backward()
-
-    # Of the product the factor is kept (the weight is the model's), of the exponential its result.
-    assert saved_bytes(policy, work) == 2 * weight.numel() * 4
-
-
-def test_a_resumed_trainer_is_compared_tensor_by_tensor():
-    one = {"a": torch.ones(2), "b": torch.zeros(2)}
-    assert equal_share(one, dict(one)) == 1.0
-    assert equal_share(one, one | {"b": torch.tensor([0.0, 1e-38])}) == 0.5
-    assert equal_share(one, {"a": one["a"]}) == 0.5
-    assert equal_share(one, one | {"c": torch.ones(1)}) == 2 / 3
-    assert equal_share(one, one | {"b": torch.zeros(2, dtype=torch.float64)}) == 0.5
-
-
 def test_operations_are_counted_as_the_formula_says():
     positions = np.array([0, 1, 2])
     weights = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96)
@@ -245,32 +199,9 @@ def test_rows_are_recorded_with_the_tiny_model_only():
     check_wanted(["g6"], 1, "some/model")
 
 
-def test_each_case_gives_its_figures_and_their_targets(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trainer, "TINY", SHAPE)
-    monkeypatch.setattr(trainer, "CASES", {"g6": SMALL})
-    outcome = bench_trainer(settings=layered_settings("laptop"), repeats=1, only=["g6", "microbatch"])
-    assert set(outcome.targets) == {"speedup_made_up_g6", "microbatch_grad_rel_error"}
-    assert set(outcome.metrics) == set(outcome.targets) | {"speedup_made_up_g6_recompute", "unique_token_share_made_up_g6"}
-    assert 0 < outcome.metrics["microbatch_grad_rel_error"] < 1e-5
-
-
-@pytest.mark.slow
-def test_a_resumed_trainer_is_the_same_bit_for_bit(tmp_path: Path):
-    assert resume_equal_share(tmp_path) == 1.0
-
-
 @pytest.mark.slow
 def test_the_whole_benchmark_ends_with_one_object(entente):
     done = entente.process("bench", "trainer", "--repeats", "1", "--json", timeout=900)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS)
-
-
-def test_random_models_are_made_where_they_are_to_lie_and_are_the_same_for_a_seed():
-    one, other = model_of(SHAPE), model_of(SHAPE, dtype=torch.bfloat16)
-    assert {weight.dtype for weight in other.parameters()} == {torch.bfloat16}
-    assert one.model.rotary_emb.inv_freq.dtype == torch.float32
-    pairs = list(zip(one.parameters(), model_of(SHAPE).parameters(), strict=True))
-    assert all(torch.equal(left, right) for left, right in pairs)
-    assert TINY.hidden == 256

@@ -7,22 +7,22 @@ import pytest
 
 
 def stored(folder: Path, **figures: float) -> str:
-    """A file of figures of `bench paper`, each with a target."""
+    """A file of figures of `bench game`, each with a target."""
     outcome = {"metrics": figures, "targets": {name: {"at_least": 1.0} for name in figures}}
-    (folder / "then.json").write_text(json.dumps({"benchmarks": {"paper": outcome}}))
+    (folder / "then.json").write_text(json.dumps({"benchmarks": {"game": outcome}}))
     return "then.json"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("then", "code"), [(1e9, 1), (1e-9, 0)], ids=["worse", "better"])
 def test_a_figure_beyond_tolerance_is_exit_code_1_and_figures_are_kept(workplace, then: float, code: int):
-    file = stored(workplace.folder, steps_per_hour_1_workers=then)
-    done = workplace.process("bench", "all", "--only", "paper", "--compare", file, "--out", "now.json", "--json")
+    file = stored(workplace.folder, fork_vs_deepcopy=then)
+    done = workplace.process("bench", "all", "--only", "game", "--compare", file, "--out", "now.json", "--json")
     assert done.returncode == code, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["worse"] == (["paper.steps_per_hour_1_workers"] if code else [])
-    kept = json.loads((workplace.folder / "now.json").read_text())["benchmarks"]["paper"]["metrics"]
-    assert kept["steps_per_hour_1_workers"] > 0
+    assert said["worse"] == (["game.fork_vs_deepcopy"] if code else [])
+    kept = json.loads((workplace.folder / "now.json").read_text())["benchmarks"]["game"]["metrics"]
+    assert kept["fork_vs_deepcopy"] > 0
 
 
 @pytest.mark.slow
@@ -39,27 +39,19 @@ def test_rollouts_are_measured_beside_the_old_ways(workplace):
     assert done.returncode == 0, done.stderr
     metrics = json.loads(done.stdout.splitlines()[-1])["metrics"]
     assert metrics["speedup"] > 1 and metrics["decisions_per_s"] > metrics["decisions_per_s_old_way"] > 0
-    for suffix in ("", "_old_way"):
-        shares = [
-            value for name, value in metrics.items() if name.startswith("share_") and name.endswith("_old_way") == bool(suffix)
-        ]
-        assert sum(shares) == pytest.approx(1.0)
+    assert metrics["uncached_tokens_per_decision_old_way"] > metrics["uncached_tokens_per_decision"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_training_is_measured_beside_the_old_way_and_a_cut_benchmark_goes_on(workplace):
+def test_training_is_measured_beside_the_old_way(workplace):
     words = ("bench", "e2e", "--rounds", "1", "--steps", "3", "--config", "small.toml")
-    done = workplace.process(*words, "--store", "arms.json", "--json")
+    done = workplace.process(*words, "--json")
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     metrics = outcome["metrics"]
     assert metrics["speedup"] > 1 and metrics["steps_per_hour"] > metrics["steps_per_hour_old_way"] > 0
     assert 0 <= metrics["orchestration_share"] < 1 and metrics["policy_lag_max"] == 0
     assert outcome["benchmark"].startswith("e2e, start_groups 2") and not outcome["targets"], "no laptop's figures"
-    assert metrics["old_steps_measured"] >= 5 and metrics["step_over_floor"] > 1
+    assert metrics["old_steps_measured"] >= 5
     assert "score_3_steps_old_way" in metrics and "score_3_steps_old_way_low" not in metrics, "too few source games"
-    arms = json.loads((workplace.folder / "arms.json").read_text())
-    assert len(arms) == 3, "either way, and the matrix rate"
-    again = workplace.process(*words, "--store", "arms.json", "--json")
-    assert json.loads(again.stdout.splitlines()[-1])["metrics"] == metrics, "nothing was measured a second time"

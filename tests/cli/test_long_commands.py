@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from cli.bench import app as bench
 from cli.commands import command_line
 from cli.main import run
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
-BENCHMARKS = [("bench", name) for name in bench if not name.startswith("-") and name != "tune"]
 LONG = [
     *map(
         str.split,
@@ -31,7 +29,6 @@ LONG = [
         ),
     ),
     *map(str.split, ("model make", "bench tune")),
-    *BENCHMARKS,
 ]
 
 
@@ -67,7 +64,7 @@ def test_every_long_command_has_a_dry_run(words: tuple[str, ...]):
 
 @pytest.mark.parametrize(
     "words",
-    BENCHMARKS,
+    [("cache", "build")],
     ids=" ".join,
 )
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: tuple[str, ...], capsys):
@@ -85,11 +82,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: t
         pytest.param(("runs", "losses", "--run", "bare"), "the model 'tiny' of run 'bare' is gone", id="losses, no model"),
         pytest.param(("runs", "replay-step", "--run", "nowhere", "--step", "1"), "there is no run", id="replay-step"),
         pytest.param(("cache", "refresh", "--run", "bare"), "run 'bare' has not trained a step yet", id="cache refresh"),
-        pytest.param(("bench", "all", "--only", "nothing"), "There is no benchmark 'nothing'", id="bench all"),
-        pytest.param(("bench", "trainer", "--only", "nothing"), "measures no 'nothing'", id="bench trainer"),
-        pytest.param(("bench", "ablation", "--only", "nothing"), "no improvement 'nothing'", id="bench ablation"),
-        pytest.param(("bench", "e2e", "--years", "0"), "rollouts.horizon_years", id="bench e2e, years"),
-        pytest.param(("bench", "e2e", "--config", "none.toml"), "settings file 'none.toml' cannot be read", id="bench e2e"),
     ],
 )
 def test_a_dry_run_refuses_what_the_command_would(here: Path, words: tuple[str, ...], said: str, capsys):

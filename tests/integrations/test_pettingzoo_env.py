@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.environments import actions_of
-from benchmarks.game_ground import played_games
+from benchmarks.game_ground import Notes, played_games
 from game.board import Board
 from game.read_prompt import read_prompt
 from game.scores import Standing, components
@@ -20,7 +19,7 @@ from pettingzoo.test import api_test, render_test, seed_test
 
 from integrations.board_features import CHANNELS, PHASE_KINDS, PROVINCES, province_rows
 from integrations.pettingzoo_env import REWARDS, DiplomacyEnv, env
-from integrations.unit_actions import action_of, action_texts
+from integrations.unit_actions import PASS, UnitChoices, action_of, action_texts
 from telemetry.errors import InputError
 
 quiet = pytest.mark.filterwarnings(
@@ -30,6 +29,20 @@ quiet = pytest.mark.filterwarnings(
     "ignore:Action mask numpy array is all zeros",
     "ignore:Observation is not a NumPy array",
 )
+
+
+def actions_of(notes: Notes) -> list[int]:
+    """The actions with which the environment plays a recorded game: units with one legal order alone are not asked."""
+    board, waiting, actions = Board.start(), action_texts().index(PASS), list[int]()
+    for orders in notes:
+        for power, legal in board.legal_orders().items():
+            choices = UnitChoices(legal)
+            while not choices.is_done:
+                order = next((order for order in orders[power] if order in legal.options[choices.site]), None)
+                actions.append(waiting if order is None else action_of(order))
+                choices.take(actions[-1])
+        board.step(orders)
+    return actions
 
 
 @quiet

@@ -1,10 +1,8 @@
 """Claims about plots: each is there where the run has something to draw, and says in words what the run's figures say."""
 
-import json
 import math
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +12,8 @@ from evaluation.match_table import MEASURES, Estimate, MatchTable, PairDifferenc
 from evaluation.settings import MatchSettings
 from evaluation.track import TrackPoint
 from reports import pipeline_plots, plots, sentences, strength_plots
-from reports.ablation import Ablation, Improvement, read_ablation
 from reports.match_sentence import describe_match
 from storage.league_files import LeagueMember, LeagueStep
-from telemetry.errors import InputError
 from tests.reports.conftest import facts
 
 STEP = {
@@ -88,7 +84,6 @@ def test_what_a_run_does_not_have_is_not_drawn():
     assert pipeline_plots.times(facts()) is None and pipeline_plots.lags(facts()) is None
     assert strength_plots.ladder([]) is None and strength_plots.ladder([point(0, 0.1), point(8, 0.2)]) is None
     assert strength_plots.scores([]) is None
-    assert strength_plots.ablation(Ablation(rows=(), figures=(), machine="")) is None
 
 
 def test_the_pipeline_s_plots_say_the_run_s_figures():
@@ -138,56 +133,9 @@ def test_a_match_lists_its_players_best_first_and_claims_only_what_is_shown():
 
 def test_every_word_of_every_plot_takes_the_page_s_colour():
     run = facts(steps={1: STEP}, rows=facts().rows)
-    table = Ablation(rows=(Improvement(name="packing", gain=3.0, loss=None),), figures=(), machine="")
     drawn = [plot(run) for plot in (*PIPELINE, pipeline_plots.times)]
     drawn.append(strength_plots.ladder([point(version, 0.1, 0.2) for version in range(3)]))
-    drawn += [strength_plots.match(match()), strength_plots.ablation(table)]
+    drawn.append(strength_plots.match(match()))
     for svg in drawn:
         words = re.findall(r"<text[^>]*>", svg or "")
         assert words and all("currentColor" in word for word in words)
-
-
-def stored(folder: Path, content: str) -> Path:
-    file = folder / "ablation.json"
-    file.write_text(content)
-    return file
-
-
-def test_an_ablation_is_read_from_all_that_the_command_printed(tmp_path: Path):
-    metrics = {
-        "gain_packing": 3.0,
-        "loss_packing": 2.0,
-        "gain_arrow": 1.1,
-        "loss_prefix_cache": 1.5,
-        "gain_packing_low": 2.5,
-        "gain_packing_high": 3.5,
-        "gain_x": None,
-    }
-    machine = {"cpu_cores": "2", "platform": "Linux", "gpus": "none"}
-    result = json.dumps({"benchmark": "ablation", "metrics": metrics | {"ablation_speedup": 11.0}, "machine": machine})
-    found = read_ablation(stored(tmp_path, f"some words\n{result}\n"))
-    assert [(row.name, row.gain, row.loss) for row in found.rows] == [
-        ("packing", 3.0, 2.0),
-        ("prefix cache", None, 1.5),
-        ("arrow", 1.1, None),
-        ("x", None, None),
-    ]
-    assert found.figures == (("times as cheap as the old way, in CPU seconds", "11.0"),)
-    assert found.machine == "2 cores of Linux, GPUs: none"
-    assert "packing 3.00 and 2.00" in alt(strength_plots.ablation(found))
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        pytest.param("", "does not end with a JSON object", id="empty"),
-        pytest.param("[1]", "does not end with a JSON object", id="a list"),
-        pytest.param('{"metrics": {"speedup": 1}}', "holds no ablation", id="no ablation"),
-        pytest.param('{"benchmark": "e2e"}', "holds no ablation", id="no metrics"),
-    ],
-)
-def test_what_is_no_ablation_is_refused(tmp_path: Path, content: str, said: str):
-    with pytest.raises(InputError, match=said):
-        read_ablation(stored(tmp_path, content))
-    with pytest.raises(InputError, match="cannot be read"):
-        read_ablation(tmp_path / "nowhere.json")

@@ -5,9 +5,9 @@ opponents' units, three leaders, and `<orders>`. It is raw text without a chat t
 characters on average there, or about 440 tokens. Because the power comes first, the powers of one position share only the head.
 The old "windows" (four neighbours of each unit) are left out, and the head is shorter; indentation costs about as much.
 
-The model has the shape, teacher and imitation steps of the one for compact prompts. A tiny tokenizer needs many tokens for words
-that it did not learn, and a base model cannot play from prompts that it never saw, so each form of prompt has a tiny model. These
-prompts are three times as long, so a step of imitation has fewer decisions. The scores of both base models are reported.
+The model has the shape, teacher and imitation steps of the one for compact prompts. A base model cannot play from prompts that it
+never saw, so each form of prompt has a tiny model. These prompts are three times as long, so a step of imitation has fewer
+decisions. The scores of both base models are reported.
 """
 
 import hashlib
@@ -33,6 +33,8 @@ HEAD = (
     "build out. End with </orders>.\n"
 )
 PRIMER = "\n<orders>\n"
+ROWS_A_STEP = 16
+"""Decisions of an imitation step, with about as many tokens as the 35 decisions of a step with compact prompts."""
 
 
 def json_prompt(board: Board, legal: LegalOrders) -> str:
@@ -52,21 +54,10 @@ def json_prompt(board: Board, legal: LegalOrders) -> str:
     return json.dumps(position, indent=2) + PRIMER
 
 
-def prompt_text(board: Board, legal: LegalOrders) -> str:
-    """The whole prompt."""
-    return HEAD + json_prompt(board, legal)
-
-
-# -- the model ---------------------------------------------------------------------------------------------------------------
-
-ROWS_A_STEP = 16
-"""Decisions of an imitation step, with about as many tokens as the 35 decisions of a step with compact prompts."""
-
-
 def make_json_model(root: Path, settings: TinyModelSettings) -> Path:
     """Folder of the model under `root`. A missing model is made, which takes a minute or two."""
     board = Board.start()
-    sample = prompt_text(board, board.legal_orders()["FRANCE"])
+    sample = HEAD + json_prompt(board, board.legal_orders()["FRANCE"])
     name = hashlib.sha256(f"{recipe_hash(settings)}|{ROWS_A_STEP}|{sample}".encode()).hexdigest()[:12]
     return make_whole(root / f"tiny-json-{name}", RECIPE, lambda folder: _make(folder, settings))
 

@@ -1,1 +1,0 @@
-"""Benchmarks of growth: the same cost at several sizes, and its exponent. Each module measures one kind of size."""

@@ -1,0 +1,80 @@
+"""A run of the laptop preset as the input of benchmarks: its settings, its positions, and the rows of one of its steps."""
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.entente_run import run_entente
+from pipeline.run_settings import CACHE_FOLDER, RunSettings, layered_settings
+from storage.gather import Batch
+from storage.index import open_index
+from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.runs import RunPaths
+from telemetry.errors import TrainingError
+from telemetry.progress import reporter
+from training.advantages import MovingMeans, advantages_of
+
+STEPS = 3
+"""Steps of a recorded run; the rows are those of the last one."""
+
+
+def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int) -> RunSettings:
+    """The laptop preset with `config` laid over it."""
+    return layered_settings("laptop", config or (), {"seed": seed, "runs_root": runs_root})
+
+
+def cache_of(settings: RunSettings) -> Path:
+    """Folder of the positions of these settings; built now if missing."""
+    from state_cache.build import build
+    from state_cache.store import find_cache, write_cache
+
+    root = settings.runs_root / CACHE_FOLDER
+    found = find_cache(root, settings.cache)
+    if found is not None:
+        return found
+    train, held_out = build(settings.cache, lambda done, wanted: reporter().stage("positions", done, wanted))
+    return write_cache(root, settings.cache, train, held_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRows:
+    """The rows of one step."""
+
+    batch: Batch
+    advantages: np.ndarray
+    """float32 [rows], as the run's trainer computed them."""
+
+    def write(self, file: Path) -> None:
+        """Write what another trainer needs, as `.npz`."""
+        names = ("input_ids", "input_offsets", "prompt_lens", "completion_offsets")
+        np.savez(file, advantages=self.advantages, **{name: getattr(self.batch, name) for name in names})
+
+
+def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows:
+    """Train STEPS steps with these settings, and return the rows of the last one.
+
+    Args:
+        arguments: arguments of `entente train` that give it `settings`.
+
+    Raises:
+        TrainingError: the run failed, or its last step had nothing to train on.
+    """
+    name = f"bench-rows-{os.getpid()}"
+    words = ["--steps", str(STEPS), "--seed", str(settings.seed), "--evaluation.positions", "2"]
+    paths = RunPaths(settings.runs_root / name)
+    try:
+        run_entente([*arguments, *words], settings.runs_root, name)
+        index = open_index(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+        rows = read_ledger(paths, MAIN, max(recorded_steps(paths, MAIN)))
+        if rows is None or not rows.num_rows:
+            raise TrainingError("the last step of the recorded run had no rows: give another --seed")
+        batch = index.gather(rows)
+        powers = rows["power"].to_pylist()
+        advantages, _ = advantages_of(batch.returns, batch.advantage_groups, powers, settings.training, MovingMeans())
+        return RecordedRows(batch=batch, advantages=advantages)
+    finally:
+        shutil.rmtree(paths.root, ignore_errors=True)
