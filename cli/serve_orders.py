@@ -39,7 +39,7 @@ def find_policy(model: str, run: str, version: str, runs_root: Path, given: Infe
 
 def plan_orders(policy: "Contestant", listener: "socket.socket", key_variable: str, *, has_key: bool) -> dict[str, Any]:
     """What `--dry-run` shows."""
-    from play.api_draws import MOST_DRAWS
+    from play.orders_server import MOST_DRAWS
 
     return {
         "command": "serve",
@@ -61,9 +61,7 @@ def serve_orders(policy: "Contestant", listener: "socket.socket", key: str | Non
     from cli.prefect_server import prefect_server
     from evaluation.settings import PlaySettings
     from flows.open_players import open_players
-    from play.api_draws import Draws, ServedPolicy
-    from play.api_errors import ApiConnection
-    from play.api_server import orders_app
+    from play.orders_server import ApiConnection, Draws, ServedPolicy, orders_app
     from telemetry.memory import freeze_old_objects
     from workers.http_server import make_server, serve
     from workers.worker import LOOPBACK

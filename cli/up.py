@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,8 @@ from typing import Annotated, Any
 import psutil
 from cyclopts import Parameter
 
-from cli.automations import Ask, apply, asker, limit_queue
+from cli.automations import apply, asker, limit_queue
+from cli.serve_prefect import ENTER
 from cli.server_key import key_file, send_key, want_key
 from telemetry.errors import InputError
 
@@ -31,8 +33,6 @@ PRODUCERS = "producers"
 """Work pool of rollout producers; its workers run on machines that generate for other runs."""
 _FIRST = "train_policy"
 """Flow whose deployment `entente up` suggests to run first."""
-_FORMER_NAME = "local"
-"""Deployment name of an earlier version. Such deployments are removed, because their schedules would run as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +78,29 @@ def up(
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
     address = _server(port)
     os.environ["PREFECT_API_URL"] = f"{address}/api"
-    for each in pools:
+    for each in sorted({*pools, PRODUCERS}):
         _pool(each)
-    _pool(PRODUCERS)
+    _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
     _prefect("deploy", "--all", "--no-prompt")
     ask = asker(os.environ["PREFECT_API_URL"])
-    _remove_former(ask, described)
     if limit_queue(ask, pool):
-        print("limit           one run at a time that wants the whole machine")
+        _say("limit", "one run at a time that wants the whole machine")
     for line in apply(ask) or ["all are there"]:
-        print(f"automations     {line}")
+        _say("automations", line)
     names = {(each["entrypoint"], each["name"]): f"{each['flow']}/{each['name']}" for each in _deployments()}
-    print(f"deployments     {', '.join(sorted(names.values()))}")
+    _say("deployments", ", ".join(sorted(names.values())))
     _worker(pool)
-    print(f"\n{address}/dashboard")
     key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
+    page = f"{address}{ENTER if key and _has_own_page(address) else '/dashboard'}"
     if key and key_file().is_file() and key_file().read_text().strip() == key:
-        print(f"the page asks once for this key, which lets run programs as you: {key}")
+        page = f"{page}#{key}" if page.endswith(ENTER) else page
+        print(f"\n{page}")
+        print("keep that address for yourself: with its key one runs programs as you" if key in page else f"its key: {key}")
         prefix = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
-    elif key:
-        print("the page asks once for what PREFECT_API_AUTH_STRING holds")
+    else:
+        print(f"\n{page}")
+        if key:
+            print("the page asks once for what PREFECT_API_AUTH_STRING holds")
     first = (names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
     print(f"run one there, or: PREFECT_API_URL={address}/api {prefix}prefect deployment run {next(first, 'NAME')}")
     print("end all of it with: entente down")
@@ -119,8 +122,22 @@ def down() -> None:
         process = each.process()
         if process is not None:
             _end(process)
-            print(f"{each.what:<16}ended (process {each.pid})")
+            _say(each.what, f"ended (process {each.pid})")
     _in_prefect_home(_RECORD).unlink(missing_ok=True)
+
+
+def _say(what: str, words: str) -> None:
+    """Print a line at once, also into a pipe: a step may take half a minute."""
+    print(f"{what:<16}{words}", flush=True)
+
+
+def _has_own_page(address: str) -> bool:
+    """Whether the server is one that `entente up` started, which has a page for the key."""
+    try:
+        with urllib.request.urlopen(f"{address}{ENTER}", timeout=5) as answer:
+            return b"entente up" in answer.read()
+    except OSError:
+        return False
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------------
@@ -137,7 +154,7 @@ def _server(port: int) -> str:
         send_key(address)
         if not accepts(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")):
             raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
-        print(f"server          answers at {address}")
+        _say("server", f"answers at {address}")
         if accepts(f"{address}/api", ""):
             print("                without a key, so whoever reaches it can run programs as you: begin it by `entente up`, or")
             print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
@@ -148,10 +165,13 @@ def _server(port: int) -> str:
         raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     want_key()
     log = _in_prefect_home("server.log")
-    words = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    process = _start("server", words, log, {"PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"})
+    _say("server", f"starting at {address}; the first time it takes about half a minute")
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        words = ["-P", "-m", "cli.serve_prefect", str(listener.fileno())]
+        more = {"PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+        process = _start("server", words, log, more, listener.fileno())
     wait_until_up(process, f"{address}/api", log)
-    print(f"server          started at {address} (process {process.pid}, {log})")
+    _say("server", f"started (process {process.pid}, {log})")
     return address
 
 
@@ -171,37 +191,29 @@ def _deployments_in_file() -> list[dict[str, Any]]:
         raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {said}") from error
 
 
-def _remove_former(ask: Ask, described: list[dict[str, Any]]) -> None:
-    """Remove deployments of our flows under the name that an earlier version gave to all of them."""
-    ours = {each["entrypoint"]: each.get("name") for each in described}
-    for each in _deployments():
-        if each["name"] == _FORMER_NAME and ours.get(each["entrypoint"], _FORMER_NAME) != _FORMER_NAME:
-            ask(f"deployments/{each['id']}", method="DELETE")
-            print(f"deployments     {each['flow']}/{_FORMER_NAME} removed: it is {each['flow']}/{ours[each['entrypoint']]} now")
-
-
 def _pool(name: str) -> None:
     if any(pool["name"] == name for pool in _ask("work_pools/filter")):
-        print(f"work pool       {name} is there")
+        _say("work pool", f"{name} is there")
         return
     _prefect("work-pool", "create", name, "--type", "process")
-    print(f"work pool       {name} made")
+    _say("work pool", f"{name} made")
 
 
 def _worker(pool: str) -> None:
     running = next((each for each in _started() if each.what == "worker" and each.process()), None)
     if running is not None:
-        print(f"worker          at work (process {running.pid})")
+        _say("worker", f"at work (process {running.pid})")
         return
     log = _in_prefect_home("worker.log")
-    process = _start("worker", ["worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"], log, {})
+    words = ["-m", "prefect", "worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"]
+    process = _start("worker", words, log, {})
     until = time.monotonic() + WORKER_WITHIN_S
     while not any(each["status"] == "ONLINE" for each in _ask(f"work_pools/{pool}/workers/filter")):
         if process.poll() is not None or time.monotonic() > until:
             said = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
             raise InputError(f"the worker did not come up: {said.strip()}; {log} has all")
         time.sleep(0.2)
-    print(f"worker          started (process {process.pid}, {log})")
+    _say("worker", f"started (process {process.pid}, {log})")
 
 
 def _deployments() -> list[dict[str, Any]]:
@@ -223,12 +235,13 @@ def _prefect(*words: str) -> None:
         raise InputError(f"`prefect {' '.join(words)}` failed: {said[-1].strip() if said else 'it said nothing'}")
 
 
-def _start(what: str, words: list[str], log: Path, more: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start `prefect WORDS` as a process that outlives this command, and record it."""
+def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descriptors: int) -> "subprocess.Popen[bytes]":
+    """Start `python WORDS` as a process that outlives this command, and record it; it inherits `descriptors`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.garbage_thread" if what == "server" else "prefect", *words],
+            [sys.executable, *words],
+            pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -262,8 +275,6 @@ def _ask(path: str) -> list[dict[str, Any]]:
 
 def _why_not_prefect(address: str) -> str:
     """Why there is no Prefect server at `address`; '' if there is one."""
-    import urllib.request
-
     try:
         with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
             return "" if answer.read().strip() == b"true" else "its health is not what Prefect says"

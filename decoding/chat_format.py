@@ -136,7 +136,7 @@ def _renderer(template: str, values: Mapping[str, Any]) -> Render:
                 strftime_now=_DAY.strftime,
                 **values,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             # A template is a program of its own, so it may fail in any of these ways.
             raise InputError(f"cannot be used ({_first_line(error)})") from error
         return text

@@ -5,6 +5,7 @@ torch.
 """
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -36,9 +37,32 @@ def resolve_model(name: str | Path) -> Path:
     for required in ("config.json", "tokenizer.json"):
         if not (folder / required).is_file():
             raise InputError(f"model '{name}' has no {required}: save it with `save_pretrained` (model and tokenizer)")
+    for weights in folder.glob("*.safetensors"):
+        _check_whole(weights)
     if pipe := next((file.name for file in folder.iterdir() if file.exists() and not (file.is_file() or file.is_dir())), ""):
         raise InputError(f"model '{name}' holds '{pipe}', which is no regular file and may never end: remove it")
     return folder.resolve()
+
+
+def _check_whole(weights: Path) -> None:
+    """Check that a file of weights is as long as its header says; nothing else is read.
+
+    Raises:
+        InputError: it is not, or has no such header.
+    """
+    if not weights.is_file():
+        return
+    size = weights.stat().st_size
+    with weights.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(header_bytes)) if header_bytes < size else {}
+            wanted = 8 + header_bytes + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            wanted = -1
+    if wanted != size:
+        short = f"it has {size:,} bytes and its header says {wanted:,}" if wanted > 0 else "its header cannot be read"
+        raise InputError(f"model file '{weights}' is cut or damaged ({short}): copy or download it again")
 
 
 def may_be_hub_id(name: str) -> bool:

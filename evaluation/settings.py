@@ -3,19 +3,18 @@
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from game.players import SEARCHES
 from outside.settings import OutsideSettings
 from search.settings import SearchSettings
+from telemetry.setting_marks import Seed, Settings
 
 Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
 
 
-class EvaluationSettings(BaseModel):
+class EvaluationSettings(Settings):
     """How strength is measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     positions: Annotated[int, Field(ge=1)] = 112
     """Held-out positions, from games that training never starts from."""
@@ -27,7 +26,7 @@ class EvaluationSettings(BaseModel):
     """Scripted players of the other powers; the first gives the score, the others stand beside it."""
     bootstrap: Annotated[int, Field(ge=100)] = 2000
     """Resamples of the 95 % interval, clustered by source game."""
-    seed: int = 1000
+    seed: Seed = 1000
     """Seed of positions, opponents' dice and draws; the same for every player compared."""
     every: Annotated[int, Field(ge=0)] = 0
     """Versions between two that are measured while training goes on, as 5 for 5, 10, 15 ...; 0: none but base and last."""
@@ -42,10 +41,8 @@ class EvaluationSettings(BaseModel):
         return self.model_copy(update={"every": 0, "beside": "auto"})
 
 
-class PlaySettings(BaseModel):
+class PlaySettings(Settings):
     """How a policy version plays while it is measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; below 1 the likelier orders are drawn more often than the policy says."""
@@ -98,7 +95,7 @@ class MatchSettings(PlaySettings):
     """Games played at the same time; `entente bench games` finds the best for a machine."""
     bootstrap: Annotated[int, Field(ge=100)] = 2000
     """Resamples of a 95 % interval, clustered by game, or by the source game of a held-out position."""
-    seed: int = 1000
+    seed: Seed = 1000
     """Seed of starts, draws and dice."""
     outside: OutsideSettings = OutsideSettings()
     """How players that are endpoints are asked."""

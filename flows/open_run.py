@@ -339,9 +339,7 @@ def _fork(settings: RunSettings, name: str) -> dict[str, Any]:
     old_settings = paths.ledger / current_lineage(paths) / "settings.json"
     if current_lineage(paths) != name and old_settings.parent.name in FILES.folders(paths.ledger):
         durable_write(old_settings, stored.model_dump_json(indent=1).encode())
-    renumbered = not {"rollouts.start_groups", "rollouts.branch_at"}.isdisjoint(changed)
-    family = settings.rollouts.family
-    first = -(-next_free_number(paths, PRODUCER) // family) * family if renumbered else None
+    first = next_free_number(paths, PRODUCER) if "rollouts.start_groups" in changed else None
     return {"name": name, "changed": changed, "first_group": first}
 
 

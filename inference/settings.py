@@ -2,21 +2,19 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from telemetry.setting_marks import MAY_CHANGE
+from telemetry.setting_marks import MAY_CHANGE, HttpAddress, Settings
 
 AdapterMode = Literal["auto", "slots", "merge_reload"]
 
 
-class InferenceSettings(BaseModel):
+class InferenceSettings(Settings):
     """The model that plays and the engine, or workers, that draw its decisions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str = "tiny"
     """'tiny' (made on the spot), a local folder, or a hub id such as 'Qwen/Qwen2.5-7B-Instruct'."""
-    urls: Annotated[tuple[str, ...], MAY_CHANGE] = ()
+    urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
     key_variable: Annotated[str, MAY_CHANGE] = "ENTENTE_KEY"
     """Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
@@ -78,7 +76,7 @@ class InferenceSettings(BaseModel):
     long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """Prompts of at least this many tokens go to the last worker of `urls` and shorter ones to the others, if those have a
     living worker; 0: any prompt to any worker."""
-    evaluation_urls: Annotated[tuple[str, ...], MAY_CHANGE] = ()
+    evaluation_urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
     """Addresses of workers for evaluation only, so that it does not displace the rollouts' prefixes; none: `urls`."""
     heartbeat_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 10.0
     """Seconds between health checks of a worker, and their timeout; after two failures it gets no work until it recovers."""

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from telemetry.setting_marks import Settings
 
 
-class OutsideSettings(BaseModel):
+class OutsideSettings(Settings):
     """How OpenAI-compatible endpoints are asked, those of players such as 'openai:model@http://host:port/v1'."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
     """Seconds for one request, from its sending to the last byte of its answer."""

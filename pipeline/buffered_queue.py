@@ -57,7 +57,6 @@ class BufferedQueue(RolloutQueue):
             resources.control,
             self._fleet,
             start_groups=self._wanted,
-            family=resources.rollouts.family,
             most=math.ceil(self._wanted * (1 + BACKFILL_MAX)),
             plays_here=self._plays_here,
         )
@@ -72,7 +71,7 @@ class BufferedQueue(RolloutQueue):
                 producers_max=pipeline.producers_max,
             )
         )
-        self._numbers = GroupNumbers(step_numbers(resources.paths, self._wanted), resources.rollouts.family)
+        self._numbers = GroupNumbers(step_numbers(resources.paths, self._wanted))
         self._group_s: deque[float] = deque(maxlen=32)  # seconds per start group of the newest stretches
         self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be started
         self._full = False  # pipeline.ready_groups_max is reached
@@ -189,17 +188,16 @@ class BufferedQueue(RolloutQueue):
             return
         missing = self._missing(step, self.ready)
         while (most := min(missing, int(self._credit))) > 0:
-            stretch = self._numbers.next(min(self._task_size, max(self._resources.rollouts.family, most)))
+            stretch = self._numbers.next(min(self._task_size, most))
             self._begin(stretch)
             missing -= stretch.count
             self._credit -= stretch.count
 
     @property
     def _task_size(self) -> int:
-        """Start groups per task, a multiple of the family size."""
-        family = self._resources.rollouts.family
+        """Start groups per task."""
         measured = statistics.median(self._group_s) if self._group_s else None
-        return -(-groups_per_task(self._wanted, self._pipeline, measured) // family) * family
+        return groups_per_task(self._wanted, self._pipeline, measured)
 
     def _collect_ended(self) -> bool:
         """Process the stretches that ended. Returns whether any was published."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pipeline.run_settings import RunSettings
 from records.policy_version import PolicyVersion
@@ -23,12 +23,11 @@ from storage.json_files import read_object
 from storage.lineages import last_step
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import InputError
+from telemetry.setting_marks import Settings
 
 
-class ImproveSettings(BaseModel):
+class ImproveSettings(Settings):
     """Rounds in which a run's student learns from a search on the positions that it reaches."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     rounds: Annotated[int, Field(ge=1)] = 1
     """Rounds of the run in all; those that are done are not repeated."""

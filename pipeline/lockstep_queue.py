@@ -118,8 +118,7 @@ class LockstepQueue(RolloutQueue):
         first = step_numbers(self._resources.paths, self._wanted).first_of(step)
         published = coverage(self._resources.paths, PRODUCER, first, self._wanted)
         self._note_published(published)
-        family = self._resources.rollouts.family
-        task_size = -(-groups_per_task(self._wanted, self._pipeline, None) // family) * family
+        task_size = groups_per_task(self._wanted, self._pipeline, None)
         return [
             Stretch(first + offset, min(task_size, count - offset), step)
             for first, count in published.missing

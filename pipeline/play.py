@@ -128,7 +128,7 @@ async def play_probe(resources: Resources, version: int) -> None:
     A resumed run whose rollouts were ahead has no rows of its trainer's version. These start groups have a single fork, so they
     have no advantage and no step selects them. Training therefore does not depend on where a run was resumed.
     """
-    alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "branch_at": ()})
+    alone = resources.rollouts.model_copy(update={"forks_per_group": 1})
     count = resources.rollouts.forks_per_group
     with resources.spans.span("rollout"):
         found = await asyncio.to_thread(coverage, resources.paths, PROBE, version * count, count)

@@ -40,26 +40,18 @@ class NoFleet:
         """See `Fleet.set_target`."""
 
 
-def share_of(missing: int, players: int, family: int) -> int:
-    """Start groups that each of `players` begins so that together they begin at least `missing`: whole families."""
-    return math.ceil(max(0, missing) / players / family) * family if players else 0
-
-
 class SharedPlay:
     """The flow's side of the control file, for one queue."""
 
-    def __init__(
-        self, control: ControlDesk | None, fleet: Fleet, *, start_groups: int, family: int, most: int, plays_here: bool
-    ) -> None:
+    def __init__(self, control: ControlDesk | None, fleet: Fleet, *, start_groups: int, most: int, plays_here: bool) -> None:
         """
         Args:
             control: None if nobody reads it.
             start_groups: of a step.
-            family: number of start groups that are played together.
             most: start groups that producers may publish for one step, beyond which it trains on what there is.
             plays_here: the flow plays too. Else steps wait for producers, however long there is none.
         """
-        self._control, self._fleet, self._wanted, self._family = control, fleet, start_groups, family
+        self._control, self._fleet, self._wanted = control, fleet, start_groups
         self._most, self._plays_here = most, plays_here
         self._quota = 0  # start groups that each producer may begin with this version
         self._published_before = 0  # when this version was served
@@ -102,6 +94,7 @@ class SharedPlay:
         return status.published - self._published_before < self._most
 
     def _raise_quota(self, missing: int, status: FleetStatus) -> None:
-        more = share_of(missing, status.alive + self._plays_here, self._family)
+        players = status.alive + self._plays_here  # each begins its share of what is missing
+        more = math.ceil(max(0, missing) / players) if players else 0
         if more:
             self._quota, self._allowed_at = self._quota + more, time.monotonic()

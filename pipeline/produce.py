@@ -140,10 +140,8 @@ class Production:
         self.published = self.decisions = 0
         self._side, self._desk, self._producer, self._play = side, desk, producer, play
         rollouts, pipeline = side.settings.rollouts, side.settings.pipeline
-        wanted = pipeline.groups_per_task or -(-rollouts.start_groups // STRETCHES)
-        self._family = rollouts.family
-        self._each = -(-wanted // self._family) * self._family
-        self._next = -(-desk.status.next_group // self._family) * self._family
+        self._each = pipeline.groups_per_task or -(-rollouts.start_groups // STRETCHES)
+        self._next = desk.status.next_group
         self._again: list[tuple[int, int]] = []  # (first, count) of stretches that failed
         self._before = desk.status.published
         self._in_flight: dict[asyncio.Task[PlayedGroups], tuple[int, int]] = {}
@@ -201,13 +199,12 @@ class Production:
         return ""
 
     async def _start(self, quota: int) -> None:
-        """Begin stretches: first what failed, then new start groups up to the quota of this version, in whole families."""
+        """Begin stretches: first what failed, then new start groups up to the quota of this version."""
         while len(self._in_flight) < STRETCHES and time.monotonic() >= self._not_before:
             if self._again:
                 first, count = heapq.heappop(self._again)
             elif self._started < quota:
-                left = -(-(quota - self._started) // self._family) * self._family
-                first, count = self._next, min(self._each, left)
+                first, count = self._next, min(self._each, quota - self._started)
                 self._next, self._started = first + count, self._started + count
             else:
                 return

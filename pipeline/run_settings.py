@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from decoding.model_files import recipe_prompts
 from evaluation.settings import EvaluationSettings
@@ -36,7 +36,7 @@ from storage.runs import RunPaths, check_name, check_run_name, refresh_run, reso
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
-from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule, change_rule
+from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule, Seed, Settings, change_rule
 from telemetry.sinks import TelemetrySettings
 from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
@@ -47,10 +47,8 @@ _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
 _PRESETS = Path(__file__).with_name("presets")
 
 
-class PipelineSettings(BaseModel):
+class PipelineSettings(Settings):
     """How rollouts and training overlap, and how Prefect runs them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
     """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag."""
@@ -88,16 +86,16 @@ class PipelineSettings(BaseModel):
         return self.lockstep or self.deterministic
 
 
-class RunSettings(BaseModel):
+class RunSettings(Settings):
     """All settings of a training run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Training run")
+    model_config = ConfigDict(title="Training run")
 
     run: Annotated[str, MAY_CHANGE] = ""
     """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time."""
     runs_root: Annotated[RunsFolder, MAY_CHANGE] = Path("runs")
     """Folder of all runs, state caches and made models: a path, or s3://bucket/prefix."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of start positions, draws, scripted players and adapter weights."""
     steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
     """Training steps; each publishes one policy version."""

@@ -92,9 +92,8 @@ def _table(settings: list[Setting], cut: int) -> str:
 def _kind(field: FieldInfo) -> str:
     """The type in words, with its bounds."""
     words = _type_words(field.annotation)
-    bounds = [
-        f"{sign} {getattr(rule, name):g}" for rule in field.metadata for name, sign in _BOUNDS.items() if hasattr(rule, name)
-    ]
+    found = ((sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in _BOUNDS.items())
+    bounds = [f"{sign} {bound if isinstance(bound, int) else f'{bound:g}'}" for sign, bound in found if bound is not None]
     return f"{words}, {' and '.join(bounds)}" if bounds else words
 
 

@@ -45,13 +45,9 @@ def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: floa
 class GroupNumbers:
     """Assigns start-group numbers."""
 
-    def __init__(self, numbers: StepNumbers, family: int = 1) -> None:
-        """
-        Args:
-            numbers: which numbers belong to which step.
-            family: number of start groups that are played together; the first number of a family is a multiple of it.
-        """
-        self._numbers, self._family = numbers, family
+    def __init__(self, numbers: StepNumbers) -> None:
+        """`numbers`: which numbers belong to which step."""
+        self._numbers = numbers
         self._next = numbers.first_group
         self._given_back: list[Stretch] = []
 
@@ -85,12 +81,8 @@ class GroupNumbers:
             return ()
         first = self._numbers.first_of(self._numbers.step_of(newest) - LOOK_BACK_STEPS)
         found = coverage(paths, PRODUCER, first, newest - first + 1)
-        end = max([newest + 1, *(shard.next_start_group for shard in found.published)])
-
-        self._next = -(-end // self._family) * self._family
+        self._next = max([newest + 1, *(shard.next_start_group for shard in found.published)])
         for start, count in found.missing:
             for number in range(start, start + count):
-                if number % self._family == 0:
-                    step = self._numbers.step_of(number)
-                    self.give_back(Stretch(number, min(self._family, start + count - number), step))
+                self.give_back(Stretch(number, 1, self._numbers.step_of(number)))
         return found.set_aside

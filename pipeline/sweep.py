@@ -17,7 +17,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from evaluation.intervals import clusters_to_show, estimate, format_interval
 from pipeline.run_settings import RunSettings, layered_settings, merge_layers, one_sentence
@@ -27,6 +27,7 @@ from storage.files import FILES, make_directory
 from storage.json_files import read_object
 from storage.runs import RunPaths, check_run_name, durable_write
 from telemetry.errors import DataError, InputError
+from telemetry.setting_marks import Seed, Settings
 
 SWEEP_FOLDER = "_sweeps"
 """Folder beside the runs."""
@@ -38,10 +39,10 @@ _OWN = {"run": "name", "runs_root": "--runs-root", "seed": "seeds"}
 Point = dict[str, Any]
 
 
-class Range(BaseModel):
+class Range(Settings):
     """Numbers from `low` to `high`, both included; whole ones if `low`, `high` and `step` are whole."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     low: int | float
     """Lowest value."""
@@ -76,10 +77,10 @@ Values = Annotated[
 ]
 
 
-class Sweep(BaseModel):
+class Sweep(Settings):
     """What a sweep's file says."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Sweep")
+    model_config = ConfigDict(title="Sweep")
 
     name: str
     """Name of the sweep, and beginning of its runs' names."""
@@ -94,7 +95,7 @@ class Sweep(BaseModel):
     before it."""
     samples: Annotated[int, Field(ge=0)] = 0
     """Combinations that 'random' and 'tpe' draw, without repetition."""
-    search_seed: int = 0
+    search_seed: Seed = 0
     """Seed of the draws."""
     settings: Annotated[dict[str, Values], Field(min_length=1)]
     """Dotted name of a setting -> its values: a list, or {"low": 1e-5, "high": 1e-3, "log": true} where values are drawn."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from inference.engine_cards import computes_on_card
 from inference.settings import InferenceSettings
@@ -25,6 +25,7 @@ from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import InputError
 from telemetry.machine import environment
+from telemetry.setting_marks import Settings
 
 TUNING_FOLDER = "_tuning"
 """Folder under `runs_root`."""
@@ -34,10 +35,10 @@ NOISE = 0.05
 Figures = Mapping[str, Any]
 
 
-class TuneSettings(BaseModel):
+class TuneSettings(Settings):
     """The grid, the requests and the constraints. An axis without values keeps the current setting."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, title="Tuning")
+    model_config = ConfigDict(title="Tuning")
 
     max_sequences: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (64, 128, 256)
     """Values of inference.max_sequences (vLLM's max_num_seqs); on a GPU 128, 256 and 512."""

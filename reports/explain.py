@@ -15,6 +15,8 @@ Figures = Mapping[str, float]
 
 SLOW = 1.3
 """A step is slow if it takes this many times the median of the others."""
+SLOW_NAMED = 3
+"""Slow steps of a run that each get a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +42,10 @@ class Explanation:
 
 def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
     """Explain step `step` of a run. `steps`: metrics of all its steps; `settings`: its resolved tree."""
-    figures, others = steps[step], [stages_of(steps[other]) for other in steps if other != step]
+    figures = steps[step]
     parts, seconds = stages_of(figures), figures["time/step_s"]
-    sentences = []
-    if len(others) >= 2 and (slower := _slower(parts, others)):
-        sentences.append(f"Step {step} {slower}.")
     limit = _limit(parts)
+    sentences = [_slowness(step, steps)] if _is_slow(step, steps) else []
     sentences += [f"{_most(limit, parts, seconds)}.", *_cause(limit[0], [figures], steps, settings)]
     return Explanation(title=f"step {step}", seconds=seconds, parts=parts, sentences=sentences)
 
@@ -67,11 +67,10 @@ def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Ex
     without = seconds - sum(parts[name] for name in limit)
     if 0 < without < seconds:
         sentences.append(f"Were that free, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
-    if slow := [step for step in steps if _is_slow(step, steps)]:
-        sentences.append(
-            f"Slow steps, {SLOW:g} times the usual and more: {', '.join(map(str, slow[:8]))}{', ...' * (len(slow) > 8)}; "
-            "`entente runs explain` says why."
-        )
+    if slow := sorted((step for step in steps if _is_slow(step, steps)), key=lambda step: -steps[step]["time/step_s"]):
+        sentences += [_slowness(step, steps) for step in slow[:SLOW_NAMED]]
+        if more := sorted(slow[SLOW_NAMED:]):
+            sentences.append(f"So slow were also {', '.join(map(str, more[:8]))}{', ...' * (len(more) > 8)}.")
     return Explanation(title=f"{len(steps)} steps", seconds=seconds, parts=parts, sentences=sentences)
 
 
@@ -80,16 +79,15 @@ def _is_slow(step: int, steps: Mapping[int, Figures]) -> bool:
     return len(others) >= 2 and steps[step]["time/step_s"] >= SLOW * median(others)
 
 
-def _slower(parts: Mapping[str, float], others: list[dict[str, float]]) -> str:
-    """How much longer than usual the step took, and in which stage; '' if it did not."""
-    seconds, usual = sum(parts.values()), median(sum(other.values()) for other in others)
-    if seconds < SLOW * usual:
-        return ""
+def _slowness(step: int, steps: Mapping[int, Figures]) -> str:
+    """How much longer than usual the step took, and in which stage."""
+    parts, others = stages_of(steps[step]), [stages_of(steps[other]) for other in steps if other != step]
+    seconds, usual = steps[step]["time/step_s"], median(steps[other]["time/step_s"] for other in steps if other != step)
     more = {name: parts[name] - median(other[name] for other in others) for name in parts}
     worst = max(more, key=more.__getitem__)
     return (
-        f"took {seconds / usual:.1f} times as long as the median of the others ({seconds:.1f} s, {usual:.1f} s); "
-        f"{more[worst]:.1f} s of it is {STAGES[worst]}"
+        f"Step {step} took {seconds / usual:.1f} times as long as the median of the others ({seconds:.1f} s, {usual:.1f} s); "
+        f"{more[worst]:.1f} s of it is {STAGES[worst]}."
     )
 
 

@@ -8,7 +8,7 @@ or to the fork's end.
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,8 @@ from game.scores import Standing, components
 from game.snapshot import Snapshot
 from records.rows import Decision, Ply, decision_id
 from rollouts.deciders import CompletionSource, Decider
-from rollouts.fork import POLICY, ForkPlan, PlayedFork, PlayedPly, Tokens, play_fork
+from rollouts.fork import POLICY, ForkPlan, PlayedFork, Tokens, play_fork
 from rollouts.opponents import draw_opponents, opponents_text
-from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError
 
@@ -34,11 +33,6 @@ class StartGroup:
     snapshot: Snapshot
     power: str | None
     """The power that the policy plays; None: all seven."""
-    branch_at: int = 0
-    """Movement phases after which this group branches off the last earlier group that does not branch; 0: it starts at its own
-    snapshot."""
-    counted_from: str = ""
-    """Phase from which the horizon is counted; empty: the snapshot's phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +87,6 @@ async def roll_out(
                         last_winter=settings.last_winter,
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
-                        counted_from=group.counted_from,
                     ),
                     board.fork(),
                     engine,
@@ -108,14 +101,7 @@ async def roll_out(
             on_group(group.number)
         return group, forks
 
-    async def roll_out_family(family: Sequence[StartGroup]) -> list[tuple[StartGroup, list[PlayedFork]]]:
-        first = await roll_out_group(family[0])
-        rest = (roll_out_group(branch_off(group, *first, f"{producer}/{seed}/{group.number}")) for group in family[1:])
-        return [first, *await asyncio.gather(*rest)]
-
-    played = [
-        group for family in await asyncio.gather(*(roll_out_family(family) for family in families(groups))) for group in family
-    ]
+    played = await asyncio.gather(*(roll_out_group(group) for group in groups))
     forks = [fork for _, group_forks in played for fork in group_forks]
     failed = [fork for fork in forks if fork.status != "complete"]
     decisions: list[Decision] = []
@@ -215,63 +201,12 @@ def _draw_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> di
     return draw_opponents(shared, settings.opponent_table, others, by_seat=settings.opponents_by == "seat")
 
 
-def families(groups: Sequence[StartGroup]) -> list[list[StartGroup]]:
-    """Each start group that starts at its own snapshot, followed by the groups that branch off it."""
-    found: list[list[StartGroup]] = []
-    for group in groups:
-        if group.branch_at:
-            found[-1].append(group)
-        else:
-            found.append([group])
-    return found
-
-
-def branch_off(group: StartGroup, origin: StartGroup, forks: Sequence[PlayedFork], name: str) -> StartGroup:
-    """`group` with the board that one fork of `origin` reached after `group.branch_at` movement phases.
-
-    `name` seeds the choice among the forks that gave orders there; their results have no influence. If no fork got so far,
-    `group` starts at its own snapshot.
-    """
-    reached = [ply for fork in forks if fork.status == "complete" and (ply := _movement(fork, group.branch_at)) is not None]
-    if not reached:
-        return replace(group, branch_at=0)
-    ply, start = dice(name, "branch").choice(reached), origin.snapshot
-    board = Board.restore(replace(start, snapshot_id=ply.snapshot_id, position=ply.position, phase=ply.phase))
-    source = f"branch of start group {origin.number}"
-    return StartGroup(
-        number=group.number,
-        snapshot=board.snapshot(game_id=start.game_id, seed=start.seed, source=source),
-        power=origin.power,
-        branch_at=group.branch_at,
-        counted_from=start.phase,
-    )
-
-
-def _movement(fork: PlayedFork, number: int) -> PlayedPly | None:
-    """The fork's movement phase with this number, counted from 1 after its first ply; None if it has no orders."""
-    later = [ply for ply in fork.plies[1:] if ply.phase.endswith("M") and ply.orders]
-    return later[number - 1] if len(later) >= number else None
-
-
 def plan_start_groups(
     positions: Sequence[tuple[Snapshot, str]], first_number: int, settings: RolloutSettings
 ) -> list[StartGroup]:
-    """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`.
-
-    With `settings.branch_at`, each family of start groups has one that starts at its position; the others branch off it. The
-    first number of a family is a multiple of its size. If the first group of a family is not in `positions`, it has no branches.
-    """
+    """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`."""
     one_power = settings.policy_powers == "one"
-    groups = []
-    for index, (snapshot, power) in enumerate(positions):
-        number = first_number + index
-        place = number % settings.family
-        groups.append(
-            StartGroup(
-                number=number,
-                snapshot=snapshot,
-                power=power if one_power else None,
-                branch_at=settings.branch_at[place - 1] if 0 < place <= index else 0,
-            )
-        )
-    return groups
+    return [
+        StartGroup(number=number, snapshot=snapshot, power=power if one_power else None)
+        for number, (snapshot, power) in enumerate(positions, first_number)
+    ]

@@ -2,22 +2,21 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from game.players import SEARCHES
 from game.settings import BoardPath
 from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
 from state_cache.sampling import Sampling
+from telemetry.setting_marks import Settings
 
 _WEIGHTS_MAX = 1e9
 """Largest sum of weights, and 1 over the smallest: their shares and products, such as a league's, must be numbers above 0."""
 
 
-class RolloutSettings(BaseModel):
+class RolloutSettings(Settings):
     """The rollouts of one training step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups per training step."""
@@ -26,9 +25,6 @@ class RolloutSettings(BaseModel):
     'learnable', more often where past returns had a spread."""
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
-    branch_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Movement phases after the first (1: the next) at which one fork of each position becomes a start group of its own, with the
-    same end; start_groups counts these and must be a multiple of one plus their number."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
     """Game years from the start of a fork to its end."""
     horizon_schedule: str = ""
@@ -109,11 +105,6 @@ class RolloutSettings(BaseModel):
         """Whether past versions of the run play."""
         return self.policy_powers == "one" and any(name == LEAGUE for name, _ in self.opponent_table)
 
-    @property
-    def family(self) -> int:
-        """Number of start groups from one position: its own and one per branch."""
-        return 1 + len(self.branch_at)
-
     @model_validator(mode="after")
     def _check_opponents(self) -> "RolloutSettings":
         total = sum(weight for _, weight in read_table(self.opponents))
@@ -135,14 +126,5 @@ class RolloutSettings(BaseModel):
             raise ValueError(
                 f"rollouts.horizon_schedule {self.horizon_schedule!r} is no list of step:years with rising steps from 1 on and 1 "
                 "to 20 years: write it like '40:2,120:4'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_families(self) -> "RolloutSettings":
-        if self.start_groups % self.family:
-            raise ValueError(
-                f"rollouts.start_groups {self.start_groups} is not a multiple of {self.family}, the start groups of a position "
-                f"with rollouts.branch_at {list(self.branch_at)}: give a multiple"
             )
         return self

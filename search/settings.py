@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from telemetry.setting_marks import Settings
 
 MOST_PROPOSALS = 256
 """Most order sets that the searching player draws for one decision."""
@@ -23,10 +25,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """Names of players; a text with commas holds several."""
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(Settings):
     """The search of one decision."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 4
     """Order sets that the searching player draws: a policy version, or a scripted player such as the one of 'dumbbot+search'."""

@@ -2,16 +2,15 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from game.players import player
 from telemetry.errors import InputError
+from telemetry.setting_marks import Seed, Settings
 
 
-class CacheSettings(BaseModel):
+class CacheSettings(Settings):
     """What the state cache is built from; equal settings give the same cache, byte for byte."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     train_snapshots: Annotated[int, Field(ge=1)] = 1000
     """Positions to train from; each step draws its own, so one is met about once in 62 steps of 16 groups."""
@@ -23,7 +22,7 @@ class CacheSettings(BaseModel):
     """Latest game year of a position; by then scripted games have spread out and few powers are gone."""
     players: Annotated[tuple[str, ...], Field(min_length=1)] = ("random", "mover")
     """Scripted players, drawn anew for each power of each source game; a name given twice counts twice."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Seed of the source games."""
     phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "SR", "FM", "FR", "WA")
     """Phases to freeze, season and kind (M movement, R retreats, A adjustments); only in movement does every

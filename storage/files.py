@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage.file_store import Entry, Hold, MountedFiles
-from telemetry.errors import DataError
+from telemetry.errors import DataError, InputError
 
 
 class PosixFiles:
@@ -168,7 +168,9 @@ class PosixFiles:
         yield SharedFolder()
 
     def check(self, folder: Path) -> None:
-        pass
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise InputError(f"'{there}' is no folder, so runs cannot be written below it: name another one with --runs-root")
 
 
 class SharedFolder:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from storage.adapters import published_versions
 from storage.file_store import Entry
@@ -23,6 +23,7 @@ from storage.ledger import STEP_NAME, read_ledger_file
 from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
 from telemetry.errors import DataError
+from telemetry.setting_marks import Settings
 
 WANDB_DAYS = 30.0
 """Days after which local W&B folders are removed; by then `wandb sync` has run, and metrics.jsonl has the same values."""
@@ -49,10 +50,8 @@ _ASIDES = (  # names from storage/files.py, telemetry/sinks.py, training/ and st
 _DAMAGED = re.compile(r"\..+\.damaged-[0-9a-f]{8}")
 
 
-class RetentionSettings(BaseModel):
+class RetentionSettings(Settings):
     """How long old files of a run are kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     keep_adapters: Annotated[int, Field(ge=1)] = 20
     """Newest adapters kept of each run."""

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from storage.query_text import query_text
+from telemetry.setting_marks import Settings
 
 BLENDS: dict[str, dict[str, float]] = {
     "centres": {"centres_gained": 1.0},
@@ -25,10 +26,8 @@ units, influence and threats, which follow from centres, and its bonus for rank.
 """
 
 
-class StorageSettings(BaseModel):
+class StorageSettings(Settings):
     """How returns are computed, and how old the rows of a step may be."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
     """Weight of each reward component in a return; others weigh 0. The prefix `final_` means the component's undiscounted sum

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from prefect.events import emit_event
+from pydantic import ValidationError
 
 from storage.runs import RunPaths, check_name
 from telemetry.alerts import Alert, AlertSettings, Figures, Watch, carry
@@ -42,7 +43,12 @@ def with_hooks(settings: AlertSettings, runs_root: Path) -> AlertSettings:
         raise InputError(f"the alert file '{path}' cannot be read: {error}") from error
     if not hooks or not hooks.keys() <= _HOOKS or not all(isinstance(each, str) for each in hooks.values()):
         raise InputError(f'the alert file \'{path}\' must hold hooks only: write command = "...", webhook = "...", or both')
-    return settings.model_copy(update=hooks)
+    try:
+        return AlertSettings.model_validate(settings.model_dump() | hooks)
+    except ValidationError as error:
+        raise InputError(
+            f"the alert file '{path}' cannot be used: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        ) from error
 
 
 class AlertDesk:

@@ -24,7 +24,6 @@ from pipeline.simulated_settings import SimulatedSettings
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from records.rows import Decision, Ply
-from rollouts.seeds import dice
 from storage.shards import coverage, publish_shard
 from storage.stored_groups import StoredGroup
 from telemetry.errors import EngineError
@@ -32,8 +31,6 @@ from telemetry.progress import reporter
 
 WORKER = "simulated"
 """Name of the worker in the rows."""
-_TAIL_INDEX = 1.5
-"""Tail index of the Pareto distribution of latencies."""
 
 
 class IdleEngine:
@@ -71,23 +68,15 @@ class IdleEngine:
 class Pace:
     """Begin and end times of start groups, in seconds of the caller's clock."""
 
-    def __init__(self, settings: SimulatedSettings, seed: int) -> None:
-        self._settings = settings
-        self._seed = seed
-        self._free_at = float("-inf")
+    def __init__(self, rate: float) -> None:
+        """`rate`: start groups per second."""
+        self._rate, self._free_at = rate, float("-inf")
 
-    def next(self, number: int, now: float) -> tuple[float, float]:
-        """Begin and end of start group `number`, requested at `now`."""
+    def next(self, now: float) -> tuple[float, float]:
+        """Begin and end of a start group that is requested at `now`."""
         begins = max(now, self._free_at)
-        self._free_at = begins + 1 / self._settings.rate
-        return begins, max(self._free_at, begins + self.latency_s(number))
-
-    def latency_s(self, number: int) -> float:
-        """Least seconds that this start group takes; depends only on seed and number."""
-        median = self._settings.latency_s
-        if self._settings.tail == "fixed" or not median:
-            return median
-        return median * 2 ** (-1 / _TAIL_INDEX) * dice(self._seed, "latency", number).paretovariate(_TAIL_INDEX)
+        self._free_at = begins + 1 / self._rate
+        return begins, self._free_at
 
 
 class ReplayedSource:
@@ -105,11 +94,11 @@ class ReplayedSource:
         """`resources.engine` is the `IdleEngine` that holds the newest version."""
         self.resources = resources
         self.groups = groups
-        self.pace = Pace(settings, resources.seed)
+        self.pace = Pace(settings.rate)
         self.provenance = resources.provenance | {"simulated_from": settings.from_run}
         self._task = replay_groups.with_options(timeout_seconds=timeout_s, retries=retries)
         reporter().say(
-            f"rollouts are SIMULATED: {len(groups)} start groups of run '{settings.from_run}', {describe_pace(settings)}"
+            f"rollouts are SIMULATED: {len(groups)} start groups of run '{settings.from_run}', {settings.rate:g} a second at most"
         )
 
     async def play(self, stretch: Stretch) -> RolloutReport:
@@ -118,18 +107,12 @@ class ReplayedSource:
 
     async def replay(self, number: int) -> tuple[list[Decision], list[Ply]]:
         """The rows of start group `number`, after its simulated duration."""
-        begins, done = self.pace.next(number, time.monotonic())
+        begins, done = self.pace.next(time.monotonic())
         await asyncio.sleep(begins - time.monotonic())
         policy = getattr(self.resources.engine, "policy", BASE)
         await asyncio.sleep(done - time.monotonic())
         group = self.groups[number % len(self.groups)]
         return group.renumbered(PRODUCER, number, policy=policy, worker=WORKER)
-
-
-def describe_pace(settings: SimulatedSettings) -> str:
-    """The pace of simulated rollouts, in words."""
-    latency = f", {settings.latency_s:g} s each at least ({settings.tail} tail)" if settings.latency_s else ""
-    return f"{settings.rate:g} a second at most{latency}"
 
 
 @task(

@@ -15,8 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
+
+from telemetry.setting_marks import Settings, check_http
 
 Figures = Mapping[str, float]
 HOOK_TIMEOUT_S = 20.0
@@ -30,10 +32,8 @@ _HISTORY = 512
 """Number of past steps that the rules examine."""
 
 
-class AlertSettings(BaseModel):
+class AlertSettings(Settings):
     """When a run raises alerts, and where it sends them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     # These two are not in a deployment's schema: a shell command or an address must never come from Prefect's server.
     command: SkipJsonSchema[str] = ""
@@ -52,6 +52,11 @@ class AlertSettings(BaseModel):
     """GiB of free disk space for the run's folder below which an alert is raised; 0: never."""
     silent: tuple[Literal["not_finite", "lag_at_cap", "mismatch", "no_spread", "worker_lost"], ...] = ()
     """Rules that raise no alert. The other rules have a bound that switches them off."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _over_http(cls, webhook: str) -> str:
+        return check_http(webhook) if webhook else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,50 @@
-"""Marks of settings fields that say when a setting may change, for example `Annotated[int, MAY_CHANGE]`.
+"""What all settings share: their base class, types of values, and marks that say when a setting may change.
 
-A field's own mark overrides that of its section. A field without a mark may not change within a run.
+A mark is written as `Annotated[int, MAY_CHANGE]`. A field's own mark overrides that of its section. A field without a mark may
+not change within a run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """A section of settings: frozen, without unknown names. No number is infinite or NaN, and no boolean stands for a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, tree: Any) -> Any:
+        for name, value in tree.items() if isinstance(tree, Mapping) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation in (int, float):
+                raise ValueError(f"{name} is a number, got {str(value).lower()}")
+        return tree
+
+
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+"""Type of a seed: what every random generator accepts."""
+
+
+def check_http(address: str) -> str:
+    """`address` if it can be asked over HTTP.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"'{address}' is no address: write http://HOST:PORT or https://HOST")
+    return address
+
+
+HttpAddress = Annotated[str, AfterValidator(check_http)]
+"""Type of an address that is asked over HTTP."""
 
 
 class ChangeRule(Enum):

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from telemetry.metrics import check
 from telemetry.progress import reporter
+from telemetry.setting_marks import Settings
 from telemetry.wandb_run import Table, WandbMode, WandbRun
 
 TableMaker = Callable[[int], Sequence[Table]]
@@ -30,10 +29,8 @@ _LAGS = {"train/policy_lag_0_share": "0", "train/policy_lag_1_share": "1", "trai
 """Share of a step's rows -> their policy lag."""
 
 
-class TelemetrySettings(BaseModel):
+class TelemetrySettings(Settings):
     """Where metrics go besides the run's own files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     wandb: WandbMode = "offline"
     """W&B mode: offline writes into the run's folder; online needs a login, and falls back to offline without one."""

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from telemetry.setting_marks import MAY_CHANGE, STAYS
+from telemetry.setting_marks import MAY_CHANGE, STAYS, Seed, Settings
 
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 """Tokens whose ratio to the policy that drew them is outside these bounds are left out: a guard against faults, not a trust
@@ -15,10 +15,8 @@ CPU_TOKENS = 4096
 """Unique tokens of a micro-batch on a CPU, where larger ones are not faster."""
 
 
-class TinyModelSettings(BaseModel):
+class TinyModelSettings(Settings):
     """Settings of the tiny model; their hash names the folder that caches it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
     """Tokens of the byte-level BPE tokenizer; with 640, most provinces and units are one token."""
@@ -36,14 +34,12 @@ class TinyModelSettings(BaseModel):
     """AdamW learning rate of imitation, with a short warm-up and a linear decay."""
     source_games: Annotated[int, Field(ge=1)] = 48
     """Scripted games whose decisions are imitated."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of tokenizer data, initial weights and imitation order."""
 
 
-class TrainingSettings(BaseModel):
+class TrainingSettings(Settings):
     """The GRPO step: LoRA, loss, optimiser, layout, and the mismatch limits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     lora_rank: Annotated[int, STAYS, Field(ge=1, le=512)] = 16
     """Rank of the adapter."""
@@ -132,9 +128,6 @@ class TrainingSettings(BaseModel):
     """CPU threads of the trainer; 0: planned from the cores and the other work on them."""
     answers_within_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 3600.0
     """Seconds within which the trainer process must answer a request, such as a step, before it is killed; 0: no limit."""
-    simulated_step_s: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: a step waits so many seconds instead of training, and publishes the weights unchanged; for measuring the rest of a
-    run."""
     mismatch_every: Annotated[int, MAY_CHANGE, Field(ge=0)] = 20
     """Steps between comparisons of trainer and engine on new rows, if rollouts run ahead of training; 0: only at a run's start or
     resume."""
@@ -146,7 +139,7 @@ class TrainingSettings(BaseModel):
     """Largest allowed 99th percentile of the difference, nats, if the trainer computes in bfloat16."""
     keep_checkpoints: Annotated[int, MAY_CHANGE, Field(ge=1)] = 3
     """Number of newest checkpoints that are kept."""
-    seed: Annotated[int, STAYS] = 0
+    seed: Annotated[Seed, STAYS] = 0
     """Seed of the adapter's initial weights."""
 
     @model_validator(mode="after")

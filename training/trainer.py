@@ -263,9 +263,6 @@ class Trainer:
 
     def _updates(self, step: int, batch: Batch, powers: list[str], taught: LessonBatch | None) -> Iterator[Update]:
         """Compute the step's updates at the step's learning rate."""
-        if self._settings.simulated_step_s:
-            time.sleep(self._settings.simulated_step_s)
-            return iter(())
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
         return self._updater.updates(batch, powers, taught)
 

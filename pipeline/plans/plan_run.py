@@ -44,6 +44,8 @@ from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import open_cache, version_name
 from storage.adapters import published_versions
+from storage.files import FILES
+from storage.ledger_copies import check_ledgers
 from storage.run_roots import as_given
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
@@ -68,6 +70,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     if not resume:
         check_prompts(settings)
     try_loss(settings.training.loss)
+    FILES.check(settings.runs_root)
+    if resume:
+        check_ledgers(settings.paths, settings.storage)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     if not resume and settings.run and settings.paths.settings.exists():
         raise InputError(

@@ -188,10 +188,9 @@ EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts"
             ["serve", "--model", "{experts}", "--engine", "vllm", "--adapters", "slots", "--port", "0"],
             "inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU",
         ),
-        pytest.param(
-            ["train", "--inference.kv-cache-gib", "9999"],
-            "lower inference.kv_cache_gib from 9999 to",
-        ),
+        (["train", "--inference.kv-cache-gib", "9999"], "lower inference.kv_cache_gib from 9999 to"),
+        (["train", "--dry-run", "--inference.model", "{cut}"], "model.safetensors' is cut or damaged (it has "),
+        (["train", "--dry-run", "--runs-root", "gpt2/config.json"], "config.json' is no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -199,11 +198,13 @@ def test_what_cannot_run_is_refused_before_anything_begins(entente, taken: Path,
     huge = RunPaths(entente.folder / "runs" / "huge").create()
     settings = layered_settings("laptop", (), {"inference": {"kv_cache_gib": 9999}})
     huge.settings.write_text(settings.model_dump_json())
-    models = {"{model}": model} | {f"{{{name}}}": entente.folder / name for name in ("gpt2", "experts")}
-    for name, change in (("gpt2", {"model_type": "gpt2"}), ("experts", EXPERTS)):
+    models = {"{model}": model} | {f"{{{name}}}": entente.folder / name for name in ("gpt2", "experts", "cut")}
+    for name, change in (("gpt2", {"model_type": "gpt2"}), ("experts", EXPERTS), ("cut", {})):
         shutil.copytree(model, entente.folder / name)
         config = json.loads((model / "config.json").read_text()) | change
         (entente.folder / name / "config.json").write_text(json.dumps(config))
+    with (entente.folder / "cut" / "model.safetensors").open("r+b") as weights:
+        weights.truncate(weights.seek(0, 2) // 2)
     before = content(entente.folder)
     done = entente(*(str(models.get(word, word)) for word in words))
     assert done.returncode == 2, done.stderr
@@ -317,8 +318,9 @@ def test_the_plan_names_the_engine_that_draws(tmp_path: Path, engine: str):
         (None, "prompts.chat is 'template', but model '{model}' has no chat template: set prompts.chat to 'auto' or 'none'"),
         (NO_SYSTEM, "the chat template of model '{model}' drops or changes the system part, which holds the rules: correct"),
         (NO_GENERATION_PROMPT, "the chat template of model '{model}' writes no generation prompt, the head of the model's turn"),
+        ("{% for each in range(10**9) %}{% endfor %}", "the chat template of model '{model}' cannot be used (Range too big"),
     ],
-    ids=["none", "no system part", "no generation prompt"],
+    ids=["none", "no system part", "no generation prompt", "a huge range"],
 )
 def test_a_chat_template_that_cannot_be_used_is_refused_before_anything_begins(
     entente, model: Path, template: str | None, sentence: str, dry: list[str]

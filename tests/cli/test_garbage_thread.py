@@ -5,9 +5,9 @@ import sys
 
 PROGRAM = """
 import threading, time
-from cli import garbage_thread
-garbage_thread.BEAT_S = 0.01
-garbage_thread.collect_in_thread()
+from cli import serve_prefect
+serve_prefect.BEAT_S = 0.01
+serve_prefect.collect_in_thread()
 class Held:
     def __init__(self): self.itself = self
     def __del__(self): where.append(threading.current_thread().name)

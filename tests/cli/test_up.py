@@ -104,7 +104,8 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "server          started" in first.stdout and "worker          started" in first.stdout
     server, worker = begun(folder)
     api, key = f"http://127.0.0.1:{port}/api", (folder / ".prefect" / "key").read_text().strip()
-    assert key in first.stdout and (folder / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
+    assert f"http://127.0.0.1:{port}/enter#{key}" in first.stdout and first.stdout.count("work pool       producers") == 1
+    assert (folder / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
     monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     for said in ({}, {"origin": "http://evil.example"}, {"host": "evil.example"}):
         assert answered(f"{api}/deployments/filter", said)[0] == 401, "nobody without the key is told anything"
@@ -118,14 +119,12 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "prefect deployment run train-policy/train\n" in first.stdout, "the first thing to try"
     assert schedules(found) == SCHEDULES
 
-    # Somebody who has the key still cannot have a command run by a parameter; nor does a name from before stay.
+    # Somebody who has the key still cannot have a command run by a parameter.
     settings = found["train_policy"]["parameters"]["settings"] | {"run": "attacked"}
     given = {"settings": settings | {"alerts": {"command": f"touch {folder}/seen", "disk_free_gib": 99999}}}
     create = f"deployments/{found['train_policy']['id']}/create_flow_run"
     attack = ask(create, {"parameters": given, "enforce_parameter_schema": False})
     refresh = ask(f"deployments/{found['build_state_cache']['id']}/create_flow_run", {"parameters": {"run": "newest"}})
-    former = found["benchmark"]
-    ask("deployments/", {"name": "local", "flow_id": former["flow_id"], "entrypoint": former["entrypoint"]})
     state = wait_for(ask, attack["id"])
     assert state["type"] == "FAILED" and "may not be given alerts.command" in state["message"]
     assert not (folder / "seen").exists()
@@ -148,9 +147,9 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     second = entente(folder, "up", "--port", port)
     assert "server          answers" in second.stdout and "work pool       local is there" in second.stdout
     assert "worker          started" in second.stdout, "what died is begun again"
-    assert "benchmark/local removed" in second.stdout
     now = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
-    assert len(now) == 9 and now["benchmark"]["id"] == former["id"] and schedules(now) == SCHEDULES
+    assert {flow: each["id"] for flow, each in now.items()} == {flow: each["id"] for flow, each in found.items()}
+    assert schedules(now) == SCHEDULES
     same, other = begun(folder)
     assert same == server and other != worker
     again = {each["name"]: each for each in ask("automations/filter", {}) if each["name"] in made}

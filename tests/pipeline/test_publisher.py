@@ -75,7 +75,7 @@ def test_a_run_that_fails_serves_nothing_more():
 
 
 def queue(engines: Any, *, overlapped: bool) -> RolloutQueue:
-    engines.rollouts, engines.max_policy_lag = SimpleNamespace(start_groups=2, family=1), 2
+    engines.rollouts, engines.max_policy_lag = SimpleNamespace(start_groups=2), 2
     engines.paths = RunPaths(Path("/nonexistent"))
     if overlapped:
         return LockstepQueue(engines, engines, PipelineSettings(deterministic=True, buffer_depth=1), 9)

@@ -94,14 +94,13 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
 
 def queue(
     field: Field,
-    family: int = 1,
     fleet: "Fleet | None" = None,
     control: ControlDesk | None = None,
     paths: RunPaths | None = None,
     **pipeline: Any,
 ) -> RolloutQueue:
     resources: Any = SimpleNamespace(
-        rollouts=SimpleNamespace(start_groups=START_GROUPS, family=family),
+        rollouts=SimpleNamespace(start_groups=START_GROUPS),
         paths=paths or RunPaths(Path("/nonexistent")),
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
         trainer=field,
@@ -305,22 +304,6 @@ def test_groups_that_become_too_old_are_counted_from_the_first_step_on(field: Fi
             assert told == [0, 3, 0], "what an earlier life of the run left is not this one's"
 
     scene(run)
-
-
-@pytest.mark.parametrize("family", [2, 3])
-@pytest.mark.parametrize("each", [1, 2, 4, 5], ids=lambda each: f"groups_per_task={each}")
-@pytest.mark.parametrize("in_step", [True, False])
-def test_what_branches_off_a_start_group_is_played_in_its_task(field: Field, each: int, family: int, in_step: bool):
-    async def run() -> None:
-        pipeline = {"buffer_depth": 0, "groups_per_task": each, "deterministic": in_step}
-        async with queue(field, family, **pipeline) as rollouts:
-            taken = await take(rollouts, 1, field)
-            field.end()
-            await settled(taken)
-
-    scene(run)
-    assert sum(stretch.count for stretch in field.begun) == START_GROUPS
-    assert all(stretch.first_group % family == 0 and stretch.count % family == 0 for stretch in field.begun)
 
 
 @pytest.mark.parametrize("in_step", [True, False])

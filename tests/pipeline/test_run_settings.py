@@ -91,6 +91,13 @@ def test_every_preset_is_sound(name: str):
         ({"steps": 0}, "steps: input should be greater than or equal to 1, got 0"),
         ({"training": {"learning_rate": "fast"}}, "training.learning_rate: .* got 'fast'"),
         ({"inference": {"threads": 4096}}, "4096"),
+        ({"seed": -1}, "seed: .* got -1"),
+        ({"seed": 10**24}, "seed: "),
+        ({"training": {"learning_rate": float("inf")}}, "training.learning_rate: .*finite"),
+        ({"storage": {"blend": {"centres_gained": float("nan")}}}, "storage.blend.centres_gained: .*finite"),
+        ({"steps": True}, "steps is a number, got true"),
+        ({"inference": {"urls": ["ftp://x"]}}, "'ftp://x' is no address: write http"),
+        ({"alerts": {"webhook": "file:///etc/passwd"}}, "'file:///etc/passwd' is no address"),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -6,9 +6,7 @@ from typing import Any
 
 from inference.engine import Engine
 from inference.host import EngineHost
-from play.api_draws import Draws, ServedPolicy
-from play.api_errors import ApiConnection
-from play.api_server import orders_app
+from play.orders_server import ApiConnection, Draws, ServedPolicy, orders_app
 from rollouts.deciders import Tokens
 from tests.waiting import wait_until
 from workers.http_server import make_server

@@ -179,19 +179,6 @@ def test_no_decision_is_trained_twice_and_a_step_without_rows_publishes_unchange
     assert read_adapter(paths, 2).folder.name == "v000002"
 
 
-def test_a_simulated_trainer_takes_its_time_records_its_rows_and_publishes_unchanged_weights(paths, model, monkeypatch):
-    settings = SETTINGS.model_copy(update={"simulated_step_s": 7.5})
-    trainer, slept = trainer_for(paths, model, settings), []
-    before = [weight.detach().clone() for weight in trainer._policy.parameters()]
-    monkeypatch.setattr(training.trainer.time, "sleep", slept.append)
-    report = trainer.step(1, 4)
-    assert slept == [7.5] and report.metrics["train/skipped"] == 1.0
-    recorded = read_ledger(paths, "main", 1)
-    assert recorded is not None and recorded.num_rows > 10
-    assert report.published.version == 1
-    assert all(torch.equal(then, now) for then, now in zip(before, trainer._policy.parameters(), strict=True))
-
-
 def test_resume_is_bitwise(played, model, tmp_path):
     """Two steps in one go, against one step, a fresh process' worth of state, and the second step."""
     hashes = []

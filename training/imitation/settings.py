@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from game.players import SEARCHES, player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from telemetry.errors import InputError
+from telemetry.setting_marks import Seed, Settings
 from training.settings import TrainingSettings
 
 _WARM_UP_SHARE = 0.05
@@ -16,10 +17,8 @@ _FINAL_RATE_SHARE = 0.05
 """Share of the rate at the last step."""
 
 
-class ImitationSettings(BaseModel):
+class ImitationSettings(Settings):
     """Whose games are imitated, by which network, and how long."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     teachers: Annotated[tuple[str, ...], Field(min_length=1)] = ("dumbbot",)
     """Scripted players whose orders are imitated, drawn anew for each power of each game; a name given twice counts twice.
@@ -52,7 +51,7 @@ class ImitationSettings(BaseModel):
     """Steps between measurements on held-out games."""
     checkpoint_minutes: Annotated[float, Field(ge=0)] = 5.0
     """Minutes between checkpoints, which do not change the result; 0: one after every step."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Seed of games, initial weights and the order of positions."""
     prompts: PromptSettings = DEFAULT_PROMPTS
     """Form of the prompts; a run that uses the model needs the same."""

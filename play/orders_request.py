@@ -2,69 +2,65 @@
 
 A parameter that cannot be honoured is refused by name, unless its value asks for nothing. Those that concern the caller's books
 alone are ignored. An answer is always a complete legal order set, so nothing may cut it: not `stop`, and not `max_tokens`.
+Refusals have the API's form, `{"error": {"message", "type", "param", "code"}}`, under the right HTTP status.
 """
 
 import json
 from typing import Annotated, Any
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from game.board import POWERS, Board
 from game.legal import LegalOrders
 from game.positions import board_of_game, board_of_state
 from game.read_prompt import read_prompt
-from play.api_errors import ApiError
-from telemetry.errors import InputError
+from telemetry.errors import EntenteError, InputError
 
 LEAST_TEMPERATURE = 0.01
 """What a temperature of 0 becomes: a softmax has none at 0, and at this one the likeliest orders are nearly certain."""
 MOST_CHOICES = 128
+RETRY_AFTER_S = 1
+"""Seconds after which a client should ask again where too many draws are in flight: a decision takes about as long."""
 _LONGEST_SENTENCE = 400
-_IGNORED = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-        "reasoning_effort",
-        "verbosity",
-    }
-)
-_ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
-    "stop": ([], ""),
-    "top_p": (1,),
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "moderation": (),
+_IGNORED = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
 }
-"""Parameter of the API that cannot be honoured -> values, beside null, that ask for nothing."""
+_IGNORED |= {"prompt_cache_key", "prompt_cache_retention"}
+_ASKS_NOTHING = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+
+
+class ApiError(EntenteError):
+    """A request that is refused: HTTP status, code, and the parameter that is at fault, if one is."""
+
+    def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def response(self, *, close: bool = False) -> JSONResponse:
+        """The refusal; `close` also closes the connection."""
+        headers = {"connection": "close"} if close else {}
+        if self.status == 429:
+            headers["retry-after"] = str(RETRY_AFTER_S)
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return JSONResponse({"error": error}, status_code=self.status, headers=headers)
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     role: str
     content: str | list[dict[str, Any]] | None = None
 
 
 class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     include_usage: bool = False
 
 
@@ -85,20 +81,9 @@ class ChatRequest(BaseModel):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
-    def choices(self) -> int:
-        """Order sets to draw."""
-        return self.n or 1
-
-    @property
     def drawn_at(self) -> float:
         """Temperature of the draws."""
         return 1.0 if self.temperature is None else max(self.temperature, LEAST_TEMPERATURE)
-
-    @property
-    def token_limits(self) -> dict[str, int]:
-        """The given limits of an answer's tokens, by the parameter's name."""
-        given = {"max_tokens": self.max_tokens, "max_completion_tokens": self.max_completion_tokens}
-        return {name: limit for name, limit in given.items() if limit is not None}
 
 
 def read_request(body: bytes) -> ChatRequest:
@@ -115,12 +100,10 @@ def read_request(body: bytes) -> ChatRequest:
         text = f"'{where}' cannot be read: {first['msg']}" if where else f"the body is no JSON object: {first['msg']}"
         raise ApiError(400, text, code="invalid_value", param=where or None) from None
     for name, value in (request.model_extra or {}).items():
-        if name in _IGNORED or (name in _ASKS_NOTHING and (value is None or value in _ASKS_NOTHING[name])):
+        if name in _IGNORED or value in _ASKS_NOTHING or (name, value) == ("top_p", 1):
             continue
-        if name in _ASKS_NOTHING:
-            text = f"'{name}' cannot be honoured: the answer is a complete legal order set, drawn by the policy; leave it out"
-            raise ApiError(400, text, code="unsupported_parameter", param=name)
-        raise ApiError(400, f"there is no parameter {name[:60]!r} here: leave it out", code="unknown_parameter", param=name[:60])
+        text = f"{name[:60]!r} cannot be honoured: the answer is a complete legal order set, drawn by the policy; leave it out"
+        raise ApiError(400, text, code="unsupported_parameter", param=name[:60])
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "'stream_options' goes with stream: true", code="invalid_value", param="stream_options")
     return request
@@ -149,11 +132,10 @@ def _text(message: _Message) -> str:
         raise InputError(f"the last message is of the role {message.role[:60]!r}: it must be the user's, with a position")
     if isinstance(message.content, str):
         return message.content
-    parts = [part.get("text") for part in message.content or () if part.get("type") == "text"]
-    texts = [part for part in parts if isinstance(part, str)]
-    if not texts or len(texts) < len(message.content or ()):
+    texts = [part.get("text") if part.get("type") == "text" else None for part in message.content or ()]
+    if not texts or not all(isinstance(text, str) for text in texts):
         raise InputError("the last message must hold text, and nothing else")
-    return "\n".join(texts)
+    return "\n".join(map(str, texts))
 
 
 def _position(text: str) -> tuple[str, Board]:
