@@ -71,6 +71,7 @@ def application() -> Any:
 
 def main(descriptor: int, parent: int | None = None) -> None:
     """Serve until SIGTERM, or until the process `parent` ends."""
+    os.umask(0o077)  # the database has the parameters of all runs
     if parent is not None:
         end_with_parent(gently=True, parent=parent)
         os.environ |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"}

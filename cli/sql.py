@@ -36,7 +36,10 @@ _ROWS_SHOWN = 10_000
 """Rows that a table shows at most; a table is laid out as a whole."""
 _SECONDS, _MEMORY_GIB = 600.0, 2.0
 """Default limits. A query that needs more is usually a join without its condition."""
-_ABOVE_0 = validators.Number(gt=0)
+_AT_MOST = validators.Number(gt=0, lte=1_000_000)
+"""Seconds or GiB beyond this would mean no limit, and overflow a counter of the system."""
+_CELL = 10_000
+"""Characters of a cell that a table shows."""
 
 
 def sql(
@@ -51,9 +54,9 @@ def sql(
         Parameter(help="Format of the answer; json: one object per line; default: by the ending of --output, else table."),
     ] = None,
     output: Annotated[Path | None, Parameter(help="File to write the answer to, as .csv, .json or .parquet.")] = None,
-    max_seconds: Annotated[float, Parameter(help="Time limit of the query, in seconds.", validator=_ABOVE_0)] = _SECONDS,
+    max_seconds: Annotated[float, Parameter(help="Time limit of the query, in seconds.", validator=_AT_MOST)] = _SECONDS,
     memory_gib: Annotated[
-        float, Parameter(help="Memory limit of DuckDB in GiB; the answer may take as much again.", validator=_ABOVE_0)
+        float, Parameter(help="Memory limit of DuckDB in GiB; the answer may take as much again.", validator=_AT_MOST)
     ] = _MEMORY_GIB,
 ) -> None:
     """Query a run's rows with DuckDB's SQL, also while it trains. Nothing is locked or changed. Ctrl-C ends the query.
@@ -78,7 +81,7 @@ def sql(
 
         entente sql --runs 'mine,sweep-*' "select run, step, value from metrics where name = 'train/return_mean'"
     """
-    from storage.asking import QUERIES, ask, connect_run, ready_query
+    from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
     from storage.asking_runs import connect_runs, ready_query_of_runs
     from storage.interruptible import run_interruptible
 
@@ -88,12 +91,15 @@ def sql(
             ((f"@{name}", text.splitlines()[0].removeprefix("-- ")) for name, text in QUERIES.items()),
         )
     form = _form(format, output)
+    if output is not None:
+        _check_outside_runs(output)
     ready = query[1:] if query.startswith("@") else ""
     question = ready_query(ready) if ready else query
     if runs and run != LATEST:
         raise InputError(f"--run {run} and --runs {runs} contradict each other: leave one out")
     texts: list[RunText] = []
     asked: list[AskedRun] = []
+    lacking: list[str] = []
     with ExitStack() as stack:
         names = which_runs([runs], runs_root) if runs else [run]
         for root, settings in (stack.enter_context(_opened_run(name, runs_root, as_of)) for name in names):
@@ -103,7 +109,9 @@ def sql(
 
         def answered(connection: "DuckDBPyConnection") -> pa.Table:
             sql = ready_query_of_runs(connection, asked, ready) if runs and ready else question
-            return ask(connection, sql, form, first=first, memory_gib=memory_gib)
+            answer = ask(connection, sql, form, first=first, memory_gib=memory_gib)
+            lacking.append(left_out(connection))
+            return answer
 
         first = _ROWS_SHOWN + 1 if form == "table" else None
         answer = run_interruptible(
@@ -118,8 +126,23 @@ def sql(
             sys.stderr.write(f"only the first {_ROWS_SHOWN:,} rows are shown; --output answer.csv takes all\n")
     else:
         _write(answer, form, output)
+    for sentence in filter(None, lacking):
+        sys.stderr.write(f"{sentence}\n")
     for missing in dict.fromkeys(text.missing for text in texts if text.missing):
         sys.stderr.write(f'{missing}, so the column "text" is empty\n')
+
+
+def _check_outside_runs(output: Path) -> None:
+    """Refuse to write where a run keeps its files.
+
+    Raises:
+        InputError: the file lies in a run.
+    """
+    for folder in output.absolute().resolve().parents:
+        if (folder / "settings.json").is_file() and (folder / "shards").is_dir():
+            raise InputError(
+                f"--output '{output}' lies in run '{folder.name}', whose files a query never changes: write elsewhere"
+            )
 
 
 @contextmanager
@@ -225,9 +248,14 @@ def _show(names: list[str], rows: Iterable[tuple[object, ...]]) -> None:
     for name in names:
         table.add_column(cell(name))
     for row in rows:
-        texts = ("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
+        texts = ("" if value is None else f"{value:.4g}" if isinstance(value, float) else _in_short(value) for value in row)
         table.add_row(*(cell(text, keep=keep) for text in texts))
     output_console(200).print(table)
+
+
+def _in_short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _CELL else f"{text[:_CELL]}... ({len(text):,} characters; --output answer.csv takes all)"
 
 
 def _write(answer: pa.Table, form: Format, output: Path | None) -> None:

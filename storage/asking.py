@@ -126,10 +126,10 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
         "stored_lessons": _lessons(paths, index, as_of),
         "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
         "ancestry": _ancestry(paths),
-        "metrics": _metrics(paths.metrics),
-        "workers": _workers(paths.workers),
-        "worker_log": _worker_log(paths.worker_log),
-        "devices": _devices(paths.devices),
+        "metrics": _metrics(index, paths.metrics),
+        "workers": _workers(index, paths.workers),
+        "worker_log": _worker_log(index, paths.worker_log),
+        "devices": _devices(index, paths.devices),
     }.items():
         connection.register(name + suffix, rows)
         if suffix:
@@ -298,46 +298,63 @@ def _ancestry(paths: RunPaths) -> pa.Table:
     return pa.table({"lineage": list(counted), "until": pa.array(counted.values(), pa.int32())})
 
 
-def _metrics(file: Path) -> pa.Table:
+def _metrics(index: Index, file: Path) -> pa.Table:
     """The run's metrics as rows (step, name, value)."""
-    return _long(file, {"step": pa.int32()})
+    return _long(index, file, {"step": pa.int32()})
 
 
-def _workers(file: Path) -> pa.Table:
+def _workers(index: Index, file: Path) -> pa.Table:
     """Metrics of the workers as rows (time, worker, name, value); a value is stored when it changes; time is Unix time in
     seconds.
     """
-    return _long(file, {"time": pa.float64(), "worker": pa.string()})
+    return _long(index, file, {"time": pa.float64(), "worker": pa.string()})
 
 
-def _worker_log(file: Path) -> pa.Table:
+def _worker_log(index: Index, file: Path) -> pa.Table:
     """Log lines of the workers as rows (time, worker, level, text)."""
     kinds = {"time": pa.float64(), "worker": pa.string(), "level": pa.string(), "text": pa.string()}
-    rows: list[dict[str, Any]] = []
-    for line in file.read_text().splitlines() if file.is_file() else ():
-        try:
-            entry = json.loads(line)
-            rows.append({name: entry[name] for name in kinds})
-        except (ValueError, KeyError, TypeError):  # a truncated line
-            continue
+    rows = [dict(zip(kinds, place, strict=True)) for place, _ in _lines(index, file, list(kinds))]
     return pa.Table.from_pylist(rows, pa.schema(list(kinds.items())))
 
 
-def _devices(file: Path) -> pa.Table:
+def _devices(index: Index, file: Path) -> pa.Table:
     """Metrics of the trainer host's GPUs as rows (time, device, name, value)."""
-    return _long(file, {"time": pa.float64(), "device": pa.string()})
+    return _long(index, file, {"time": pa.float64(), "device": pa.string()})
 
 
-def _long(file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:
-    """JSON lines as rows: the values of `keys`, then name and value of each number; truncated lines are skipped."""
-    rows: list[list[Any]] = []
-    for line in file.read_text().splitlines() if file.is_file() else ():
-        try:
-            figures = json.loads(line)
-            place = [figures.pop(key) for key in keys]
-        except (ValueError, KeyError, AttributeError):
-            continue
-        rows += [[*place, name, float(value)] for name, value in figures.items() if isinstance(value, int | float)]
+def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:
+    """JSON lines as rows: the values of `keys`, then name and value of each number."""
+    rows = [
+        [*place, name, float(value)]
+        for place, figures in _lines(index, file, list(keys))
+        for name, value in figures.items()
+        if isinstance(value, int | float)
+    ]
     columns = list(zip(*rows, strict=True)) if rows else [()] * (len(keys) + 2)
     types = {**keys, "name": pa.string(), "value": pa.float64()}
     return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})
+
+
+def _lines(index: Index, file: Path, keys: list[str]) -> list[tuple[list[Any], dict[str, Any]]]:
+    """For each JSON line: the values of `keys`, and what else it has.
+
+    Damaged lines are left out, and a row of `refused` counts them. A last line without an end may still be written.
+    """
+    found, damaged = [], 0
+    for line in file.read_text(errors="replace").splitlines(keepends=True) if file.is_file() else ():
+        try:
+            figures = json.loads(line)
+            found.append(([figures.pop(key) for key in keys], figures))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            damaged += line.endswith("\n")
+    if damaged:
+        index.connection.execute("INSERT INTO refused VALUES (?, ?)", [file.name, f"{damaged} lines of {file} cannot be read"])
+    return found
+
+
+def left_out(connection: duckdb.DuckDBPyConnection) -> str:
+    """One sentence on the files whose rows no view has; empty if there are none."""
+    found = connection.sql("SELECT shard, sentence FROM refused ORDER BY ALL").fetchall()
+    if not found:
+        return ""
+    return f"the answer lacks rows of {len(found)} damaged files, first {found[0][0]}: {found[0][1]} (the view refused has all)"

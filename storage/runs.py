@@ -210,10 +210,10 @@ def resolve_run(runs_root: Path, run: str) -> str:
     """The name of a run: `run` itself, or for 'latest' the readable run in `runs_root` that wrote last.
 
     Raises:
-        InputError: there is no run, or a folder is named 'latest'.
+        InputError: there is no run, a folder is named 'latest', or `run` cannot name a folder.
     """
     if run != LATEST:
-        return run
+        return check_name(run, "run")
     runs = runs_in(runs_root)
     if any(paths.root.name == LATEST for paths in runs):
         raise InputError(f"'{runs_root / LATEST}' has the name that means the run that wrote last: rename that folder")

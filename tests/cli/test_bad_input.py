@@ -150,6 +150,7 @@ REFUSED = [
         "compares numbers of draws at temperature 1",
     ),
     (["evaluate", "--run", "taken", "--pick", "search", "--tactical"], "drawn at temperature 1 without a search"),
+    (["sql", "--run", "../taken", "select 1"], "run '../taken' cannot name a folder"),
     (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
     (["sql", "--run", "taken", "selec 1"], "SQL failed: Parser Error"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),

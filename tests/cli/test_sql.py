@@ -17,6 +17,7 @@ from pipeline.run_settings import RunSettings
 from storage.runs import GAMES_FOLDER, RunPaths
 from storage.shards import publish_shard
 from tests.command import cells
+from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
 from tests.storage.test_played_games import store_game
 
@@ -140,6 +141,34 @@ def test_a_format_that_cannot_be_is_a_sentence(ask: Ask, words: list[str], sente
 def test_a_format_names_a_file_of_any_other_suffix(ask: Ask):
     assert ask("select 1 as a", "--format", "csv", "--output", "a.txt")[0] == 0
     assert Path("a.txt").read_text() == '"a"\n1\n'
+
+
+def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):
+    flip(Path("runs/mine/shards/local/000000.arrow"))
+    Path("runs/mine/metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n{"step": 2, "tra\n{"step": 3')
+    code, shown, said = ask("--format", "csv", "select count(*) from decisions")
+    assert code == 0 and shown.splitlines()[1] == "0"
+    assert "the answer lacks rows of 2 damaged files, first local/000000.arrow" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--max-seconds", "inf", "select 1"], "--max-seconds"),
+        (["--max-seconds", "nan", "select 1"], "--max-seconds"),
+        (["--memory-gib", "1e300", "select 1"], "--memory-gib"),
+        (["--output", "runs/mine/more/answer.csv", "select 1"], "lies in run 'mine'"),
+    ],
+    ids=["endless", "no number", "more than any machine", "a file of a run"],
+)
+def test_what_would_do_harm_is_refused(ask: Ask, words: list[str], sentence: str):
+    code, shown, said = ask(*words)
+    assert (code, shown) == (2, "") and sentence in said
+
+
+def test_a_huge_cell_is_shown_in_short(ask: Ask):
+    code, shown, _ = ask("select repeat('x', 1000000) as long")
+    assert code == 0 and len(shown) < 100_000 and "1,000,000 characters" in "".join(shown.split("\n"))
 
 
 def test_without_its_tokenizer_tokens_have_no_text_and_one_sentence_says_so(ask: Ask):
