@@ -38,15 +38,15 @@ def export(
 
         entente evaluate --players ./exported/mine,dumbbot --opponents dumbbot --games 70
     """
-    from pipeline.push_folder import check_push, push_folder
+    from pipeline.publish import check_push, export_adapter, find_version, push_folder
 
     if push:
         check_push(push)
     from pipeline.threads import apply_threads, usable_cores
 
     apply_threads(usable_cores())
-    from pipeline.export_adapter import export_adapter, find_export
 
-    print(export_adapter(find_export(which_run(run, runs_root), version, runs_root), to, runs_root, merged=merged))
+    name = f"{which_run(run, runs_root)}:{'newest' if version == -1 else f'v{version}'}"
+    print(export_adapter(find_version(name, runs_root), to, runs_root, merged=merged))
     if push:
         print(push_folder(to, push))

@@ -130,7 +130,7 @@ def publish(
     to: Annotated[Path, Parameter(help="New folder, such as models/small.")],
     figures: Annotated[
         list[Path] | None,
-        Parameter(help="Files of matches and scores of this model, for the card.", negative=""),
+        Parameter(help="Files of matches of this model, for the card; those of a version's run are in it anyway.", negative=""),
     ] = None,
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
 ) -> None:
@@ -147,11 +147,11 @@ def publish(
 
         entente model publish strong --to models/strong --figures runs/_matches/*.json
 
-        entente model publish mine:v20 --to models/mine --figures runs/mine/scores/trained.json
+        entente model publish mine:v20 --to models/mine
     """
-    from pipeline.publish_model import find_source, publish_model
+    from pipeline.publish import find_model, publish_model
 
-    print(publish_model(find_source(source, runs_root), to, runs_root, figures or ()))
+    print(publish_model(find_model(source, runs_root), to, runs_root, figures or ()))
 
 
 @app.command

@@ -7,7 +7,6 @@ Everything between the two is in shards, lessons, ledgers and checkpoints. This 
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,20 +133,6 @@ def results(paths: RunPaths, improve: ImproveSettings) -> list[dict[str, Any]]:
     """Figures of the rounds that are done, in order."""
     files = (_file(paths, number, ".result") for number in range(1, improve.rounds + 1))
     return [read_object(file) for file in files if FILES.exists(file)]
-
-
-def rounds_until(paths: RunPaths, version: int) -> list[tuple[int, int, ImproveSettings]]:
-    """The finished rounds up to `version`: of each the version that it began with, the one that it ended with, its settings."""
-    found, number = [], 1
-    while all(FILES.exists(_file(paths, number, end)) for end in ("", ".result")):
-        begun, after = read_object(_file(paths, number)), int(read_object(_file(paths, number, ".result"))["version"])
-        if after > version:
-            break
-        before = re.match(r"version (\d+)", begun["student"])
-        settings = ImproveSettings.model_validate({**begun["settings"], "rounds": number})
-        found.append((int(before[1]) if before else 0, after, settings))
-        number += 1
-    return found
 
 
 def with_steps(settings: RunSettings) -> RunSettings:

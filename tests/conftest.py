@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
+from pydantic import BaseModel
 
 from decoding.codec import Codec
 from decoding.legal_table import END
@@ -26,6 +27,7 @@ from game.players import player
 from game.snapshot import Snapshot
 from inference.engine import EngineStats
 from inference.host import EngineHost
+from pipeline.run_settings import RunSettings
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from rollouts.fork import Tokens
@@ -353,7 +355,17 @@ def run_of_before(tmp_path: Path) -> RunPaths:
     """
     with tarfile.open(Path(__file__).parent / "stored_runs" / "before_thinking.tar.xz") as archive:
         archive.extractall(tmp_path / "stored", filter="data")
-    return RunPaths(tmp_path / "stored" / "before")
+    paths = RunPaths(tmp_path / "stored" / "before")
+    paths.settings.write_text(json.dumps(_of_today(json.loads(paths.settings.read_text()), RunSettings)))
+    return paths
+
+
+def _of_today(stored: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    """The stored settings without those that are gone since."""
+    kept = {name: value for name, value in stored.items() if name in kind.model_fields}
+    inner = ((name, kind.model_fields[name].annotation) for name, value in kept.items() if isinstance(value, dict))
+    models = {name: each for name, each in inner if isinstance(each, type) and issubclass(each, BaseModel)}
+    return kept | {name: _of_today(kept[name], each) for name, each in models.items()}
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""An exported version is a folder that others load as it is, that names nothing of this machine, and plays as its run did."""
+"""Folders that leave this machine: others load them as they are, they name nothing of it, and play as the run did."""
 
 import asyncio
 import getpass
 import hashlib
 import json
 import re
+import shutil
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,20 +22,28 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from decoding.codec import Codec
+from decoding.model_files import recipe_prompts, weights_hash
 from evaluation.adapter_folders import adapter_prompts, check_weights
 from evaluation.contestants import Contestant, resolve_contestant
+from evaluation.intervals import Estimate
+from evaluation.match_files import MatchRecord, write_match
+from evaluation.match_table import MatchTable, PlayerResult
+from evaluation.settings import MatchSettings
 from game.board import Board
 from game.prompts import board_text, power_text
 from game.snapshot import Snapshot
 from inference.legal_orders import LegalPlayer
+from inference.merge import MERGE_LOSS_MAX
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
-from pipeline import export_adapter as exporting
-from pipeline.export_adapter import export_adapter, find_export
-from pipeline.push_folder import check_push, push_folder
+from pipeline import publish as publishing
+from pipeline.publish import check_push, export_adapter, find_model, find_version, publish_model, push_folder
+from pipeline.run_settings import changed_settings, layered_settings
 from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
 from storage.runs import RunPaths
 from telemetry.errors import DataError, EntenteError, InputError
+from tests.test_models import check_model
+from training.imitation.settings import ImitationSettings
 
 IDS = torch.arange(1, 40)[None]
 
@@ -46,7 +56,7 @@ def root(run_of_before: RunPaths) -> Path:
 @pytest.fixture
 def exported(root: Path, tmp_path: Path) -> Path:
     """The newest version of the stored run."""
-    return export_adapter(find_export("before", -1, root), tmp_path / "away" / "mine", root)
+    return export_adapter(find_version("before:newest", root), tmp_path / "away" / "mine", root)
 
 
 @torch.inference_mode()
@@ -56,7 +66,7 @@ def logits(model: Any) -> torch.Tensor:
 
 def of_the_run(root: Path) -> torch.Tensor:
     """Logits of version 2 of the stored run, by peft."""
-    source = find_export("before", 2, root)
+    source = find_version("before:v2", root)
     return logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(source.base), str(source.adapter)))
 
 
@@ -81,7 +91,7 @@ def test_peft_loads_the_folder_as_it_is_and_computes_what_the_run_did(exported: 
 
 
 def test_merged_weights_are_the_same_policy_and_a_player(root: Path, tmp_path: Path):
-    to = export_adapter(find_export("before", 2, root), tmp_path / "whole", root, merged=True)
+    to = export_adapter(find_version("before:v2", root), tmp_path / "whole", root, merged=True)
     assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(to)), of_the_run(root), atol=1e-4)
     assert not (to / "adapter_config.json").exists() and resolve_contestant(str(to), "", root).model == to
 
@@ -104,8 +114,9 @@ def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) ->
 
 
 def test_an_exported_adapter_orders_what_its_run_s_version_orders(exported: Path, root: Path, positions: list[Snapshot]):
-    source, player = find_export("before", 2, root), resolve_contestant(str(exported), "", root)
+    source, player = find_version("before:v2", root), resolve_contestant(str(exported), "", root)
     assert player.is_policy and player.model and player.adapter
+    assert source.version is not None and source.settings is not None
     check_weights(player.policy, player.model)
     own = Tokens(Codec(source.base), source.settings.prompts)
     prompts = adapter_prompts(player.adapter, player.model)
@@ -218,7 +229,8 @@ def test_an_adapter_from_outside_needs_a_recipe_with_prompts_alone(exported: Pat
 
 
 def test_a_base_from_the_hub_is_named_by_its_id_and_not_included(root: Path, tmp_path: Path):
-    source = find_export("before", 2, root)
+    source = find_version("before:v2", root)
+    assert source.settings is not None
     inference = source.settings.inference.model_copy(update={"model": "owner/its-base"})
     source = replace(source, settings=source.settings.model_copy(update={"inference": inference}))
     to = export_adapter(source, tmp_path / "mine", root)
@@ -235,14 +247,14 @@ def test_the_card_shows_the_run_s_own_scores_and_says_that_the_mask_is_needed(ex
 
 
 def test_what_cannot_be_exported_is_refused_before_a_folder_is_made(root: Path, tmp_path: Path, monkeypatch):
-    with pytest.raises(InputError, match="version 0 of run 'before' is its base model and has no adapter"):
-        find_export("before", 0, root)
+    with pytest.raises(InputError, match="'before:v0' is a base model and has no adapter"):
+        export_adapter(find_version("before:v0", root), tmp_path / "base", root)
     with pytest.raises(InputError, match="has no policy version 9"):
-        find_export("before", 9, root)
-    source = find_export("before", 2, root)
+        find_version("before:v9", root)
+    source = find_version("before:v2", root)
     with pytest.raises(InputError, match="exists, and a published model never changes"):
         export_adapter(source, tmp_path, root)
-    monkeypatch.setattr(exporting, "MOST_BASE_BYTES", 1000)
+    monkeypatch.setattr(publishing, "MOST_BASE_BYTES", 1000)
     with pytest.raises(InputError, match=r"more than the 0 MB that are included: export with --merged"):
         export_adapter(source, tmp_path / "away" / "mine", root)
     assert list((tmp_path / "away").iterdir()) == []
@@ -275,3 +287,152 @@ def test_a_push_makes_a_private_repository_and_sends_the_folder(exported: Path, 
     client.upload_folder = refuse
     with pytest.raises(EntenteError, match=r"is written, but the hub did not take it: 403 Forbidden$"):
         push_folder(exported, "me/mine")
+
+
+IMITATED = {
+    "settings": {
+        "teachers": ["dumbbot"],
+        "recorded": ["/far/away/games.jsonl"],
+        "games": 16,
+        "steps": 20,
+        "positions": 16,
+        "seed": 0,
+    },
+    "parameters": 135_104,
+    "curve": [{"step": 20, "tokens": 9, "loss": 4.9, "completion_loss": 4.3, "order_loss": 1.0134, "orders_equal": 0.227}],
+}
+
+
+@pytest.fixture
+def models(tmp_path: Path, model: Path) -> Path:
+    """A folder of runs that holds the small model under the name 'small'."""
+    shutil.copytree(model, tmp_path / "runs" / "_models" / "small")
+    return tmp_path / "runs"
+
+
+def table(*players: str) -> MatchTable:
+    """A result in which every figure of a player is 0.125."""
+    figure = Estimate(mean=0.125, low=0.1, high=0.15, clusters=14)
+    measures: dict[str, Estimate] = dict.fromkeys(("centres", "gained", "sos", "win", "survival", "solo"), figure)
+    results = (PlayerResult(player=name, seats=14, measures=measures, rating=25.0, rating_spread=8.0) for name in players)
+    return MatchTable(games=14 * len(players), clusters=14, players=tuple(results), pairs=(), rejected=0)
+
+
+def stored_match(folder: Path, model: Path, **changes: object) -> Path:
+    """A file of a match of the model in `model`, which is called 'its/name' there, and 'mover'."""
+    settings = MatchSettings(players=("its/name", "mover"), opponents="mover", years=2, **changes)  # type: ignore[arg-type]
+    players = (Contestant(name="its/name", model=model, weights_hash=weights_hash(model)), Contestant(name="mover"))
+    write_match(folder, MatchRecord(label="m", settings=settings, players=players, table=table("its/name", "mover"), seconds=1.0))
+    return folder / "m.json"
+
+
+def room_for(share: float, base: Path) -> int:
+    """Bytes of a folder that has room for this share of the weights."""
+    rest = sum(file.stat().st_size for file in base.glob("tokenizer*.json"))
+    return round(share * (base / "model.safetensors").stat().st_size) + rest + publishing._CARD_ROOM
+
+
+def test_a_model_is_published_byte_for_byte_with_its_hashes(models: Path, tmp_path: Path):
+    made = models / "_models" / "small"
+    config = json.loads((made / "config.json").read_text()) | {"_name_or_path": str(made)}
+    (made / "config.json").write_text(json.dumps(config))
+    to = publish_model(find_model("small", models), tmp_path / "models" / "one", models)
+    check_model(to)
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (to / name).read_bytes() == (made / name).read_bytes()
+    assert recipe_prompts(to) == recipe_prompts(made)
+    assert [file.name for file in to.iterdir() if str(tmp_path).encode() in file.read_bytes()] == []
+    assert "entente evaluate --players models/one,dumbbot" in (to / "README.md").read_text()
+
+
+def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(run_of_before: RunPaths, tmp_path: Path):
+    root = run_of_before.root.parent
+    source = find_model("before", root)
+    assert (source.name, source.adapter) == ("before:v2", run_of_before.adapter(2))
+    to = publish_model(source, tmp_path / "models" / "two", root)
+    check_model(to)
+    base = AutoModelForCausalLM.from_pretrained(source.base, dtype=torch.float32)
+    oracle = PeftModel.from_pretrained(base, str(source.adapter)).merge_and_unload().state_dict()
+    published = load_file(to / "model.safetensors")
+    assert all(torch.allclose(oracle[name], weight, atol=1e-6) for name, weight in published.items())
+    assert weights_hash(to) != weights_hash(source.base)
+    recipe = json.loads((to / "recipe.json").read_text())
+    assert recipe["training"]["version"] == 2
+
+
+def test_the_settings_of_a_card_make_the_policy_again(models: Path, run_of_before: RunPaths, tmp_path: Path):
+    made = models / "_models" / "small"
+    stored = json.loads((made / "recipe.json").read_text())
+    (made / "recipe.json").write_text(json.dumps(stored | IMITATED))
+    card = (publish_model(find_model("small", models), tmp_path / "models" / "one", models) / "README.md").read_text()
+    (settings,) = re.findall(r"```toml\n(.*?)```", card, re.DOTALL)
+    assert ImitationSettings.model_validate(tomllib.loads(settings)).recorded == (Path("games.jsonl"),)
+    assert "22.7 % of its orders are the teacher's" in " ".join(card.split())
+    source = find_version("before:v1", run_of_before.root.parent)
+    card = (export_adapter(source, tmp_path / "two", run_of_before.root.parent) / "README.md").read_text()
+    (tmp_path / "trained.toml").write_text(*re.findall(r"```toml\n(.*?)```", card, re.DOTALL))
+    assert source.settings is not None
+    few = {"evaluation": source.settings.evaluation.model_dump()}  # which changes neither rows nor weights
+    assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == {}
+
+
+def test_the_card_shows_the_figures_of_a_match_under_the_published_name(models: Path, tmp_path: Path):
+    source = find_model("small", models)
+    file = stored_match(tmp_path / "figures", source.base)
+    card = (publish_model(source, tmp_path / "models" / "one", models, [file]) / "README.md").read_text()
+    assert "| models/one | 0.12 [0.10, 0.15] | 12.5% [10.0%, 15.0%] |" in card and "its/name" not in card
+
+
+def test_figures_of_another_model_are_refused(models: Path, run_of_before: RunPaths, tmp_path: Path):
+    other = stored_match(tmp_path / "figures", find_model("before", run_of_before.root.parent).base)
+    with pytest.raises(InputError, match="'small' is none of the players measured in"):
+        publish_model(find_model("small", models), tmp_path / "models" / "one", models, [other])
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_folder_that_exists_or_a_name_of_nothing_is_refused(models: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="exists, and a published model never changes"):
+        publish_model(find_model("small", models), tmp_path, models)
+    with pytest.raises(InputError, match=r"there is no model 'nothing' in .* and no run of that name"):
+        find_model("nothing", models)
+    (models / "_models" / "small" / "recipe.json").unlink()
+    with pytest.raises(InputError, match=r"model 'small' has no recipe\.json with its prompts"):
+        find_model("small", models)
+
+
+def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused(models: Path, tmp_path: Path, monkeypatch):
+    source = find_model("small", models)
+    monkeypatch.setattr(publishing, "MOST_BYTES", room_for(0.75, source.base))
+    to = publish_model(source, tmp_path / "models" / "half", models)
+    assert {weight.dtype for weight in load_file(to / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((to / "recipe.json").read_text())["weights"] == "bfloat16"
+    monkeypatch.setattr(publishing, "MOST_BYTES", room_for(0.25, source.base))
+    with pytest.raises(InputError, match=r"MB in bfloat16, more than the .* MB that are left for them: publish a smaller model"):
+        publish_model(source, tmp_path / "models" / "none", models)
+
+
+def test_rounding_that_would_lose_what_was_learned_is_refused(run_of_before: RunPaths, tmp_path: Path, monkeypatch):
+    root = run_of_before.root.parent
+    source = find_model("before:v1", root)
+    assert source.version is not None and source.adapter is not None
+    little = shutil.copytree(source.adapter, tmp_path / "little")
+    weights = load_file(little / "adapter_model.safetensors")
+    save_file({name: weight * 0.01 for name, weight in weights.items()}, little / "adapter_model.safetensors")
+    source = replace(source, version=replace(source.version, adapter=little))
+    monkeypatch.setattr(publishing, "MOST_BYTES", room_for(0.75, source.base))
+    with pytest.raises(InputError, match=f"of what was learned, more than {MERGE_LOSS_MAX:.0%}"):
+        publish_model(source, tmp_path / "models" / "lost", root)
+
+
+def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path):
+    recipe = models / "_models" / "small" / "recipe.json"
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"seen": str(tmp_path / "models")}))
+    with pytest.raises(InputError, match=r"'recipe.json' would name this machine's folder"):
+        publish_model(find_model("small", models), tmp_path / "models" / "one", models)
+
+
+def test_a_published_model_is_a_player_whose_weights_are_part_of_its_identity(models: Path):
+    folder = models / "_models" / "small"
+    player = resolve_contestant(f"{folder}+search", "", models)
+    assert player.is_policy and player.searches and not player.run
+    assert player == replace(player, model=folder.resolve(), weights_hash=weights_hash(folder))
