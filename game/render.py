@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from game.board import Board
-from game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, Cell, Point, cells, place
+from game.sketch_map import CLOSED, HEIGHT, LAND, NAME_BELOW, NAMES_BESIDE, SEA, WIDTH, Cell, Point, cells, place
 from game.snapshot import POWERS
 
 Frame = tuple[float, float, float, float]
@@ -22,6 +22,8 @@ COLOURS: dict[str, str] = dict(
 """Colour of each power's units; its provinces have a lighter mix of it."""
 _FREE, _SEA, _CLOSED = "#efeadd", "#d7e6ee", "#c9c4b8"
 _INK, _SHAPE = "#20262d", 4 / 3  # _SHAPE is width / height
+UNITS_ACROSS = 58
+"""Half widths of a unit in the width of a picture; `board.js` has the same."""
 _MARGIN = 75.0
 _DARK_GROUND = "#22262b"
 _DARK = {
@@ -70,7 +72,7 @@ def draw_board(
         frame: the part of the sketch to draw.
     """
     x, y, width, height = frame
-    size = width / 44  # half the width of a unit; text and lines scale with it
+    size = width / UNITS_ACROSS  # half the width of a unit; text and lines scale with it
     shown = [cell for cell in cells() if _meets(cell, frame)]
     drawn = [*_ground(board, shown, size), *_units(board, size)]
     kinds: set[str] = set()
@@ -98,7 +100,7 @@ def draw_empty_map() -> tuple[str, str]:
     centre has class `sc` and its name in `data-c`. A province's abbreviation has class `name`.
     """
     grounds: dict[tuple[str, str], list[str]] = {}
-    size = WIDTH / 44
+    size = WIDTH / UNITS_ACROSS
     for cell in cells():
         kind = "closed" if cell.name in CLOSED else "sea" if cell.is_sea else "free"
         grounds.setdefault((cell.name, kind), []).append(_outline(cell.corners))
@@ -107,10 +109,11 @@ def draw_empty_map() -> tuple[str, str]:
     centres = frozenset(Board.start().free_centres()) | {centre for own in Board.start().centres().values() for centre in own}
     names = []
     for name in (*LAND, *SEA):
-        x, y = place(name)
+        x, y = _label(name, size)
         if name in centres:
-            names.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="6"/>')
-        names.append(f'<text class="name" x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}">{name}</text>')
+            names.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 0.94:.1f}" cy="{y:.1f}" r="5"/>')
+            x += size * 0.2
+        names.append(f'<text class="name" x="{x:.1f}" y="{y + size * 0.3:.1f}">{name}</text>')
     return "".join(drawn), "".join(names)
 
 
@@ -247,6 +250,12 @@ def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
 _SEAS = frozenset(SEA)
 
 
+def _label(name: str, size: float) -> Point:
+    """Middle of a province's abbreviation and ring."""
+    (x, y), (right, down) = place(name), NAMES_BESIDE.get(name, NAME_BELOW)
+    return x + size * right, y + size * down
+
+
 def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[str]:
     """Province abbreviations, and supply centres as rings in the colours of their owners."""
     owners = {centre: power for power, centres in board.centres().items() for centre in centres}
@@ -257,15 +266,17 @@ def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[s
         x, y = place(name)
         if not (left < x < left + width and top < y < top + height):
             continue
+        x, y = _label(name, size)
         if name in centres:
             fill = COLOURS[owners[name]] if name in owners else "#ffffff"
             look = "board-ring" if name in owners else "board-ring board-none"
             drawn.append(
-                f'<circle class="{look}" cx="{x - size * 1.05:.1f}" cy="{y + size * 1.25:.1f}" r="{size * 0.27:.2f}" '
+                f'<circle class="{look}" cx="{x - size * 0.94:.1f}" cy="{y:.1f}" r="{size * 0.27:.2f}" '
                 f'fill="{fill}" stroke="{_INK}" stroke-width="{size * 0.1:.2f}"/>'
             )
+            x += size * 0.2
         drawn.append(
-            f'<text class="board-name" x="{x + size * 0.1:.1f}" y="{y + size * 1.55:.1f}" font-size="{size * 0.82:.2f}" '
+            f'<text class="board-name" x="{x:.1f}" y="{y + size * 0.3:.1f}" font-size="{size * 0.82:.2f}" '
             f'fill="{_INK}" '
             f'paint-order="stroke" stroke="#ffffff" stroke-opacity="0.75" stroke-width="{size * 0.22:.2f}">{name}</text>'
         )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from diplomacy import Message
 from diplomacy.communication import notifications, requests, responses
 from diplomacy.utils import exceptions, strings
 
@@ -82,10 +81,6 @@ class JoinedGame:
     controllers: dict[str, str]
     """Account by power; 'dummy' where nobody controls it."""
     deadline_s: int
-    has_press: bool
-    """True if one power may write to another."""
-    answered: frozenset[str]
-    """Powers to which this power has written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +115,6 @@ class ControllersChanged(Notice):
     """Somebody took or lost a power."""
 
     controllers: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PressReceived(Notice):
-    """Another power wrote."""
-
-    sender: str
-    phase: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,15 +167,12 @@ class ServerClient:
         request = requests.JoinGame(token=token, game_id=game, power_name=power, registration_password=password)
         found = (await self._ask(request, responses.DataGame)).data
         own = found.role if power is not None else ""
-        written = [*found.messages.values(), *(each for past in found.message_history.values() for each in past.values())]
         return JoinedGame(
             power=own,
             status=found.status,
             state=found.get_state(),
             controllers={name: each.get_controller() for name, each in found.powers.items()},
             deadline_s=found.deadline,
-            has_press=not (found.no_press or found.public_press),
-            answered=frozenset(each.recipient for each in written if each.sender == own),
         )
 
     async def give_orders(
@@ -212,12 +196,6 @@ class ServerClient:
         """Vote for a draw."""
         request = requests.Vote(token=token, game_id=game, game_role=power, phase=phase, power_name=power, vote=strings.YES)
         await self._ask(request, responses.Ok)
-
-    async def write(self, token: str, game: str, power: str, phase: str, recipient: str, text: str) -> None:
-        """Send press."""
-        message = Message(sender=power, recipient=recipient, phase=phase, message=text)
-        request = requests.SendGameMessage(token=token, game_id=game, game_role=power, phase=phase, message=message)
-        await self._ask(request, responses.DataTimeStamp)
 
     async def seconds_left(self, token: str, game: str, power: str, phase: str) -> float | None:
         """Seconds until the phase is played at the latest; None if the server has not planned it."""
@@ -382,8 +360,6 @@ def _notice(message: dict[str, Any]) -> Notice | None:
             return StatusChanged(game=game, power=power, status=str(found.status))
         case notifications.PowersControllers():
             return ControllersChanged(game=game, power=power, controllers=dict(found.powers))
-        case notifications.GameMessageReceived():
-            return PressReceived(game=game, power=power, sender=found.message.sender, phase=found.message.phase)
         case notifications.GameDeleted():
             return GameDeleted(game=game, power=power)
         case notifications.ClearedOrders() if found.power_name not in (None, power):
@@ -397,7 +373,6 @@ _NOTICES = {
         notifications.GameProcessed,
         notifications.GameStatusUpdate,
         notifications.PowersControllers,
-        notifications.GameMessageReceived,
         notifications.GameDeleted,
         notifications.GamePhaseUpdate,
         notifications.ClearedCenters,

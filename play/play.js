@@ -3,7 +3,7 @@
   const page = JSON.parse(document.getElementById("page").textContent);
   const game = { ...page, plies: [] };
   const { at, html, svg, map, place, mark, showUnits, showGround, showShare, percent, told, counted, centresOf, whatIf } = boardOf(game);
-  const SIZE = 1000 / 44, still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const SIZE = 1000 / 58, still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   let state = { revision: -1 }, now = -1, timer = null, asking = false;
   let mine = null, drafts = {}, picked = null, clicks = [], kind = ""; // kind: of the order, S or C, after the first of its clicks
 

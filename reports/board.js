@@ -3,7 +3,7 @@
 // `game` has `powers`, `policy` (powers whose marks are strong), `places`, `lands` and `plies`; plies may be added later.
 const boardOf = game => {
   const at = id => document.getElementById(id);
-  const map = at("map"), SIZE = 1000 / 44;
+  const map = at("map"), SIZE = 1000 / 58;
   const FAILED = { bounce: "bounced", cut: "cut", void: "void", dislodged: "dislodged", disband: "disbanded", "no convoy": "no convoy" };
   let units = new Map();
 
@@ -29,7 +29,7 @@ const boardOf = game => {
     const body = unit[0] === "A" ? svg("circle", { r: s * 0.72 })
       : svg("path", { d: `M${-w} ${-h}L${w} ${-h}L${w * 0.6} ${h}L${-w * 0.6} ${h}Z` });
     body.style.fill = `var(--p${power})`;
-    return [body, svg("text", { y: 7 }, unit[0])];
+    return [body, svg("text", { y: 5.5 }, unit[0])];
   }
 
   function mark(order, power) {

@@ -11,9 +11,10 @@ from diplomacy import Map
 
 from game.adjudicator import MAPS
 from game.board import Board
+from game.geography import geography
 from game.players import player
-from game.render import COLOURS, draw_board, frame_around, order_locations
-from game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, cells, place
+from game.render import COLOURS, UNITS_ACROSS, draw_board, frame_around, order_locations
+from game.sketch_map import CLOSED, COASTS, HEIGHT, LAND, SEA, WIDTH, cells, place
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -126,6 +127,23 @@ def test_every_unit_stands_once_in_its_power_s_colour():
     at = {(float(shape.attrib["x"]), shape.text) for shape in letters}
     assert at == {(place(unit[2:])[0], unit[0]) for units in board.units().values() for unit in units}
     assert len(letters) == 22
+
+
+def test_no_unit_at_any_place_hides_the_name_or_ring_of_a_province():
+    """A name's box has three letters and a ring; units are fleets where fleets may go."""
+    svg, size = draw_board(Board.start()), WIDTH / UNITS_ACROSS
+    fleets = {location[:3] for kind, location in geography().reach if kind == "F"}
+    names = [shape for shape in ElementTree.fromstring(svg).iter(f"{SVG}text") if shape.get("class") == "board-name"]
+    assert len(names) == len(LAND | SEA)
+    rings = [shape for shape in ElementTree.fromstring(svg).iter(f"{SVG}circle") if "board-ring" in shape.get("class", "")]
+    middles = [(float(shape.attrib["x"]), float(shape.attrib["y"]) - 0.3 * size, 0.85, 0.35) for shape in names]
+    middles += [(float(shape.attrib["cx"]), float(shape.attrib["cy"]), 0.3, 0.3) for shape in rings]
+    for location in (*LAND, *SEA, *COASTS):
+        x, y = place(location)
+        wide, high = (1.02, 0.66) if location[:3] in fleets else (0.72, 0.72)
+        for across, down, half, tall in middles:
+            apart = abs(across - x) > (wide + half) * size * 0.98 or abs(down - y) > (high + tall) * size * 0.98
+            assert apart, (location, across, down)
 
 
 @pytest.mark.parametrize(
