@@ -52,7 +52,7 @@ def enter(
     Account and password are read from ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or asked for; the server makes a new account. Of
     several --power the second has the account NAME-2 with the same password, and so on. The password of a private game is read
     from ENTENTE_GAME_PASSWORD. After a kill, of this command or of the server, the same command goes on where the server is.
-    Press gets one polite answer.
+    Press is not read.
 
     Examples
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from game.board import OVER, POWERS, Board
+from game.board import OVER, Board
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.positions import board_of_state
 from game.server_client import (
@@ -24,7 +24,6 @@ from game.server_client import (
     Notice,
     PhasePlayed,
     PositionChanged,
-    PressReceived,
     RefusedError,
     ServerClient,
     ServerGame,
@@ -44,7 +43,6 @@ LONGEST_WAIT_S = 30.0
 """Seconds between two tries at most; the first waits are 1, 2, 4 ... s."""
 _MOST_TAKEN_BACK = 3
 """Times that a seat which the server took away is joined again in one game."""
-_POLITE = "Thank you for writing. I am a program that does not read press. I wish you a good game."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +51,6 @@ class _Seat:
     account: int
     state: Mapping[str, Any]
     """The newest position that the server reported."""
-    answered: set[str]
-    """Powers whose press was answered."""
     due: float = 0.0
     """Monotonic time at which the phase is played at the latest; 0: there is no deadline."""
     asked: str = ""
@@ -73,7 +69,6 @@ class _Game:
     """By power."""
     status: str = ""
     deadline_s: int = 0
-    has_press: bool = False
     controllers: dict[str, str] = field(default_factory=dict)
     probabilities: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -212,13 +207,12 @@ class EnteredGames:
             power=joined.power,
             account=number,
             state=joined.state,
-            answered=set(joined.answered),
             chosen=old.chosen if old else ("", frozenset()),
             taken=old.taken if old else "",
             taken_back=old.taken_back if old else 0,
         )
         game.seats[joined.power] = seat
-        game.status, game.deadline_s, game.has_press = joined.status, joined.deadline_s, joined.has_press
+        game.status, game.deadline_s = joined.status, joined.deadline_s
         game.controllers = dict(joined.controllers)
         if game.deadline_s and game.status == "active":
             left = await client.seconds_left(self._token(seat), name, seat.power, joined.state["name"])
@@ -262,8 +256,6 @@ class EnteredGames:
                 game.controllers = dict(notice.controllers)
                 if game.controllers.get(seat.power) != self.entry.accounts[seat.account].name:
                     await self._take_back(client, name, seat)
-            case PressReceived():
-                await self._answer(client, notice, game, seat)
             case PositionChanged():
                 await self._sit_again(client, name, seat)
             case GameDeleted():
@@ -305,14 +297,6 @@ class EnteredGames:
             return self._lose(name, f"the server deals {joined.power} where {seat.power} was played")
         await self._seat(client, name, seat.account, joined)
         await self._consider(client, name, seat.power)
-
-    async def _answer(self, client: ServerClient, notice: PressReceived, game: _Game, seat: _Seat) -> None:
-        """One polite sentence to each power that writes, once in a game; the server has what was sent before a kill."""
-        if not game.has_press or notice.sender not in POWERS or notice.sender in (seat.answered | game.seats.keys()):
-            return
-        seat.answered.add(notice.sender)
-        with contextlib.suppress(RefusedError):  # the phase is over, and a later one needs no answer
-            await client.write(self._token(seat), notice.game, seat.power, notice.phase, notice.sender, _POLITE)
 
     # ---- deciding ----
 

@@ -128,8 +128,6 @@ def test_a_phase_that_is_played_before_the_server_says_that_it_has_the_orders(
                 state=spring.get_state(),
                 controllers={},
                 deadline_s=0,
-                has_press=False,
-                answered=frozenset(),
             )
 
         async def give_orders(self, token: str, game: str, power: str, phase: str, orders: list[str]) -> None:

@@ -1,14 +1,12 @@
-"""Seats on the real server: deadlines, press, and what cannot be played."""
+"""Seats on the real server: a deadline, and what cannot be played."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
-from diplomacy import Message
-from diplomacy.communication import requests, responses
 from diplomacy.utils.common import hash_password
 
-from game.server_client import PhasePlayed, PressReceived, ServerClient, connect
+from game.server_client import PhasePlayed, ServerClient, connect
 from play.enter import EnteredGames
 from play.entered_games import keep_entered
 from play.entry import Account, Entry, FinishedGame
@@ -56,51 +54,6 @@ def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first
     assert spring.orders["FRANCE"] == ("F BRE H", "A MAR H", "A PAR H")
     assert set(autumn.orders["FRANCE"]) != {"F BRE H", "A MAR H", "A PAR H"}
     assert kept.seats["AUSTRIA"].startswith("rosa@") and read_game(tmp_path / f"{kept.name}.json") == kept
-
-
-def test_press_has_one_answer_also_after_a_kill(server: ServerProcess, first_orders):
-    server.make_game("talkative", rules=["POWER_CHOICE"], n_controls=2)
-    entry = Entry(address=server.address, accounts=OURS, games=("talkative",), powers=("FRANCE",), player="first")
-    told: list[str] = []
-
-    async def begun(games: EnteredGames) -> "asyncio.Task[None]":
-        playing = asyncio.create_task(games.play(first_orders()))
-        async with connect(server.address) as client:
-            token = await client.sign_in("ours", "hush")
-            while not (await client.games(token, ["talkative"]))[0].mine:
-                await asyncio.sleep(0.05)
-        return playing
-
-    async def play() -> int:
-        heard = 0
-        async with connect(server.address) as client:
-            token = await client.sign_in("greta", "hush")
-            playing = await begun(EnteredGames(entry, lambda game: None, told.append))
-            await client.join(token, "talkative", "GERMANY", None)
-
-            async def write(text: str) -> None:
-                message = Message(sender="GERMANY", recipient="FRANCE", phase="S1901M", message=text)
-                request = requests.SendGameMessage(
-                    token=token, game_id="talkative", game_role="GERMANY", phase="S1901M", message=message
-                )
-                await client._ask(request, responses.DataTimeStamp)
-
-            await write("an alliance?")
-            while not isinstance(await asyncio.wait_for(client.notices.get(), 60), PressReceived):
-                pass
-            await write("Burgundy is yours")
-            playing.cancel()
-            await asyncio.gather(playing, return_exceptions=True)
-            playing = await begun(EnteredGames(entry, lambda game: None, told.append))
-            await write("are you there?")
-            await asyncio.to_thread(server.set_status, "talkative", "canceled")
-            await asyncio.wait_for(playing, 60)
-            while not client.notices.empty():
-                heard += isinstance(client.notices.get_nowait(), PressReceived)
-        return heard
-
-    assert asyncio.run(play()) == 0
-    assert told == ["game 'talkative' is lost: it was canceled on the server"]
 
 
 def test_what_cannot_be_played_is_one_sentence(server: ServerProcess, entente: Entente):
