@@ -10,7 +10,7 @@ from cyclopts import Parameter, validators
 
 from cli.dry_run import show_plan
 from cli.options import DryRun, PlanAsJson, Run, RunsRoot, open_root
-from inference.settings import InferenceSettings
+from inference.settings import KEY_VARIABLE, InferenceSettings
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -57,16 +57,15 @@ def serve(
         from cli.serve_orders import find_policy, plan_orders, serve_orders
 
         policy = find_policy(model, run, version, runs_root, settings)
-        variable = (settings or InferenceSettings()).key_variable
-        key = os.environ.get(variable)
+        key = os.environ.get(KEY_VARIABLE)
         with bind(host, port, key) as listener:
             if dry_run:
-                return show_plan(plan_orders(policy, listener, variable, has_key=bool(key)), json=json)
+                return show_plan(plan_orders(policy, listener, has_key=bool(key)), json=json)
             return serve_orders(policy, listener, key, runs_root)
     if not model:
         raise InputError("--model requires an argument: the model of a worker; or give --openai and --run")
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
-    key = os.environ.get(chosen.key_variable)
+    key = os.environ.get(KEY_VARIABLE)
     with bind(host, port, key) as listener:  # closes the port if the model is refused
         if dry_run:
             from pipeline.plans.plan_run import plan_serve

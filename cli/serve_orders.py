@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.options import which_run
-from inference.settings import InferenceSettings
+from inference.settings import KEY_VARIABLE, InferenceSettings
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 10.0
 """Seconds for requests in flight after a termination signal."""
-_KEPT = {"key_variable"}
 """Settings of inference that belong to the server; the others are the run's, or the model's."""
 
 
@@ -28,7 +27,7 @@ def find_policy(model: str, run: str, version: str, runs_root: Path, given: Infe
     """
     from evaluation.contestants import resolve_contestant
 
-    if others := sorted((given.model_fields_set if given else set()) - _KEPT):
+    if others := sorted(given.model_fields_set if given else set()):
         flag = others[0].replace("_", "-")
         raise InputError(f"--openai takes the engine's settings from the run or the model: leave out --{flag}")
     if model:
@@ -37,7 +36,7 @@ def find_policy(model: str, run: str, version: str, runs_root: Path, given: Infe
     return resolve_contestant(f"{which_run(run, runs_root)}:{name}", "", runs_root)
 
 
-def plan_orders(policy: "Contestant", listener: "socket.socket", key_variable: str, *, has_key: bool) -> dict[str, Any]:
+def plan_orders(policy: "Contestant", listener: "socket.socket", *, has_key: bool) -> dict[str, Any]:
     """What `--dry-run` shows."""
     from play.orders_server import MOST_DRAWS
 
@@ -46,7 +45,7 @@ def plan_orders(policy: "Contestant", listener: "socket.socket", key_variable: s
         "orders": {
             "base_url": _base_url(listener),
             "model": policy.name,
-            "key": f"from {key_variable}" if has_key else "none: loopback only",
+            "key": f"from {KEY_VARIABLE}" if has_key else "none: loopback only",
             "most_draws_at_once": MOST_DRAWS,
         },
     }

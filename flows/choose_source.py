@@ -94,7 +94,6 @@ def _dask_plan(settings: RunSettings) -> DaskPlan:
         workers=pipeline.dask_workers,
         threads=inference.threads or max(1, left // pipeline.dask_workers),
         start_timeout_s=start_limit_s(inference),
-        no_worker_timeout_s=inference.no_worker_timeout_s,
         timeout_s=pipeline.rollout_timeout_s,
         retries=ROLLOUT_RETRIES,
     )

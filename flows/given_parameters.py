@@ -95,14 +95,10 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
     _check_addresses("inference.evaluation_urls", inference.evaluation_urls)
     _check_addresses("training.address", filter(None, [settings.training.address]))
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
-    if not inference.key_variable.startswith(_KEY_PREFIX):
-        raise _refused(f"inference.key_variable '{inference.key_variable}'", f"name a variable that begins with {_KEY_PREFIX}")
     known = inference.model == "tiny" or _HUB_ID.fullmatch(inference.model)
     if not known and not _is_model_folder(Path(inference.model), runs_root):
         cure = f"name 'tiny', a hub id, or a folder in '{runs_root / MODEL_FOLDER}'"
         raise _refused(f"inference.model '{inference.model}'", cure)
-    if inference.compile_cache:
-        check_inside(Path(inference.compile_cache), runs_root, "inference.compile_cache")
 
 
 def _is_model_folder(folder: Path, runs_root: Path) -> bool:

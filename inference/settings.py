@@ -2,10 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from telemetry.setting_marks import MAY_CHANGE, HttpAddress, Settings
 
+KEY_VARIABLE = "ENTENTE_KEY"
+"""Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
 AdapterMode = Literal["auto", "slots", "merge_reload"]
 
 
@@ -16,8 +18,6 @@ class InferenceSettings(Settings):
     """'tiny' (made on the spot), a local folder, or a hub id such as 'Qwen/Qwen2.5-7B-Instruct'."""
     urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
-    key_variable: Annotated[str, MAY_CHANGE] = "ENTENTE_KEY"
-    """Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
     engine: Literal["auto", "vllm", "vllm_async", "torch"] = "auto"
     """Engine on this machine: 'vllm' in this process (for a CPU), 'vllm_async' in its own process (for a GPU), 'torch' without
     vLLM; 'auto': vLLM if installed, else torch."""
@@ -40,22 +40,11 @@ class InferenceSettings(Settings):
     """Tokens of one prefix-cache block; only whole blocks are shared, and vLLM on the CPU needs a multiple of 32."""
     prefix_caching: bool = True
     """Keep prompts' key-value blocks for later prompts with the same prefix (vLLM's enable_prefix_caching)."""
-    long_prefill_tokens: Annotated[int, Field(ge=0)] = 0
-    """Prompts longer than this are prefilled in parts (vLLM's long_prefill_token_threshold); 0: never."""
-    quantization: str = ""
-    """vLLM's name of a weight format, such as 'fp8'; empty: none. The run does not start if the mismatch with the unquantised
-    trainer exceeds its bounds."""
-    batch_invariant: bool = False
-    """Logits that do not depend on what else is in the batch (VLLM_BATCH_INVARIANT, beta in vLLM 0.32): attention, matrix
-    products, softmax and norms add in a fixed order, which is slower. Needs vLLM on CUDA, compute capability 8.0 or higher.
-    vLLM's kernels for LoRA slots still depend on the batch, so `adapters` must be 'merge_reload'. Never measured."""
     jump_forced: Literal["auto", "on", "off"] = "auto"
     """Append forced tokens to the drawn token before them instead of one forward pass each; on a GPU this turns asynchronous
     scheduling off, and its gain there was never measured; 'auto': on the CPU only."""
     enforce_eager: Literal["auto", "on", "off"] = "auto"
     """Run without CUDA graphs and compilation (vLLM's enforce_eager): slower, but quick to start; 'auto': on the CPU only."""
-    compile_cache: str = ""
-    """Folder for vLLM's compiled code (VLLM_CACHE_ROOT), on a disk that outlives the machine; empty: vLLM's default."""
     kv_cache_gib: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
     """Memory of the key-value cache on the CPU, GiB."""
     gpu_memory_share: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85
@@ -67,10 +56,6 @@ class InferenceSettings(Settings):
     """GPUs over which the engine splits each layer (vLLM's tensor_parallel_size), with a process each."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the engine; 0: planned from the cores and the other work."""
-    start_timeout_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 0.0
-    """Seconds within which an engine or a worker must be ready; 0: 1800 where vLLM compiles and records CUDA graphs, else 300."""
-    request_timeout_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 120.0
-    """Seconds within which a worker must answer a request."""
     max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
     """Most requests in flight at one worker; lowered while the worker queues or preempts."""
     long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
@@ -78,26 +63,6 @@ class InferenceSettings(Settings):
     living worker; 0: any prompt to any worker."""
     evaluation_urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
     """Addresses of workers for evaluation only, so that it does not displace the rollouts' prefixes; none: `urls`."""
-    heartbeat_s: Annotated[float, MAY_CHANGE, Field(gt=0)] = 10.0
-    """Seconds between health checks of a worker, and their timeout; after two failures it gets no work until it recovers."""
-    scrape_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 10.0
-    """Seconds between readings of a worker's Prometheus page, for the run's metrics and workers.jsonl; 0: never."""
-    no_worker_timeout_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 120.0
-    """Seconds without a living worker after which requests fail (start_timeout_s while a worker warms up)."""
-
-    @model_validator(mode="after")
-    def _invariance_is_kept(self) -> "InferenceSettings":
-        if self.batch_invariant and self.engine == "torch":
-            raise ValueError(
-                "inference.batch_invariant is a promise of vLLM, but inference.engine is 'torch': set batch_invariant to false, "
-                "or engine to 'auto'"
-            )
-        if self.batch_invariant and self.adapters != "merge_reload":
-            raise ValueError(
-                f"inference.batch_invariant does not hold for LoRA slots, and inference.adapters is '{self.adapters}': set "
-                "adapters to 'merge_reload'"
-            )
-        return self
 
     @property
     def for_evaluation(self) -> "InferenceSettings":

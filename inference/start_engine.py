@@ -29,7 +29,7 @@ _KILL_EVERY_S = 0.5
 
 def start_limit_s(settings: InferenceSettings) -> float:
     """Seconds within which an engine of these settings must be ready."""
-    return settings.start_timeout_s or (COMPILING_START_S if compiles(settings) else START_S)
+    return COMPILING_START_S if compiles(settings) else START_S
 
 
 def compiles(settings: InferenceSettings) -> bool:
@@ -60,8 +60,8 @@ async def start_engine(
             passed = time.monotonic() - began
             if passed >= limit:
                 raise EngineError(
-                    f"the engine did not start within {limit:g} s: raise inference.start_timeout_s"
-                    + (", or set inference.enforce_eager to 'on', which compiles nothing" if compiles(settings) else "")
+                    f"the engine did not start within {limit:g} s"
+                    + (": set inference.enforce_eager to 'on', which compiles nothing" if compiles(settings) else "")
                 )
             if passed >= say_every_s:
                 reporter().say(f"the engine is still starting after {passed:.0f} s: {doing}")

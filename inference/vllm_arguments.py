@@ -9,7 +9,6 @@ from inference.engine_cards import engine_cards
 from inference.settings import InferenceSettings
 from inference.start_engine import start_limit_s
 from telemetry.cards import take_cards
-from telemetry.errors import InputError
 
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Slot ranks that vLLM supports."""
@@ -40,12 +39,9 @@ def prepare_environment(settings: InferenceSettings, *, own_process: bool) -> No
     os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(start_limit_s(settings)))
     os.environ.update(_ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING=str(int(own_process)))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    os.environ["VLLM_BATCH_INVARIANT"] = str(int(settings.batch_invariant))
     # oneDNN caches one compiled kernel for each matrix shape, and batches have many shapes; its default of 1,024 takes 150 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
-    if settings.compile_cache:
-        os.environ["VLLM_CACHE_ROOT"] = str(Path(settings.compile_cache).absolute())
 
 
 def may_jump(settings: InferenceSettings) -> bool:
@@ -56,21 +52,12 @@ def may_jump(settings: InferenceSettings) -> bool:
 
 
 def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -> dict[str, Any]:
-    """Arguments of vLLM's engine for the model in the folder `model`. `prepare_environment` must run first.
-
-    Raises:
-        InputError: `batch_invariant` is set where vLLM does not support it.
-    """
+    """Arguments of vLLM's engine for the model in the folder `model`. `prepare_environment` must run first."""
     from vllm.platforms import current_platform
 
     from inference.legal_processor import LegalOrderProcessor
 
     on_cpu = current_platform.is_cpu()
-    if settings.batch_invariant and not (current_platform.is_cuda() and current_platform.has_device_capability(80)):
-        raise InputError(
-            "inference.batch_invariant needs an NVIDIA GPU of compute capability 8.0 or higher, and vLLM's CUDA build: set it to "
-            "false"
-        )
     arguments: dict[str, Any] = {
         "model": str(model),
         "skip_tokenizer_init": True,
@@ -86,7 +73,6 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         # A request that vLLM draws by a seed (benchmarks without the mask) cannot be prefilled in parts on a CPU: its generator
         # must be rewound, which torch's CPU generators do not support. Our own draws need no generator.
         "enable_chunked_prefill": not on_cpu,
-        "long_prefill_token_threshold": settings.long_prefill_tokens,
         # The processor draws, and leaves the drawn token's log-probability as its logit.
         "logprobs_mode": "processed_logits",
         # By name, so that an engine core in another process can import it.
@@ -99,8 +85,6 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         from inference.forced_jump import EXTENSION
 
         arguments |= {"worker_extension_cls": EXTENSION, "async_scheduling": False}
-    if settings.quantization:
-        arguments["quantization"] = settings.quantization
     if slots:
         arguments |= {
             "enable_lora": True,

@@ -49,8 +49,6 @@ def engine_settings(job: Job, model: Path, **changed: Any) -> InferenceSettings:
         max_sequences=BATCHES[job.device][-1],
         max_batched_tokens=8192 if on_card else 4096,
         max_model_length=min(_LONGEST[job.device], max_position(model)),
-        compile_cache=str(job.folder / "compiled"),
-        start_timeout_s=1500,
     ).model_copy(update=changed)
 
 

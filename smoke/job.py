@@ -105,7 +105,7 @@ STAGES = (
         name="mismatch",
         title="mismatch quantiles",
         needs=("legal-mask",),
-        advice="inference.dtype and training.dtype alike, and inference.quantization = ''",
+        advice="inference.dtype and training.dtype alike",
     ),
     Stage(name="shared-card", title="shared card", limit_s=1800, advice="inference.gpu_memory_share = 0.3"),
     Stage(name="steps", title="three real steps", needs=("mismatch",), limit_s=3600, advice="inference.engine = 'torch'"),

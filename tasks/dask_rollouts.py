@@ -44,6 +44,8 @@ SILENT_FOR_S = 300.0
 """Seconds for which a worker may be silent. Its event loop is blocked while it imports torch and opens an engine. On a busy
 machine this takes longer than Dask's default of 30 s, after which Dask would drop the worker for good."""
 _LOOK_S = 5.0
+NO_WORKER_S = 120.0
+"""Seconds without a worker after which the run ends; a cluster that scales takes a while to bring one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,6 @@ class DaskPlan:
     """CPU threads of each of these processes."""
     start_timeout_s: float
     """Seconds until the scheduler must have a worker."""
-    no_worker_timeout_s: float
-    """Seconds without any worker, or without the scheduler, until rollouts fail."""
     timeout_s: float
     """Time limit of a task, in seconds."""
     retries: int
@@ -199,9 +199,9 @@ class DaskSource:
         """Wait until the scheduler is connected.
 
         Raises:
-            EngineLostError: it is not for `no_worker_timeout_s`.
+            EngineLostError: it is not for `NO_WORKER_S`.
         """
-        until = time.monotonic() + self._plan.no_worker_timeout_s
+        until = time.monotonic() + NO_WORKER_S
         while self._runner.client.status != "running":
             if time.monotonic() > until:
                 raise EngineLostError(f"the Dask scheduler{_at(self._plan.address)} is lost: start it again, and resume the run")
@@ -211,7 +211,7 @@ class DaskSource:
         """Wait for the future.
 
         Raises:
-            EngineLostError: the cluster has no worker for `no_worker_timeout_s`.
+            EngineLostError: the cluster has no worker for `NO_WORKER_S`.
         """
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
@@ -229,9 +229,9 @@ class DaskSource:
             if future.done():
                 return
             no_worker_since = None if await asyncio.to_thread(self._has_workers) else no_worker_since or time.monotonic()
-            if no_worker_since is not None and time.monotonic() - no_worker_since > self._plan.no_worker_timeout_s:
+            if no_worker_since is not None and time.monotonic() - no_worker_since > NO_WORKER_S:
                 raise EngineLostError(
-                    f"the Dask cluster{_at(self._plan.address)} had no worker for {self._plan.no_worker_timeout_s:g} s: "
+                    f"the Dask cluster{_at(self._plan.address)} had no worker for {NO_WORKER_S:g} s: "
                     "start one, and resume the run"
                 )
 

@@ -8,7 +8,7 @@ from decoding.model_files import model_fingerprint
 from inference.choose_engine import EngineKind, choose_engine, engine_here
 from inference.engine import Engine
 from inference.engine_cards import unused_card
-from inference.settings import AdapterMode, InferenceSettings
+from inference.settings import KEY_VARIABLE, AdapterMode, InferenceSettings
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 from workers.pool import RemoteEngine
@@ -23,7 +23,7 @@ def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path 
         scraped_into: file for readings of the workers' Prometheus pages.
     """
     if settings.urls:
-        key = os.environ.get(settings.key_variable)
+        key = os.environ.get(KEY_VARIABLE)
         return RemoteEngine(settings, key, model_fingerprint(model), scraped_into=scraped_into)
     reporter().say(engine_here(settings)[1])
     if unused := unused_card():

@@ -21,7 +21,7 @@ from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, VersionGoneError
 from workers.pool_roster import Roster
-from workers.pool_worker import CallFailed, PoolWorker, VersionMoved
+from workers.pool_worker import CallFailed, PoolTimes, PoolWorker, VersionMoved
 from workers.wire import MAX_BODY, check_answer, pack_request
 from workers.worker_scrape import WorkerScrape
 
@@ -36,6 +36,9 @@ MAX_MOVES = 32
 """Times that one request may be sent again because its worker serves another version."""
 MAX_SKIPPED = 64
 """Requests that one dispatch may skip because no worker that may answer them has room."""
+
+
+USUAL_TIMES = PoolTimes()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +71,18 @@ class RemoteEngine:
     """The `Engine` contract over HTTP, with the workers of `settings.urls`."""
 
     def __init__(
-        self, settings: InferenceSettings, key: str | None, model_fingerprint: str, *, scraped_into: Path | None = None
+        self,
+        settings: InferenceSettings,
+        key: str | None,
+        model_fingerprint: str,
+        *,
+        scraped_into: Path | None = None,
+        times: PoolTimes = USUAL_TIMES,
     ) -> None:
         """`scraped_into`: file for readings of the workers' Prometheus pages."""
         self.name = "remote"
-        self._settings = settings
-        self._roster = Roster(settings, key, model_fingerprint)
+        self._settings, self._times = settings, times
+        self._roster = Roster(settings, key, model_fingerprint, times)
         self._roster.on_change = self._dispatch
         self._roster.on_ejected = self._reassign
         self._roster.on_given_up = self._fail_waiting
@@ -81,13 +90,13 @@ class RemoteEngine:
         self._sent: dict[PoolWorker, set[_Job]] = {worker: set() for worker in self._roster.workers}
         self._arrivals = itertools.count()
         self._nonce = uuid.uuid4().hex[:8]
-        self._scrape = WorkerScrape(settings.scrape_s, scraped_into)
+        self._scrape = WorkerScrape(times.scrape, scraped_into)
         self._scraping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Wait until the workers are ready, accept the key and serve this run's model; see `Roster.start`."""
         await self._roster.start()
-        if self._settings.scrape_s:
+        if self._times.scrape:
             self._scraping = asyncio.create_task(self._scrape.run(lambda: self._by_url, self._page, self._log))
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -126,7 +135,7 @@ class RemoteEngine:
         """Sums over the workers, including counts from before a worker's restart. `running` counts this pool's own requests,
         waiting ones included."""
         roster = self._roster
-        each = await asyncio.gather(*(worker.counts(roster.session, self._settings.heartbeat_s) for worker in roster.workers))
+        each = await asyncio.gather(*(worker.counts(roster.session, self._times.heartbeat) for worker in roster.workers))
         sums = {name: sum(counts[name] for counts in each) for name in each[0]}
         unanswered = sum(map(len, self._sent.values())) + sum(not job.answer.done() for job in self._all_waiting())
         return EngineStats(policy_version=roster.versions.newest.version, running=unanswered, **sums)
@@ -161,10 +170,10 @@ class RemoteEngine:
         return {worker.url: worker for worker in self._roster.workers}
 
     async def _page(self, url: str) -> str:
-        return await self._by_url[url].page(self._roster.session, self._settings.scrape_s)
+        return await self._by_url[url].page(self._roster.session, self._times.scrape)
 
     async def _log(self, url: str, after: int) -> list[dict[str, Any]]:
-        return await self._by_url[url].log(self._roster.session, after, self._settings.scrape_s)
+        return await self._by_url[url].log(self._roster.session, after, self._times.scrape)
 
     def _all_waiting(self) -> list[_Job]:
         return [job for queue in self._waiting.values() for job in queue]

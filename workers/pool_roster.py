@@ -11,13 +11,13 @@ from typing import Any
 
 import aiohttp
 
-from inference.settings import InferenceSettings
+from inference.settings import KEY_VARIABLE, InferenceSettings
 from inference.start_engine import start_limit_s
 from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError
 from telemetry.progress import reporter
 from workers.pool_versions import PublishedVersions
-from workers.pool_worker import CallFailed, KeyRefused, PoolWorker, newest_of, serves
+from workers.pool_worker import CallFailed, KeyRefused, PoolTimes, PoolWorker, newest_of, serves
 
 FIRST_PROBE_S = 0.25
 READY_POLL_S = 0.5
@@ -32,14 +32,14 @@ class Roster:
     cause, `on_given_up` with the error that ends all waiting.
     """
 
-    def __init__(self, settings: InferenceSettings, key: str | None, model_fingerprint: str) -> None:
-        self.workers = [PoolWorker(url, settings) for url in settings.urls]
+    def __init__(self, settings: InferenceSettings, key: str | None, model_fingerprint: str, times: PoolTimes) -> None:
+        self.workers = [PoolWorker(url, settings, times) for url in settings.urls]
         self.events: Counter[str] = Counter()
         self.given_up: EngineLostError | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.on_ejected: Callable[[PoolWorker, bool], None] = lambda worker, blamed: None
         self.on_given_up: Callable[[EngineLostError], None] = lambda error: None
-        self._settings, self._key, self._fingerprint = settings, key, model_fingerprint
+        self._settings, self._key, self._fingerprint, self._times = settings, key, model_fingerprint, times
         self._session: aiohttp.ClientSession | None = None
         self.versions = PublishedVersions()
         self._publishing = asyncio.Lock()
@@ -68,7 +68,7 @@ class Roster:
             InputError: no worker became ready, or one rejects the key or serves another model.
         """
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-        timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
+        timeout = aiohttp.ClientTimeout(total=self._times.request)
         # The pool itself bounds requests in flight. Idle connections close here before a worker would close them.
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=15)
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
@@ -117,7 +117,7 @@ class Roster:
         reporter().say(f"worker {worker.url} gets no more work: {reason}; {left} of {len(self.workers)} workers left")
         if not left:
             self._any_living.clear()
-            loop, patience = asyncio.get_running_loop(), self._settings.no_worker_timeout_s
+            loop, patience = asyncio.get_running_loop(), self._times.no_worker
             self._empty_since = loop.time()
             self._give_up_timer = loop.call_later(patience, self._give_up)
         for change in self._changes[worker]:
@@ -184,10 +184,10 @@ class Roster:
         while True:
             refused = False
             try:
-                health = await worker.health(self.session, self._settings.heartbeat_s)
+                health = await worker.health(self.session, self._times.heartbeat)
             except KeyRefused as error:
                 raise InputError(
-                    f"worker {worker.url}: {error}; set {self._settings.key_variable} to the key that it was started with"
+                    f"worker {worker.url}: {error}; set {KEY_VARIABLE} to the key that it was started with"
                 ) from error
             except CallFailed as error:
                 worker.reason, refused = str(error), error.lost
@@ -213,13 +213,13 @@ class Roster:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.heartbeat_s)
+            await asyncio.sleep(self._times.heartbeat)
             await asyncio.gather(*(self._probe(worker) for worker in self.living))
 
     async def _probe(self, worker: PoolWorker) -> None:
         changes, newest = worker.changes, worker.newest
         try:
-            health = await worker.health(self.session, self._settings.heartbeat_s)
+            health = await worker.health(self.session, self._times.heartbeat)
         except (CallFailed, EngineError) as error:
             worker.missed_probes += 1
             lost = isinstance(error, CallFailed) and error.lost
@@ -234,13 +234,13 @@ class Roster:
 
     async def _recover(self, worker: PoolWorker) -> None:
         """Probe an ejected worker with growing delays; once it is ready, publish on it and make it living again."""
-        longest = self._settings.heartbeat_s
+        longest = self._times.heartbeat
         delay = min(longest, FIRST_PROBE_S * 2 ** min(worker.recent_ejections - 1, 10))
         while True:
             await asyncio.sleep(delay)
             delay = min(longest, 2 * delay)
             try:
-                health = await worker.health(self.session, self._settings.heartbeat_s)
+                health = await worker.health(self.session, self._times.heartbeat)
                 self._check_model(worker, health)
                 worker.warming = not health.get("ready") and bool(health.get("alive"))
                 if not health.get("ready"):
@@ -286,8 +286,7 @@ class Roster:
             return
         reasons = "; ".join(f"{worker.url}: {worker.reason}" for worker in self.workers)
         self.given_up = EngineLostError(
-            f"no worker came back within {round(waited, int(waited < 1)):g} s ({reasons}): "
-            "restart one with `entente serve`, or raise inference.no_worker_timeout_s"
+            f"no worker came back within {round(waited, int(waited < 1)):g} s ({reasons}): restart one with `entente serve`"
         )
         self._any_living.set()
         self.on_given_up(self.given_up)

@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import aiohttp
@@ -51,10 +51,24 @@ class VersionMoved(VersionGoneError):
         self.newest = newest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTimes:
+    """How long a pool waits, seconds. Tests wait less."""
+
+    request: float = 120.0
+    """For the answer to a request."""
+    heartbeat: float = 10.0
+    """Between health checks of a worker, and for each; after two failures it gets no work until it recovers."""
+    scrape: float = 10.0
+    """Between readings of a worker's Prometheus page."""
+    no_worker: float = 120.0
+    """Without a living worker until requests fail; longer while one warms up."""
+
+
 class PoolWorker:
     """A worker's address, its state in the pool, and the calls that can be made to it."""
 
-    def __init__(self, url: str, settings: InferenceSettings) -> None:
+    def __init__(self, url: str, settings: InferenceSettings, times: PoolTimes) -> None:
         self.url = url.rstrip("/")
         self.state: State = "unknown"
         self.served: dict[int, PolicyVersion] = {}
@@ -75,7 +89,7 @@ class PoolWorker:
         """It was ejected, and its engine is starting."""
         self.reason = ""
         """Why it was ejected, or is not ready."""
-        self._timeout_s = settings.request_timeout_s
+        self._timeout_s = times.request
         self._last: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self._earlier_counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
 

@@ -18,7 +18,7 @@ from game.snapshot import POWERS, Snapshot
 from inference.choose_engine import engine_kind
 from inference.engine_cards import engine_cards, has_cuda, unused_card, vllm_build
 from inference.memory_plan import ModelShape, check_memory, read_shape, this_machine
-from inference.settings import InferenceSettings
+from inference.settings import KEY_VARIABLE, InferenceSettings
 from inference.start_engine import start_limit_s
 from pipeline.plans.find_model import (
     TINY,
@@ -135,7 +135,7 @@ def plan_serve(model: str, settings: InferenceSettings, address: str, adapters_r
         "command": "serve",
         "worker": {
             "address": f"http://{address}",
-            "key": f"from {settings.key_variable}" if has_key else "none: loopback only",
+            "key": f"from {KEY_VARIABLE}" if has_key else "none: loopback only",
             "adapters_from": str(adapters_root),
         },
         "memory": memory_forecast(shape, settings, machine, 0, flow=False),

@@ -88,13 +88,8 @@ REFUSED: dict[str, tuple[str, Begin]] = {
         "inference.evaluation_urls",
         lambda: train_policy.fn(settings(inference={"evaluation_urls": ["http://evil.example"]})),
     ),
-    "key_variable": (
-        "inference.key_variable 'AWS_SECRET_ACCESS_KEY'",
-        lambda: train_policy.fn(settings(inference={"key_variable": "AWS_SECRET_ACCESS_KEY"})),
-    ),
     "inference.model": ("inference.model '/etc'", lambda: train_policy.fn(settings(inference={"model": "/etc"}))),
     "model, upwards": ("inference.model", lambda: train_policy.fn(settings(inference={"model": "../elsewhere"}))),
-    "compile_cache": ("inference.compile_cache", lambda: train_policy.fn(settings(inference={"compile_cache": "/var/cache"}))),
     "dask_address": (
         "pipeline.dask_address",
         lambda: train_policy.fn(settings(pipeline={"task_runner": "dask", "dask_address": "tcp://evil.example:1"})),
@@ -160,7 +155,7 @@ def test_what_the_machine_lists_may_be_named(place: Path, monkeypatch: pytest.Mo
     for root in (Path("runs"), place / "runs", OUT, Path("/srv/more")):
         check_given(root)
     dask = {"task_runner": "dask", "dask_address": "tcp://dask:8786"}
-    given = settings(inference={"urls": ["http://gpu-1:8100"], "key_variable": "ENTENTE_GPU"}, pipeline=dask, run="mine")
+    given = settings(inference={"urls": ["http://gpu-1:8100"]}, pipeline=dask, run="mine")
     check_given(Path("runs"), settings=given, addresses=["http://gpu-1:8100"])
     for model in ("tiny", "Qwen/Qwen2.5-7B-Instruct", "runs/_models/mine"):
         check_given(Path("runs"), settings=settings(inference={"model": model}))

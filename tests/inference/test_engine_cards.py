@@ -155,7 +155,8 @@ def test_vllm_spawns_its_processes_with_the_engine_s_cards_and_our_time_limit(bu
     build(3)
     environment = dict(os.environ)
     monkeypatch.setattr(os, "environ", environment)
-    settings = InferenceSettings(engine="vllm_async", cards=(2,), start_timeout_s=45.5)
+    settings = InferenceSettings(engine="vllm_async", cards=(2,))
+    monkeypatch.setattr(vllm_arguments, "start_limit_s", lambda settings: 45.5)
     for _ in range(2):  # and when it is started again
         vllm_arguments.prepare_environment(settings, own_process=True)
         assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"

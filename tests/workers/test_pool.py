@@ -29,6 +29,7 @@ from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from workers import pool_roster
 from workers.pool import RemoteEngine
+from workers.pool_worker import PoolTimes
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +61,11 @@ def pools(host: EngineHost, model: Path) -> Iterator[Callable[..., RemoteEngine]
     """Start pools: `pools(worker, worker, max_in_flight=4)`; they close with the test."""
     opened: list[RemoteEngine] = []
 
-    def start(*workers: WorkerHere | str, **settings: Any) -> RemoteEngine:
+    def start(*workers: WorkerHere | str, **given: Any) -> RemoteEngine:
         urls = tuple(worker if isinstance(worker, str) else worker.url for worker in workers)
-        wanted: dict[str, Any] = {"heartbeat_s": 2.0, "no_worker_timeout_s": 2.0, "request_timeout_s": 10.0} | settings
-        pool = RemoteEngine(InferenceSettings(urls=urls, **wanted), None, model_fingerprint(model))
+        times = {"heartbeat": 2.0, "no_worker": 2.0, "request": 10.0}
+        times |= {name: given.pop(name) for name in list(given) if name in times}
+        pool = RemoteEngine(InferenceSettings(urls=urls, **given), None, model_fingerprint(model), times=PoolTimes(**times))
         opened.append(pool)
         host.submit(pool.start()).result(timeout=60)
         return pool
@@ -218,7 +220,7 @@ def test_a_worker_restarted_on_other_weights_gets_the_version_again_before_any_w
 def test_a_worker_that_another_run_left_on_its_version_goes_back_to_the_base(host, pools, workers, root, request_for):
     end = workers(merged=True)
     publish(host, pools(end), root, 3)
-    pool = pools(end, no_worker_timeout_s=10.0)
+    pool = pools(end, no_worker=10.0)
     check([request_for(1)], draw(host, pool, [request_for(1)]).result(timeout=30))
     assert pool.events()["ejections"] == pool.events()["readmissions"] == 1
 
@@ -264,7 +266,7 @@ def test_an_engine_that_dies_in_a_worker_is_built_again_with_its_version_and_nob
     host, pools, workers, root, request_for
 ):
     end = workers(delay_s=0.2)
-    pool = pools(end, heartbeat_s=30.0)
+    pool = pools(end, heartbeat=30.0)
     publish(host, pool, root, 1)
     requests = [request_for(number) for number in range(20)]
     drawing = draw(host, pool, requests)
@@ -279,7 +281,7 @@ def test_an_engine_that_dies_in_a_worker_is_built_again_with_its_version_and_nob
 
 def test_a_worker_whose_engine_dies_again_and_again_ends_and_the_pool_says_so(host, pools, workers, request_for):
     end = workers()
-    pool = pools(end, no_worker_timeout_s=1.0)
+    pool = pools(end, no_worker=1.0)
     supervisor: Any = end.worker.engine
 
     def stillborn() -> PlainEngine:
@@ -301,7 +303,7 @@ def test_a_worker_that_builds_its_engine_again_is_waited_for_longer_than_one_tha
     host, pools, workers, root, request_for
 ):
     end = workers()
-    pool = pools(end, no_worker_timeout_s=0.3, heartbeat_s=0.3)
+    pool = pools(end, no_worker=0.3, heartbeat=0.3)
     publish(host, pool, root, 1)
     supervisor: Any = end.worker.engine
     plain = supervisor._make
@@ -324,7 +326,7 @@ def test_a_worker_that_builds_its_engine_again_is_waited_for_longer_than_one_tha
 
 def test_with_no_worker_left_requests_end_with_one_sentence_after_the_bound_and_then_at_once(host, pools, workers, request_for):
     end = workers()
-    pool = pools(end, no_worker_timeout_s=1.0)
+    pool = pools(end, no_worker=1.0)
     end.stop()
     began = time.monotonic()
     drawing = draw(host, pool, [request_for(number) for number in range(5)])
@@ -345,7 +347,7 @@ def test_with_no_worker_left_requests_end_with_one_sentence_after_the_bound_and_
 
 def test_a_caller_that_gives_up_frees_the_worker_and_its_place(host, pools, workers, request_for):
     end = workers(delay_s=30.0)
-    pool = pools(end, max_in_flight=1, request_timeout_s=60.0)
+    pool = pools(end, max_in_flight=1, request=60.0)
     first, second = draw(host, pool, [request_for(0)]), draw(host, pool, [request_for(1)])
     wait_until(lambda: len(end.engine.requests) == 1)
     end.engine.delay_s = 0.0
@@ -365,7 +367,7 @@ def test_a_refused_request_is_not_sent_elsewhere(host, pools, workers, request_f
 
 def test_counts_go_on_over_a_restart_of_a_worker(host, pools, workers, request_for):
     end = workers()
-    pool = pools(end, no_worker_timeout_s=20.0)
+    pool = pools(end, no_worker=20.0)
     draw(host, pool, [request_for(number) for number in range(8)]).result(timeout=10)
     assert host.submit(pool.stats()).result(timeout=10).requests == 8
     end.stop()
@@ -405,7 +407,9 @@ def test_a_pool_waits_for_a_worker_that_warms_up(host, pools, workers, model, ro
         end.stop()
 
 
-def test_a_worker_that_never_gets_ready_is_said_after_the_time_for_starting(pools, workers, model, root):
+def test_a_worker_that_never_gets_ready_is_said_after_the_time_for_starting(pools, workers, model, root, monkeypatch):
+    monkeypatch.setattr("workers.pool_roster.start_limit_s", lambda settings: 2.0)
+
     class Never(PlainEngine):
         async def start(self) -> None:
             await asyncio.sleep(30)
@@ -413,7 +417,7 @@ def test_a_worker_that_never_gets_ready_is_said_after_the_time_for_starting(pool
     end = WorkerHere(Never("never"), model, root)
     try:
         with pytest.raises(InputError, match="still warming up"):
-            pools(end.begin(), start_timeout_s=2.0)
+            pools(end.begin())
     finally:
         end.stop()
 

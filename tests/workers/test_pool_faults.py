@@ -95,7 +95,7 @@ def test_a_faulty_answer_is_drawn_again_elsewhere_and_its_worker_gets_no_more_wo
     host, pools, workers, proxies, request_for, fault
 ):
     proxy, good = proxies(workers().url), workers()
-    pool = pools(proxy.url, good, request_timeout_s=2.5)
+    pool = pools(proxy.url, good, request=2.5)
     proxy.fault = fault
     requests = [request_for(number) for number in range(40)]
     check(requests, draw(host, pool, requests).result(timeout=30))
@@ -133,7 +133,7 @@ def test_one_slow_answer_is_drawn_again_and_counted_once(
     monkeypatch.setattr("workers.pool.REQUEST_ATTEMPTS", 5)
     end = workers()
     proxy = proxies(end.url)
-    pool = pools(proxy.url, request_timeout_s=0.5)
+    pool = pools(proxy.url, request=0.5)
     proxy.fault = "no answer"
     drawing = draw(host, pool, [request_for(1)])
     wait_until(lambda: pool.events()["timeouts"] >= 1)
@@ -160,7 +160,7 @@ def test_a_killed_process_loses_no_request_in_flight(host, pools, processes, req
 @pytest.mark.system
 def test_a_stopped_process_is_found_out_and_comes_back(host, pools, processes, request_for):
     one, other = processes(2, PLAIN_DELAY_S="0.3")
-    pool = pools(one.url, other.url, request_timeout_s=60.0, heartbeat_s=1.0, no_worker_timeout_s=20.0)
+    pool = pools(one.url, other.url, request=60.0, heartbeat=1.0, no_worker=20.0)
     requests = [request_for(number) for number in range(60)]
     drawing = draw(host, pool, requests)
     time.sleep(0.15)
@@ -180,7 +180,7 @@ def test_nobody_waits_for_a_stopped_process_to_publish_and_it_publishes_when_it_
     host, pools, processes, root, request_for
 ):
     one, other = processes(2)
-    pool = pools(one.url, other.url, request_timeout_s=60.0, heartbeat_s=1.0, no_worker_timeout_s=20.0)
+    pool = pools(one.url, other.url, request=60.0, heartbeat=1.0, no_worker=20.0)
     publish(host, pool, root, 1)
     one.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
@@ -196,7 +196,7 @@ def test_nobody_waits_for_a_stopped_process_to_publish_and_it_publishes_when_it_
 @pytest.mark.system
 def test_a_process_started_again_on_the_base_draws_nothing_under_the_runs_version(host, pools, processes, root, request_for):
     (one,) = processes(1, PLAIN_MERGED="1")
-    pool = pools(one.url, no_worker_timeout_s=30.0, heartbeat_s=20.0)
+    pool = pools(one.url, no_worker=30.0, heartbeat=20.0)
     publish(host, pool, root, 1)
     publish(host, pool, root, 2)
     one.process.kill()
@@ -211,7 +211,7 @@ def test_a_process_started_again_on_the_base_draws_nothing_under_the_runs_versio
 @pytest.mark.system
 def test_a_process_told_to_end_answers_what_is_in_flight_and_ends_cleanly(host, pools, processes, request_for, noticed):
     (one,) = processes(1, PLAIN_DELAY_S="1.5")
-    pool = pools(one.url, heartbeat_s=0.5 if noticed == "by the watch" else 30.0)
+    pool = pools(one.url, heartbeat=0.5 if noticed == "by the watch" else 30.0)
     requests = [request_for(number) for number in range(8)]
     drawing = draw(host, pool, requests)
     wait_until(lambda: host.submit(pool.stats()).result(timeout=10).requests == 8)
@@ -250,7 +250,7 @@ def test_a_rollout_over_two_workers_one_killed_half_way_has_every_row_and_none_l
     monkeypatch.setattr("workers.pool.AFFINITY_MARGIN", 2)
     undisturbed = play(host, PlainEngine(), tokens, positions[:4])
     one, other = processes(2, PLAIN_DELAY_S="0.02")
-    pool = pools(one.url, other.url, request_timeout_s=60.0, no_worker_timeout_s=1.0)
+    pool = pools(one.url, other.url, request=60.0, no_worker=1.0)
     drawn = 0
     ask = pool.generate
 

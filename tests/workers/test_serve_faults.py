@@ -26,6 +26,7 @@ from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from tests.command import ROOT
 from workers.pool import RemoteEngine
+from workers.pool_worker import PoolTimes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 MORTAL = """
@@ -101,8 +102,8 @@ def served(model: Path, adapters: Path) -> Iterator[list[Served]]:
 
 @pytest.fixture
 def pool(served: list[Served], host, model: Path) -> Iterator[RemoteEngine]:
-    settings = InferenceSettings(urls=tuple(one.url for one in served), heartbeat_s=20.0)
-    pool = RemoteEngine(settings, None, model_fingerprint(model))
+    settings = InferenceSettings(urls=tuple(one.url for one in served))
+    pool = RemoteEngine(settings, None, model_fingerprint(model), times=PoolTimes(heartbeat=20.0))
     host.submit(pool.start()).result(timeout=120)
     yield pool
     host.submit(pool.close()).result(timeout=20)

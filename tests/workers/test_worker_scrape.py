@@ -22,6 +22,7 @@ from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere
 from workers import worker_metrics, worker_scrape
 from workers.pool import RemoteEngine
+from workers.pool_worker import PoolTimes
 from workers.worker_metrics import WorkerMetrics
 from workers.worker_scrape import WorkerScrape, read_series
 
@@ -55,8 +56,8 @@ def pair(model: Path, tmp_path: Path, host: EngineHost) -> Iterator[Callable[...
 
     def start(*, scrape_s: float, into: Path | None = None) -> tuple[RemoteEngine, list[WorkerHere]]:
         workers = [WorkerHere(PlainEngine(f"plain-{n}"), model, tmp_path).begin() for n in range(2)]
-        settings = InferenceSettings(urls=tuple(worker.url for worker in workers), scrape_s=scrape_s, start_timeout_s=30)
-        pool = RemoteEngine(settings, KEY, model_fingerprint(model), scraped_into=into)
+        settings = InferenceSettings(urls=tuple(worker.url for worker in workers))
+        pool = RemoteEngine(settings, KEY, model_fingerprint(model), scraped_into=into, times=PoolTimes(scrape=scrape_s))
         host.submit(pool.start()).result(timeout=30)
         opened.append((pool, workers))
         return pool, workers
