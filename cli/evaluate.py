@@ -45,7 +45,10 @@ def evaluate(
             + ".",
         ),
     ] = "",
-    games: Annotated[int | None, Parameter(group=_MATCH, help="Games, rounded up to rounds of seven.")] = None,
+    games: Annotated[
+        int | None,
+        Parameter(group=_MATCH, help="Games of each player, or in all where all share one table; rounded up to rounds of seven."),
+    ] = None,
     width: Annotated[float | None, Parameter(group=_MATCH, help="Width wanted of the 95 % interval, from end to end.")] = None,
     measure: Annotated[
         Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,
@@ -72,7 +75,8 @@ def evaluate(
     A match without a version of the run needs no run; its files are then in `_matches`, a folder beside the runs.
 
     A figure has a 95 % interval from six independent games on; games that are not independent count as one. An interrupted match
-    continues when the same command is given again; with a larger --games it plays only the missing games.
+    continues when the same command is given again: games that had ended are kept, and games in progress begin anew. With a larger
+    --games it plays only the missing games.
 
     An OpenAI-compatible endpoint plays too. Its key is in the environment: for https://api.example.com in
     ENTENTE_KEY_API_EXAMPLE_COM, for http://127.0.0.1:8000 in ENTENTE_KEY_127_0_0_1_8000.

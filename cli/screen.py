@@ -1,7 +1,8 @@
 """Progress of a command on standard error: a live screen in a terminal, plain lines elsewhere."""
 
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -13,6 +14,7 @@ from rich.text import Text
 from telemetry.progress import LogReporter, install, step_line
 
 _SHOWN_STEPS = 8
+_LINE_EVERY_S = 60.0
 _COLUMNS = (
     ("step", "{0:.0f}", "step"),
     ("return", "{0:+.2f}", "train/return_mean"),
@@ -86,12 +88,23 @@ class LiveReporter:
 
 
 class LineReporter(LogReporter):
-    """Plain lines on standard error, one per step and per finished stage."""
+    """Plain lines on standard error: one per step and per finished stage, and one a minute while a stage goes on."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
 
     def stage(self, name: str, done: int, total: int) -> None:
         """See `Reporter.stage`; the line of a step includes its rollouts."""
-        if done == total and not name.startswith("rollout "):
+        now = self._clock()
+        if name.startswith("rollout "):
+            return
+        if done == total:
+            self._said.pop(name, None)
             self.say(f"{name}: {total} done")
+        elif now - self._said.setdefault(name, now) >= _LINE_EVERY_S:
+            self._said[name] = now
+            self.say(f"{name}: {done} of {total}")
 
     def step(self, step: int, steps: int, figures: Mapping[str, float]) -> None:
         """See `Reporter.step`."""

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 def what_if(
     *,
     game: Annotated[str, Parameter(help="A run's game (START_GROUP/FORK, latest, best, worst), a played game, or its file.")],
-    phase: Annotated[str, Parameter(help="The phase with other orders, as S1902M.")],
+    phase: Annotated[
+        str, Parameter(help="The phase with other orders, as S1902M; default: the first movement phase of the game.")
+    ] = "",
     orders: Annotated[
         tuple[str, ...], Parameter(help="Other orders, with commas; a unit that is not named keeps its own.", negative="")
     ] = (),
     version: Annotated[str, Parameter(help="Who orders for --power in that phase: newest, v20, other:v20, dumbbot+search.")] = "",
-    power: Annotated[str, Parameter(help="Whose centres count; default: the one that gets other orders.")] = "",
+    power: Annotated[str, Parameter(help="Whose centres count; default: that of --orders, or the one with most units.")] = "",
     players: Annotated[str, Parameter(help="Who plays all seats after that phase; of several each seat draws one.")] = "dumbbot",
     forks: Annotated[int, Parameter(help="Pairs of forks.", validator=validators.Number(gte=2, lte=4096))] = 64,
     years: Annotated[int, Parameter(help="Game years to the end of a fork.", validator=validators.Number(gte=1, lte=20))] = 2,
@@ -47,6 +49,8 @@ def what_if(
 
     Examples
 
+        entente runs what-if --game latest --run mine --version newest
+
         entente runs what-if --game 12/3 --run mine --phase S1902M --orders "A PAR - BUR, A MAR S A PAR - BUR"
 
         entente runs what-if --game latest --run mine --phase F1901M --power france --version base
@@ -55,6 +59,7 @@ def what_if(
 
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
+    from cli.screen import progress_shown
     from evaluation.what_if import Continuation, asked_power, other_orders
     from reports.what_if_page import describe_change, write_what_if
     from reports.write_page import check_folder
@@ -74,7 +79,8 @@ def what_if(
     how = Continuation(
         forks=forks, years=years, players=tuple(meant[who] for who in _split(players)), seed=seed, temperature=temperature
     )
-    found = _ask(position, power, changed, version, how, contestants, runs_root)
+    with progress_shown():
+        found = _ask(position, power, changed, version, how, contestants, runs_root)
     change = describe_change(found, changed, version)
     _show(found, change)
     if output:
@@ -141,12 +147,14 @@ def _ask(
 ) -> "WhatIf":
     """Play the pairs; scripted players need no engine."""
     from evaluation.what_if import orders_of_player, play_pairs
+    from telemetry.progress import GameProgress
 
     async def ask(deciders: "Mapping[str, Decider]") -> "WhatIf":
         sets = [changed or {}] * how.forks
         if version:
             sets = await orders_of_player(position, power, version, how, deciders.get(version))
-        return await play_pairs(position, sets, power, how, deciders)
+        progress = GameProgress(f"playing {2 * how.forks} forks", 2 * how.forks, how.years)
+        return await play_pairs(position, sets, power, how, deciders, progress)
 
     if not any(player.is_policy or player.searches for player in contestants):
         return asyncio.run(ask({}))

@@ -23,6 +23,7 @@ from outside.reading import AnswerCounts
 from rollouts.deciders import Decider
 from rollouts.fork import ForkPlan, play_fork
 from telemetry.errors import EngineError, InputError
+from telemetry.progress import GameProgress
 
 GAMES_PER_ROUND = len(POWERS)
 DEFAULT_GAMES = 70
@@ -135,6 +136,7 @@ async def play_match(
     settings: MatchSettings,
     deciders: Mapping[str, Decider],
     on_game: OnGame | None = None,
+    progress: GameProgress | None = None,
 ) -> list[GameResult]:
     """Play the games, `settings.at_once` at a time; results in the order of the plans.
 
@@ -145,15 +147,19 @@ async def play_match(
 
     async def play(plan: GamePlan) -> GameResult:
         async with slots:
-            result = await play_game(plan, settings, deciders)
+            result = await play_game(plan, settings, deciders, progress)
         if on_game is not None:
             on_game(result)
+        if progress is not None:
+            progress.ended(plan.key)
         return result
 
     return list(await asyncio.gather(*(play(plan) for plan in plans)))
 
 
-async def play_game(plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider]) -> GameResult:
+async def play_game(
+    plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider], progress: GameProgress | None = None
+) -> GameResult:
     """Play one game to a solo, or until its years are over.
 
     Raises:
@@ -175,6 +181,7 @@ async def play_game(plan: GamePlan, settings: MatchSettings, deciders: Mapping[s
         None,
         None,
         deciders=deciders,
+        on_phase=lambda phase: progress.played(plan.key, phase) if progress is not None else None,
     )
     answers = {
         name: decider.take(f"match/{settings.seed}/{plan.key}")

@@ -21,6 +21,7 @@ from rollouts.deciders import Decider, DecisionRequest
 from rollouts.fork import ForkPlan, PlayedPly, play_fork
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError, InputError
+from telemetry.progress import GameProgress
 
 _AT_ONCE = 32
 """Pairs in progress: they share the batches of an engine."""
@@ -148,10 +149,10 @@ def asked_power(position: RecordedPosition, power: str, changed: OrderSets | Non
     """The power whose centres count: `power`, or the one that is given other orders.
 
     Args:
-        changed: other orders; None if a player gives them, or nobody.
+        changed: other orders; None if a player gives them, or nobody: then it is the power with the most units to order.
 
     Raises:
-        InputError: there is no such power, it had nothing to order, or nobody says which one counts.
+        InputError: there is no such power, it had nothing to order, or several powers get other orders.
     """
     if power and power not in POWERS:
         raise InputError(f"there is no power '{power}': the powers are {', '.join(POWERS)}")
@@ -160,7 +161,9 @@ def asked_power(position: RecordedPosition, power: str, changed: OrderSets | Non
         raise InputError(f"{power} has nothing to order in {position.board.phase}: it is the turn of {', '.join(legal)}")
     if power:
         return power
-    if changed is None or len(changed) != 1:
+    if changed is None:
+        return max(legal, key=lambda each: len(legal[each].sites))
+    if len(changed) != 1:
         raise InputError(f"say with --power whose centres count: {', '.join(changed or legal)}")
     return next(iter(changed))
 
@@ -203,6 +206,7 @@ async def play_pairs(
     power: str,
     how: Continuation,
     deciders: Mapping[str, Decider] | None = None,
+    progress: GameProgress | None = None,
 ) -> WhatIf:
     """Play all pairs.
 
@@ -223,8 +227,8 @@ async def play_pairs(
         async with places:
             luck = _luck(position, how, number)
             played, replaced = await asyncio.gather(
-                _play(starts.after(dict(position.orders)), f"{luck}/played", luck, how, wrapped),
-                _play(starts.after({**position.orders, **other}), f"{luck}/changed", luck, how, wrapped),
+                _play(starts.after(dict(position.orders)), f"{luck}/played", luck, how, wrapped, progress),
+                _play(starts.after({**position.orders, **other}), f"{luck}/changed", luck, how, wrapped, progress),
             )
         pair = Pair(number=number, played=played, changed=replaced)
         if telling is None or _how_telling(pair, power) > _how_telling(telling, power):
@@ -271,7 +275,14 @@ def _first_ply(board: Board, result: PhaseResult) -> PlayedPly:
     )
 
 
-async def _play(start: tuple[PlayedPly, Board], name: str, luck: str, how: Continuation, deciders: Mapping[str, Decider]) -> Fork:
+async def _play(
+    start: tuple[PlayedPly, Board],
+    name: str,
+    luck: str,
+    how: Continuation,
+    deciders: Mapping[str, Decider],
+    progress: GameProgress | None,
+) -> Fork:
     """The rest of one fork."""
     first, board = start
     lot = dice(luck, "seats")
@@ -285,7 +296,16 @@ async def _play(start: tuple[PlayedPly, Board], name: str, luck: str, how: Conti
         temperature=how.temperature,
         snapshot_id=first.snapshot_id,
     )
-    fork = await play_fork(plan, board, None, None, deciders=deciders)
+    fork = await play_fork(
+        plan,
+        board,
+        None,
+        None,
+        deciders=deciders,
+        on_phase=lambda phase: progress.played(name, phase) if progress is not None else None,
+    )
+    if progress is not None:
+        progress.ended(name)
     if fork.end is None or fork.status != "complete":
         raise EngineError(f"a fork from {first.phase} failed: {fork.reason}")
     return Fork(plies=(first, *fork.plies), end=fork.end)

@@ -37,8 +37,8 @@ def position_of_played_game(file: Path, phase: str) -> RecordedPosition:
 
 
 def _choose(game: str, phases: Mapping[str, tuple[Board, OrderSets]], wanted: str) -> RecordedPosition:
-    wanted = wanted.upper()
     ordered = [phase for phase, (_, orders) in phases.items() if orders]
+    wanted = wanted.upper() or next((phase for phase in ordered if phase.endswith("M")), "")
     if wanted not in ordered:
         why = f"ended in {wanted}, so nothing was ordered there" if wanted in phases else f"has no phase '{wanted}'"
         has = f"its phases with orders are {', '.join(ordered)}" if ordered else "no phase of it was played"

@@ -5,7 +5,7 @@ Forks run concurrently, and so do the decisions of one ply. A failed request end
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from game.board import Board
@@ -99,6 +99,7 @@ async def play_fork(
     *,
     deciders: Mapping[str, Decider] | None = None,
     record_plies: bool = True,
+    on_phase: Callable[[str], None] = lambda phase: None,
 ) -> PlayedFork:
     """Play until the horizon, or until an earlier end (see `PlayedFork.ended`). `board` is changed and then released.
 
@@ -107,6 +108,7 @@ async def play_fork(
         tokens: None if `engine` is None.
         deciders: by name of their seat; their decisions are played but not recorded.
         record_plies: record positions, orders and results for replay.
+        on_phase: called with the name of each phase that was played.
 
     Returns:
         the fork; its `status` is "failed" if a decision failed.
@@ -157,6 +159,7 @@ async def play_fork(
         if position is not None:
             fork.plies.append(replace(position, orders=played.orders, results=played.results))
         ply += 1
+        on_phase(phase)
     if record_plies and fork.status == "complete" and not board.is_over:
         fork.plies.append(_ply(ply, board))
     fork.end, fork.ended = standing, reason_to_end

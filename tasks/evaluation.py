@@ -20,7 +20,7 @@ from inference.engine import Engine
 from inference.host import EngineHost
 from rollouts.deciders import Decider, Tokens
 from storage.run_roots import as_given
-from telemetry.progress import reporter
+from telemetry.progress import GameProgress, reporter
 
 DEPLOYMENT = "evaluate-policy/measure-strength"
 """The deployment that measures versions while a run trains."""
@@ -109,15 +109,8 @@ async def play_games(
     on_game: OnGame,
 ) -> list[GameResult]:
     """Play the given games of a match. `on_game` is called with each result."""
-    done = 0
-
-    def report(game: GameResult) -> None:
-        nonlocal done
-        done += 1
-        on_game(game)
-        reporter().stage("playing games", done, len(plans))
-
-    return await host.run(play_match(plans, settings, deciders, report))
+    progress = GameProgress(f"playing {len(plans)} games", len(plans), settings.years)
+    return await host.run(play_match(plans, settings, deciders, on_game, progress))
 
 
 @task(name="solve-tactics", task_run_name="solve-tactics-{name}", cache_policy=NO_CACHE, persist_result=False, tags=["evaluate"])

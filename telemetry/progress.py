@@ -32,6 +32,27 @@ class Reporter(Protocol):
         ...
 
 
+class GameProgress:
+    """Progress of whole games as a stage, counted in movement phases, two a game year. A game that has ended counts as whole."""
+
+    def __init__(self, name: str, games: int, years: int) -> None:
+        self._name, self._games, self._each = name, games, 2 * years
+        self._played: dict[str, int] = {}
+
+    def played(self, game: str, phase: str) -> None:
+        """A phase of a game was played."""
+        if phase.endswith("M"):
+            self._tell(game, min(self._each - 1, self._played.get(game, 0) + 1))
+
+    def ended(self, game: str) -> None:
+        """A game has ended."""
+        self._tell(game, self._each)
+
+    def _tell(self, game: str, played: int) -> None:
+        self._played[game] = played
+        reporter().stage(f"{self._name}, movement phases", sum(self._played.values()), self._games * self._each)
+
+
 _LINE = (
     ("train/return_mean", "return {0:+.2f}"),
     ("train/decisions", "decisions {0:.0f}"),

@@ -77,7 +77,8 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
     )
     label, folder = match_label(resolved, everybody), matches_folder(run, runs_root)
     # With a wanted width the number of games follows from the games played so far, or from a pilot.
-    games = rounds_for(match.games or DEFAULT_GAMES) * GAMES_PER_ROUND * (len(players) if others else 1)
+    each = rounds_for(match.games or DEFAULT_GAMES) * GAMES_PER_ROUND
+    games = {"games": each * len(players), "games_of_each_player": each} if others else {"games": each}
     return {
         "command": "evaluate",
         "match": {
@@ -86,7 +87,7 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
             "seats": f"one against six of '{resolved.opponents}'" if others else "all players at one table",
             "start": "spring 1901" if match.start == "standard" else "held-out positions",
             "years_at_most": match.years,
-            **({"games": f"as many as an interval of {match.width:g} takes"} if match.width else {"games": games}),
+            **({"games": f"as many as an interval of {match.width:g} takes"} if match.width else games),
             "games_already_there": len(read_games(folder, label)),
             "measure": match.measure,
             "temperature": match.temperature,

@@ -97,3 +97,13 @@ def test_what_cannot_be_asked_is_refused_in_one_sentence(ask: Entente, words: li
     done = ask("what-if", *words, "--runs-root", ".")
     assert done.returncode == 2 and sentence in done.stderr and not done.stdout
     assert not list(Path(ask.folder).glob("*.html"))
+
+
+def test_without_a_phase_and_a_power_it_asks_about_the_first_movements_of_the_power_with_most_units(ask: Entente):
+    done = ask(
+        "what-if", "--game", "evening", "--version", "hold", "--forks", "2", "--players", "hold", "--runs-root", ".", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["power"] == "RUSSIA" and "S1901M" in found["change"]
+    assert "playing 4 forks, movement phases: 16 done" in done.stderr
