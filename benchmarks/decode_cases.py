@@ -6,7 +6,6 @@ Made-up decisions use the words of real orders. No two of them share a table or 
 import json
 import random
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from game.snapshot import Snapshot
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE
 from rollouts.fork import Tokens
-from rollouts.roll_out import StartGroup, roll_out
-from rollouts.settings import RolloutSettings
 
 _PLACES = """
 ADR AEG ALB ANK APU ARM BAL BAR BEL BER BLA BOH BOT BRE BUD BUL BUR CLY CON DEN EAS EDI ENG FIN GAL GAS GRE HEL HOL ION IRI KIE
@@ -178,39 +175,6 @@ class InstantEngine:
             policy=BASE,
             worker=self.name,
         )
-
-
-class RecordingTables:
-    """Builds tables and keeps the legal orders that they were built for."""
-
-    def __init__(self, tables: Any) -> None:
-        self._tables = tables
-        self.asked: list[LegalOrders] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tables, name)
-
-    def table(self, legal: LegalOrders) -> Any:
-        self.asked.append(legal)
-        return self._tables.table(legal)
-
-
-async def roll_out_group(
-    snapshot: Snapshot, engine: Any, model_tokens: Tokens, *, number: int, forks: int, years: int
-) -> tuple[list[tuple[GenerationRequest, Generation]], list[LegalOrders]]:
-    """Roll out one start group with the policy as all seven powers; returns generations and legal orders of the tables."""
-    recording, tables = RecordingEngine(engine), RecordingTables(model_tokens.tables)
-    tokens = copy(model_tokens)
-    tokens.tables = tables  # type: ignore[assignment]
-    await roll_out(
-        [StartGroup(number=number, snapshot=snapshot, power=None)],
-        recording,  # type: ignore[arg-type]  # it has every method that a rollout calls
-        tokens,
-        RolloutSettings(forks_per_group=forks, horizon_years=years, policy_powers="all"),
-        producer="benchmark",
-        seed=0,
-    )
-    return recording.drawn, tables.asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class PlayedStep:
     cases: list[Case]
     """Every decision, in the order in which they were asked for."""
     drawn: list[tuple[GenerationRequest, Generation]]
-    """In the order in which they were drawn."""
+    """In the same order."""
     decisions: int
     """Decisions kept for training."""
 
@@ -59,10 +59,11 @@ async def record_step(inputs: RunInputs, step: int, engine: CompletionSource, mo
 
     tokens.prompt_ids = prompt_ids  # type: ignore[method-assign]
     played = await play_step(inputs, step, recording, tokens)
+    place = {request.request_id: number for number, request in enumerate(recording.asked)}
     return PlayedStep(
         # A rollout makes a prompt right before its request, so both lists have the same order.
         cases=[replace(case, snapshot_id=asked.snapshot_id) for case, asked in zip(cases, recording.asked, strict=True)],
-        drawn=recording.drawn,
+        drawn=sorted(recording.drawn, key=lambda pair: place[pair[0].request_id]),
         decisions=len(played.decisions),
     )
 

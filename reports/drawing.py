@@ -50,21 +50,6 @@ def new_plot(*, rows: int = 1, high: float = _HIGH) -> tuple[Figure, list[Axes]]
     return figure, axes
 
 
-def new_panels(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` plots in two columns, each with its own axes."""
-    across = min(count, 2)
-    down = -(-count // across)
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDE * across, 3.9 * down), layout="constrained")
-        cells = list(figure.subplots(down, across, squeeze=False).flat)
-    for cell in cells[count:]:
-        cell.remove()
-    for each in cells[:count]:
-        each.grid(color=INK, alpha=0.12, linewidth=0.7)
-        each.set_axisbelow(True)
-    return figure, cells[:count]
-
-
 def step_axis(axes: Axes, steps: int) -> None:
     """Set the x axis to whole steps from 1 to `steps`."""
     axes.set_xlim(0.4, max(steps, 1) + 0.6)

@@ -48,11 +48,6 @@ def located(root: str | Path) -> Path:
     return cache
 
 
-def is_mounted(folder: Path) -> bool:
-    """Whether a path lies in a mounted folder."""
-    return any(f"{folder}/".startswith(f"{cache}/") for cache in _mounts())
-
-
 def as_given(path: str | Path) -> str:
     """A path as the user knows it: one in a mounted folder as a URL."""
     return text_as_given(str(path))

@@ -10,10 +10,9 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import Distribution, MetadataPathFinder
+from importlib.metadata import Distribution
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.peers.child import ROOT
@@ -55,42 +54,24 @@ def default_folder() -> Path:
 
 
 def read_pins(file: Path) -> dict[str, str]:
-    """Canonical name -> version of a file in which every line is an exact pin.
+    """Canonical name -> version of a file of pins.
 
     Raises:
-        InputError: the file is missing, or a line is not an exact pin.
+        InputError: the file is missing.
     """
     try:
         lines = file.read_text().splitlines()
     except OSError as error:
         raise InputError(f"'{file}' cannot be read: run this benchmark in a checkout of the repository") from error
-    pins = {}
-    for line in lines:
-        text = line.split("#")[0].strip()
-        if not text:
-            continue
-        try:
-            pin = Requirement(text)
-        except InvalidRequirement as error:
-            raise InputError(f"'{file}' has a line that is no requirement: {text!r}") from error
-        found = list(pin.specifier)
-        if len(found) != 1 or found[0].operator != "==":
-            raise InputError(f"'{file}' has a line that pins no exact version: {text!r}")
-        pins[canonicalize_name(pin.name)] = found[0].version
-    return pins
+    pins = (line.split("#")[0].strip().partition("==") for line in lines)
+    return {canonicalize_name(name): version for name, _, version in pins if version}
 
 
-def installed_versions(environment: Path) -> dict[str, str]:
-    """Canonical name -> version of what is installed in a virtual environment, read from its files; {} without one."""
-    folders = [str(folder) for folder in sorted(environment.glob("lib/python*/site-packages"))]
-    return _versions(Distribution.discover(path=folders)) if folders else {}
-
-
-def _versions(distributions: object) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in distributions:  # type: ignore[attr-defined]
-        found.setdefault(canonicalize_name(each.metadata["Name"]), each.version)
-    return found
+def installed_versions(environment: Path | None) -> dict[str, str]:
+    """Canonical name -> version of what is installed, read from files; None: in this environment."""
+    folders = [str(folder) for folder in sorted(environment.glob("lib/python*/site-packages"))] if environment else sys.path
+    found = Distribution.discover(path=folders) if folders else ()
+    return {canonicalize_name(each.metadata["Name"]): each.version for each in reversed(list(found))}  # the first one counts
 
 
 def missing_sentence(figure: str, folder: Path) -> str | None:
@@ -104,13 +85,9 @@ def missing_sentence(figure: str, folder: Path) -> str | None:
     """
     peer = PEERS[figure]
     recorded = read_pins(peer.recorded_in)[canonicalize_name(peer.distribution)]
-    if peer.environment:
-        there = installed_versions(folder / peer.environment)
-        cure = f"`entente bench peers --install --only {figure}`"
-        if folder != default_folder():
-            cure = f"{cure[:-1]} --environments {folder}`"
-    else:
-        there, cure = _versions(MetadataPathFinder.find_distributions()), "`make setup`"
+    own = f" --environments {folder}" if folder != default_folder() else ""
+    cure = f"`entente bench peers --install --only {figure}{own}`" if peer.environment else "`make setup`"
+    there = installed_versions(folder / peer.environment if peer.environment else None)
     version = there.get(canonicalize_name(peer.distribution))
     if version == recorded:
         return None

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.decode_cases import InstantEngine, played_positions, roll_out_group
+from benchmarks.decode_cases import InstantEngine, played_positions
 from benchmarks.outcome import require_found
 from benchmarks.peers.grammars import answer_rules, to_ebnf, to_lark
 from benchmarks.peers.turns import OURS, Arm, ratio, take_turns
+from benchmarks.played_steps import RunInputs, record_step
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
 from decoding.model_files import make_whole
@@ -29,6 +30,7 @@ from game.legal import LegalOrders
 from inference.legal_admission import TableCache
 from inference.legal_arena import LegalArena
 from rollouts.fork import Tokens
+from rollouts.settings import RolloutSettings
 
 BATCH = 32
 VOCABULARY = 131_072
@@ -70,17 +72,14 @@ class OurMasker:
         self._arena, self._slots = LegalArena(BATCH, "cpu"), torch.arange(BATCH)
 
     def admit(self, legal: Sequence[LegalOrders]) -> None:
-        """See `Masker`."""
         for slot, each in enumerate(legal):
             self._arena.assign(slot, self._admitted.decode(self._admitted.encode(self._builder.table(each))))
         self._arena.flush()
 
     def mask(self, logits: torch.Tensor, live: int) -> None:
-        """See `Masker`."""
         self._arena.mask(logits, self._slots[:live])
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """See `Masker`."""
         self._arena.advance(self._slots[: len(tokens)], torch.tensor(tokens))
 
 
@@ -105,18 +104,15 @@ class XGrammarMasker:
         self._bits, self._matchers = xgrammar.allocate_token_bitmask(BATCH, vocabulary), []
 
     def admit(self, legal: Sequence[LegalOrders]) -> None:
-        """See `Masker`."""
         compiled = [self._compiler.compile_grammar(self._text(each)) for each in legal]
         self._matchers = [self._xgrammar.GrammarMatcher(each) for each in compiled]
 
     def mask(self, logits: torch.Tensor, live: int) -> None:
-        """See `Masker`."""
         for row, matcher in enumerate(self._matchers[:live]):
             matcher.fill_next_token_bitmask(self._bits, row)
         self._xgrammar.apply_token_bitmask_inplace(logits, self._bits[:live])
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """See `Masker`."""
         for matcher, token in zip(self._matchers, tokens, strict=False):
             require_found(matcher.accept_token(token), "a drawn token in XGrammar's grammar")
 
@@ -150,17 +146,14 @@ class LlguidanceMasker:
         self._matcher = matcher
 
     def admit(self, legal: Sequence[LegalOrders]) -> None:
-        """See `Masker`."""
         self._matchers = [self._matcher(each).deep_copy() for each in legal]
 
     def mask(self, logits: torch.Tensor, live: int) -> None:
-        """See `Masker`."""
         for row, matcher in enumerate(self._matchers[:live]):
             self._fill(matcher, self._bits, row)
         self._apply(logits, self._bits[:live])
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """See `Masker`."""
         for matcher, token in zip(self._matchers, tokens, strict=False):
             require_found(matcher.consume_token(token), "a drawn token in llguidance's grammar")
 
@@ -228,21 +221,15 @@ class _Measured:
 
 
 def decisions(codec: Codec, *, seed: int, quick: bool) -> tuple[list[MaskCase], list[MaskCase]]:
-    """The decisions of two whole start groups: one to warm up, one to measure."""
-    tokens = Tokens(codec)
+    """The decisions of two whole start groups, with the policy as all seven powers: one to warm up, one to measure."""
     forks, years = (QUICK_FORKS, QUICK_YEARS) if quick else (FORKS, YEARS)
+    rollouts = RolloutSettings(start_groups=1, forks_per_group=forks, horizon_years=years, policy_powers="all")
     groups = []
-    for number, snapshot in enumerate(played_positions(2, seed)):
-        played = roll_out_group(snapshot, InstantEngine(), tokens, number=number, forks=forks, years=years)
-        drawn, asked = asyncio.run(played)
-        # Requests hold tables, not legal orders; equal tables spell equal legal orders.
-        legal_of = {tokens.tables.table(legal).to_bytes(): legal for legal in asked}
-        groups.append(
-            [
-                MaskCase(legal=legal_of[request.table.to_bytes()], completion=generation.token_ids.tolist())
-                for request, generation in drawn
-            ]
-        )
+    for snapshot in played_positions(2, seed):
+        inputs = RunInputs(positions=[snapshot], rollouts=rollouts, seed=seed)
+        played = asyncio.run(record_step(inputs, 1, InstantEngine(), Tokens(codec)))  # type: ignore[arg-type]
+        pairs = zip(played.cases, played.drawn, strict=True)
+        groups.append([MaskCase(legal=case.legal, completion=drawn.token_ids.tolist()) for case, (_, drawn) in pairs])
     return groups[0], groups[1]
 
 

@@ -18,9 +18,7 @@ from benchmarks.decode_cases import (
     Models,
     Shape,
     made_up_orders,
-    played_positions,
     requests_for,
-    roll_out_group,
 )
 from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
 from benchmarks.rollout import rollout_figures
@@ -45,13 +43,6 @@ def test_made_up_decisions_are_as_large_as_they_say_and_never_alike(name: str):
         assert all(shape.fewest <= len(own) <= shape.most for own in legal.options)
 
 
-def test_a_group_is_rolled_out_whole_and_every_table_is_noted(tokens):
-    drawn, asked = asyncio.run(roll_out_group(played_positions(1, 0)[0], InstantEngine(), tokens, number=0, forks=2, years=1))
-    assert len(drawn) == len(asked) > 14
-    for request, generation in drawn:
-        request.table.legal_sets(generation.token_ids.tolist())
-
-
 def laptop_like(positions: list[Snapshot], **changed: int) -> RunInputs:
     rollouts = RolloutSettings(start_groups=2, forks_per_group=3, horizon_years=1, **changed)
     return RunInputs(positions=positions, rollouts=rollouts, seed=0)
@@ -61,8 +52,11 @@ def test_a_recorded_step_has_every_decision_of_every_ply_with_its_board(tokens, 
     played = asyncio.run(record_step(laptop_like(positions), 1, InstantEngine(), tokens))  # type: ignore[arg-type]
     assert len(played.cases) == len(played.drawn) == played.decisions
     again = requests_for(played.cases, tokens, "x")
-    by_prompt = sorted((tuple(request.prompt_ids), request.snapshot_id) for request, _ in played.drawn)
-    assert sorted((tuple(request.prompt_ids), request.snapshot_id) for request in again) == by_prompt
+    by_case = [(tuple(request.prompt_ids), request.snapshot_id) for request, _ in played.drawn]
+    assert [(tuple(request.prompt_ids), request.snapshot_id) for request in again] == by_case
+    for case, (request, generation) in zip(played.cases, played.drawn, strict=True):
+        assert request.table.to_bytes() == tokens.tables.table(case.legal).to_bytes()
+        request.table.legal_sets(generation.token_ids.tolist())
     plies = Counter(request.request_id.split("/")[-2] for request, _ in played.drawn)
     assert plies["0"] == 6 and plies["1"] > 0
 

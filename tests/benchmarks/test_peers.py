@@ -43,18 +43,6 @@ def test_a_file_of_pins_is_read_by_canonical_names_without_remarks(tmp_path: Pat
     assert read_pins(file) == {"py-lance": "14.0.2", "torch": "2.13.0+cpu"}
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [("trl>=1.16", "pins no exact version: 'trl>=1.16'"), ("trl", "pins no exact"), ("-r other", "no requirement: '-r other'")],
-)
-def test_a_line_that_pins_nothing_is_refused(tmp_path: Path, line: str, sentence: str):
-    (tmp_path / "pins.txt").write_text(line)
-    with pytest.raises(InputError, match=sentence):
-        read_pins(tmp_path / "pins.txt")
-    with pytest.raises(InputError, match="in a checkout of the repository"):
-        read_pins(tmp_path / "none.txt")
-
-
 @pytest.mark.parametrize("figure", [figure for figure, peer in PEERS.items() if peer.environment])
 def test_a_missing_peer_and_one_of_another_version_are_told_apart_and_named_with_the_cure(tmp_path: Path, figure: str):
     peer, recorded = PEERS[figure], pinned(figure)
