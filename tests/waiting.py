@@ -1,12 +1,19 @@
 """What tests with processes and servers do while they wait: ask again, find a port, kill, say where they are."""
 
+import asyncio
 import os
+import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+Found = TypeVar("Found")
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -50,3 +57,35 @@ def kill(pid: int) -> None:
 def say(line: str) -> None:
     """Say where a long test is."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+
+
+class _NoWaits(selectors.DefaultSelector):
+    """Instead of waiting until the next timer, moves the clock there. Work in threads must not be waited for."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(0)
+        if not found:
+            assert timeout is not None, "nothing is left that could happen"
+            self.now += timeout
+        return found
+
+
+def run_in_virtual_time(work: Coroutine[Any, Any, Found], *modules: ModuleType) -> Found:
+    """Run `work` in an event loop whose timers cost no time, so that the order of events does not depend on the machine.
+
+    Functions for threads are called in place. `time.monotonic` in `modules` is the loop's clock.
+    """
+    selector = _NoWaits()
+    loop = asyncio.SelectorEventLoop(selector)
+
+    async def in_place(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=lambda: loop) as runner:
+        patch.setattr(loop, "time", lambda: selector.now)
+        patch.setattr(asyncio, "to_thread", in_place)
+        for module in modules:
+            patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: selector.now))
+        return runner.run(work)

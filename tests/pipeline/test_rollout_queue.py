@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import buffered_queue, play_elsewhere
+from pipeline import buffered_queue, play_elsewhere, rollout_queue
 from pipeline.buffered_queue import FAILURES_IN_A_ROW, BufferedQueue
 from pipeline.controller import StepObservation
 from pipeline.lockstep_queue import LockstepQueue
@@ -25,6 +25,7 @@ from storage.runs import RunPaths
 from storage.totals import Eligible
 from telemetry import progress
 from telemetry.timing import Spans
+from tests.waiting import Found, run_in_virtual_time
 from training.messages import ResumePoint, TrainedStep
 
 START_GROUPS = 6
@@ -131,8 +132,8 @@ class Fleet:
         self.now = replace(self.now, **status)
 
 
-def scene(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(run())
+def scene(run: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
+    return run_in_virtual_time(run(), buffered_queue, play_elsewhere, rollout_queue)
 
 
 async def take(rollouts: RolloutQueue, step: int, field: Field) -> asyncio.Task[Any]:
@@ -472,23 +473,20 @@ def test_the_next_version_is_served_with_what_is_missing_and_shards_may_wait_if_
     async def done(policy: PolicyVersion, *, at_once: bool) -> None:
         return
 
-    assert asyncio.run(run(2 * START_GROUPS)) == (START_GROUPS, True), "one step is ready, and another one may be ahead"
+    assert scene(lambda: run(2 * START_GROUPS)) == (START_GROUPS, True), "one step is ready, and another one may be ahead"
     desk.serve(BASE)
     desk.ask(quota=99, gather=True)
-    assert asyncio.run(run(START_GROUPS + 1)) == (2 * START_GROUPS - 1, False)
+    assert scene(lambda: run(START_GROUPS + 1)) == (2 * START_GROUPS - 1, False)
 
 
 def test_the_fleet_is_told_while_a_step_still_waits(field: Field, monkeypatch: pytest.MonkeyPatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(buffered_queue, "time", SimpleNamespace(monotonic=lambda: clock.now))  # not asyncio's clock
+    monkeypatch.setattr(buffered_queue, "POLL_S", 1.0)
     fleet = Fleet()
 
     async def run() -> None:
         async with queue(field, fleet=fleet, buffer_depth=1, groups_per_task=1, producers_max=4) as rollouts:
             taken = await take(rollouts, 1, field)
-            for _ in range(40):
-                clock.now += 1.0
-                await asyncio.sleep(0.012)
+            await asyncio.sleep(40)
             assert fleet.targets == [1] and not taken.done(), "one step of a minute may be all that there is"
             taken.cancel()
 
