@@ -110,7 +110,6 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
 
     with prefect_server() if who.run else nullcontext():  # a run may have to make its tiny model
         asyncio.run(play())
-    _show_table(entry, folder)
     if entered.lost:
         raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
 
@@ -120,34 +119,9 @@ def _keep(finished: "FinishedGame", entry: "Entry", folder: Path) -> None:
 
     ours = dict.fromkeys(finished.powers, entry.player)
     kept = keep_entered(finished.saved, finished.game, entry.address, ours, finished.controllers, finished.probabilities, folder)
-    _say(f"game '{finished.game}' is over; it is stored in {folder / kept.name}.json")
-
-
-def _show_table(entry: "Entry", folder: Path) -> None:
-    """The player's results on this server, also of earlier commands."""
-    from rich.table import Table
-
-    from cli.terminal import cell, output_console
-    from evaluation.entered import entered_table
-    from evaluation.intervals import format_interval
-    from play.entered_games import entered_seats
-
-    rows = entered_table(entered_seats(entry.player, entry.address, folder)) if folder.is_dir() else []
-    if not rows:
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0), title=cell(f"{entry.player} at {entry.address}"), title_justify="left")
-    table.add_column("against", overflow="fold")
-    measures = ("centres", "sos", "win", "survival", "solo")
-    for name in ("games", "centres", "squares", "win", "survival", "solo"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = []
-        for name in measures:
-            found, form = row.measures[name], ".2f" if name == "centres" else ".0%"
-            cells.append(f"{found.mean:{form}} {format_interval(found.interval, form)}")
-        table.add_row(cell(row.opponent), str(row.games), *cells)
-    output_console().print(table)
-    print("intervals: 95 %, over games; win: most centres, ties split")
+    owned = finished.saved["phases"][-1]["state"]["centers"]
+    ends = ", ".join(f"{power} has {len(owned.get(power, ()))} centres" for power in finished.powers)
+    _say(f"game '{finished.game}' is over: {ends}; it is stored in {folder / kept.name}.json")
 
 
 def _list(address: str, account: "Account") -> None:

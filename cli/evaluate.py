@@ -10,7 +10,7 @@ from cli.dry_run import show_plan
 from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from cli.run_flow import run_flow
 from evaluation.protocols import protocols
-from outside.settings import OutsideSettings
+from outside.endpoint import OutsideSettings
 from search.settings import SearchSettings
 from storage.runs import LATEST
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from game.players import SEARCHES
-from outside.settings import OutsideSettings
+from outside.endpoint import OutsideSettings
 from search.settings import SearchSettings
 from telemetry.setting_marks import Seed, Settings
 

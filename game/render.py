@@ -111,7 +111,7 @@ def draw_empty_map() -> tuple[str, str]:
     for name in (*LAND, *SEA):
         x, y = _label(name, size)
         if name in centres:
-            names.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 0.94:.1f}" cy="{y:.1f}" r="5"/>')
+            names.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 1.0:.1f}" cy="{y:.1f}" r="5"/>')
             x += size * 0.2
         names.append(f'<text class="name" x="{x:.1f}" y="{y + size * 0.3:.1f}">{name}</text>')
     return "".join(drawn), "".join(names)
@@ -271,7 +271,7 @@ def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[s
             fill = COLOURS[owners[name]] if name in owners else "#ffffff"
             look = "board-ring" if name in owners else "board-ring board-none"
             drawn.append(
-                f'<circle class="{look}" cx="{x - size * 0.94:.1f}" cy="{y:.1f}" r="{size * 0.27:.2f}" '
+                f'<circle class="{look}" cx="{x - size * 1.0:.1f}" cy="{y:.1f}" r="{size * 0.27:.2f}" '
                 f'fill="{fill}" stroke="{_INK}" stroke-width="{size * 0.1:.2f}"/>'
             )
             x += size * 0.2

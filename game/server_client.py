@@ -148,13 +148,6 @@ class ServerClient:
         request = requests.ListGames(token=token) if ids is None else requests.GetGamesInfo(token=token, games=list(ids))
         return [_listed(info) for info in (await self._ask(request, responses.DataGames)).data]
 
-    async def make_game(
-        self, token: str, game: str, deadline_s: int = 0, rules: Sequence[str] = ("NO_PRESS", "POWER_CHOICE")
-    ) -> None:
-        """Make a game on the standard map that the account is the master of, and observes."""
-        request = requests.CreateGame(token=token, game_id=game, deadline=deadline_s, rules=list(rules))
-        await self._ask(request, responses.DataGame)
-
     async def free_powers(self, token: str, game: str) -> list[str]:
         """Powers that nobody controls and that are not eliminated, sorted."""
         return sorted((await self._ask(requests.GetPlayablePowers(token=token, game_id=game), responses.DataPowerNames)).data)

@@ -12,8 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from outside.endpoint import Endpoint
-from outside.settings import OutsideSettings
+from outside.endpoint import Endpoint, OutsideSettings
 from telemetry.errors import EngineError, EngineLostError
 from telemetry.plain_text import shown
 from telemetry.progress import reporter

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from inference.engine import Engine
 from inference.host import EngineHost
+from outside.endpoint import OutsideSettings
 from outside.players import OutsidePlayers
-from outside.settings import OutsideSettings
 from pipeline.league import League
 from pipeline.past_versions import PastVersions
 from records.policy_version import PolicyVersion

@@ -16,8 +16,7 @@ from evaluation.settings import EvaluationSettings
 from game.players import check_player
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
-from outside.endpoint import read_endpoint
-from outside.settings import OutsideSettings
+from outside.endpoint import OutsideSettings, read_endpoint
 from pipeline.check_pipeline import check_pipeline
 from pipeline.league import slots_for
 from pipeline.removed_settings import preset_name, without_removed

@@ -1,4 +1,4 @@
-"""Games that were played on servers of others come home: as files of played games, and as one table.
+"""Games that were played on servers of others come home as files of played games.
 
 A game's file is the one that `entente play` writes (`storage/played_games.py`), so its order sets are rows of `played`. Seats of
 others bear the name of their account there, 'alice@league.example:8432'.
@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.entered import EnteredSeat
 from game.board import POWERS
 from game.recorded import recorded_orders
 from storage.files import make_directory
-from storage.played_games import SavedGame, SavedTurn, game_files, game_hash, play_again, read_game
+from storage.played_games import SavedGame, SavedTurn, game_hash, read_game
 from storage.runs import durable_write
 
 UNKNOWN = "unknown"
@@ -60,21 +59,3 @@ def keep_entered(
     if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it is known, with its probabilities
         durable_write(file, kept.model_dump_json().encode() + b"\n")
     return kept
-
-
-def entered_seats(player: str, address: str, folder: Path) -> list[EnteredSeat]:
-    """The seats of `player` in all stored games with somebody of the server at `address`; games without a phase have none.
-
-    Raises:
-        InputError: a game's file was changed.
-    """
-    found = []
-    for file in game_files(folder):
-        game = read_game(file)
-        own = [power for power, who in game.seats.items() if who == player]
-        others = tuple(sorted(who for who in set(game.seats.values()) if who.endswith(f"@{address}")))
-        if not own or not others or not game.turns:
-            continue
-        *_, last = play_again(game, file)
-        found += [EnteredSeat(game=game.name, power=power, opponents=others, centres=last.centres) for power in own]
-    return found

@@ -1,4 +1,4 @@
-"""Games of other servers come home: every order set is a row, and the table counts by opponent."""
+"""Games of other servers come home: every order set is a row."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,9 @@ import pytest
 from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
-from evaluation.entered import ALL, EnteredSeat, entered_table
-from evaluation.intervals import FEWEST_CLUSTERS
 from game.board import POWERS, Board
 from game.recorded import recorded_orders
-from play.entered_games import entered_name, entered_seats, keep_entered
+from play.entered_games import entered_name, keep_entered
 from rollouts.seeds import dice
 from storage.played_games import game_rows
 
@@ -71,30 +69,8 @@ def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: 
     before = file.read_bytes()
     keep_entered(saved, "friday", address, ours, CONTROLLERS, {}, tmp_path)
     assert file.read_bytes() == before  # the second time, after a kill, knows less
-    seats = entered_seats("mine:v2", address, tmp_path)
-    assert [(seat.power, seat.opponents) for seat in seats] == [
-        (power, (f"rosa@{address}", f"theo@{address}")) for power in ("FRANCE", "ITALY")
-    ]
-    assert sum(seats[0].centres) == sum(len(own) for own in saved["phases"][-1]["state"]["centers"].values())
-    assert entered_seats("mine:v2", "other.example:1", tmp_path) == [] == entered_seats("mine:v3", address, tmp_path)
 
 
 def test_ids_of_any_spelling_have_names_of_their_own():
     names = {entered_name(game, "a:1") for game in ("-x_", "x", "../x", "x/", "é" * 300)} | {entered_name("x", "b:1")}
     assert len(names) == 6 and all("/" not in name and len(name) < 60 for name in names)
-
-
-def test_the_table_counts_games_by_opponent_and_keeps_quiet_about_few():
-    won, lost = (4, 0, 18, 4, 4, 4, 0), (18, 0, 0, 4, 4, 4, 4)
-    seats = [
-        EnteredSeat(game=f"g{number}", power="FRANCE", opponents=("rosa", "theo") if number < 2 else ("rosa",), centres=centres)
-        for number, centres in enumerate([won, lost] * (FEWEST_CLUSTERS // 2))
-    ]
-    seats.append(EnteredSeat(game="g0", power="ITALY", opponents=("rosa", "theo"), centres=won))
-    everybody, rosa, theo = entered_table(seats)
-    assert (everybody.opponent, everybody.games) == (ALL, FEWEST_CLUSTERS)
-    assert (rosa.opponent, rosa.games) == ("rosa", FEWEST_CLUSTERS) and rosa.measures["win"].interval is not None
-    assert (theo.opponent, theo.games) == ("theo", 2) and theo.measures["win"].interval is None
-    assert rosa.measures["centres"].mean == pytest.approx((18 * FEWEST_CLUSTERS / 2 + 4) / (FEWEST_CLUSTERS + 1))
-    assert theo.measures["win"].mean == pytest.approx(1 / 3)
-    assert entered_table([]) == []

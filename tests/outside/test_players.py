@@ -16,9 +16,9 @@ from flows import given_parameters
 from flows.play_match import conclusions, table_rows
 from game.board import POWERS, Board
 from outside import client as client_module
+from outside.endpoint import OutsideSettings
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
-from outside.settings import OutsideSettings
 from pipeline.run_settings import check_settings, layered_settings
 from rollouts.deciders import DecisionRequest
 from rollouts.opponents import read_opponents, read_table
@@ -101,14 +101,6 @@ def test_wrong_answers_are_counted_in_games_table_and_sentences(tmp_path):
     assert found.unparsable == found.answers > 0 and found.missing == found.orders
     assert "orders were missing (100.0%)" in conclusions(table, match_of(player))[0]
     assert [row["default orders"] for row in table_rows(table)] == ["100.0%"]
-
-
-def test_games_of_before_have_no_counts_and_are_read(tmp_path):
-    (tmp_path / "old.jsonl").write_text(
-        json.dumps({"key": "0/0", "cluster": "c", "pair": "p", "seats": {"FRANCE": "random"}, "measured": ["FRANCE"]})[:-1]
-        + ', "start": [3,3,3,3,3,4,3], "centres": [3,3,3,3,3,4,3], "phase": "", "ended": "horizon", "rejected": 0}'
-    )
-    assert read_games(tmp_path, "old")["0/0"].answers == {}
 
 
 def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path):

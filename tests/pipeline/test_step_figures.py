@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from inference.engine import EngineStats
+from outside.endpoint import OutsideSettings
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
-from outside.settings import OutsideSettings
 from pipeline.play import EngineWork, RolloutReport
 from pipeline.rollout_queue import StepRollouts
 from pipeline.step_figures import StepClock, outside_figures
