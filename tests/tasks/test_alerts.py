@@ -11,6 +11,7 @@ from storage.runs import RunPaths
 from tasks import alerts
 from tasks.alerts import AlertDesk
 from telemetry.alerts import AlertSettings
+from tests.waiting import run_in_virtual_time
 
 FIGURES = {"train/entropy": 0.5}
 
@@ -67,15 +68,13 @@ def test_a_hook_that_fails_is_said_once_and_an_alert_that_gets_lost_too(
     assert "an alert could not be delivered (ZeroDivisionError: division by zero); the run continues" in said
 
 
-def test_a_quiet_run_is_said_to_be_stalled(
-    tmp_path: Path, said: list[str], events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(alerts, "BEAT_S", 0.02)
-
+def test_a_quiet_run_is_said_to_be_stalled(tmp_path: Path, said: list[str], events: list[dict[str, Any]]):
     async def run() -> None:
-        settings = AlertSettings(stalled_minutes=0.2 / 60)
+        settings = AlertSettings(stalled_minutes=30)
         async with AlertDesk(RunPaths(tmp_path / "mine").create(), settings, max_policy_lag=2):
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(30 * 60)
+            assert not events
+            await asyncio.sleep(2 * alerts.BEAT_S)
 
-    asyncio.run(run())
+    run_in_virtual_time(run(), alerts)
     assert [event["event"] for event in events] == ["entente.alert.stalled"]

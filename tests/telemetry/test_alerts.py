@@ -133,16 +133,15 @@ def test_hooks_are_given_the_alert_as_one_json_object(endpoint: tuple[str, list[
 
 def test_what_is_wrong_with_a_hook_is_a_sentence(endpoint: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch):
     url, _ = endpoint
-    monkeypatch.setattr(alerts, "HOOK_TIMEOUT_S", 0.5)
     for settings, said in [
         (AlertSettings(command="echo no such thing >&2; exit 3"), "alerts.command ended with 3: no such thing"),
-        (AlertSettings(command="sleep 30"), "alerts.command did not end within 0.5 s"),
         (AlertSettings(webhook=f"{url}/broken"), f"alerts.webhook '{url}/broken' could not be reached: HTTP Error 500"),
         (AlertSettings(webhook="http://127.0.0.1:9/"), "could not be reached"),
-        (AlertSettings(webhook="nonsense"), "alerts.webhook 'nonsense' could not be reached"),
     ]:
         (sentence,) = carry(ALERT, settings)
         assert said in sentence
+    monkeypatch.setattr(alerts, "HOOK_TIMEOUT_S", 0.1)
+    assert carry(ALERT, AlertSettings(command="sleep 30")) == ["alerts.command did not end within 0.1 s"]
 
 
 @pytest.mark.parametrize("silent", [(), ("not_finite",)])

@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from telemetry.cards import VARIABLE, visible_cards
 from telemetry.devices import GpuSampler
 from telemetry.metrics import check
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
+from tests.waiting import wait_until
 
 
 class Cards:
@@ -138,11 +138,10 @@ def test_what_a_device_does_not_give_is_missing_and_never_zero(cards: Cards, mon
 def test_readings_are_taken_on_the_beat_folded_over_the_step_and_kept_for_sql(cards: Cards, tmp_path: Path):
     paths = RunPaths(tmp_path / "run").create()
     with GpuSampler(0.01, paths.devices) as sampler:
-        until = time.monotonic() + 10
-        while not paths.devices.is_file() and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(paths.devices.is_file)
         cards.new.gpu, cards.new.milliwatts = 10, 50_500
-        time.sleep(0.1)
+        read = len(paths.devices.read_text().splitlines())
+        wait_until(lambda: len(paths.devices.read_text().splitlines()) >= read + 6)  # two more readings after that, of two cards
         figures = sampler.sample()
         check(figures)
         assert 0.1 < figures["gpu/utilisation"] < 0.9, "a mean over the readings, not the last"
