@@ -187,7 +187,7 @@ def rollout(
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """Rollouts compared with the previous system: decisions per second, tokens and stages. Takes minutes.
+    """Rollouts compared with the previous system: decisions per second, and tokens. Takes minutes.
 
     Examples
 
