@@ -14,22 +14,20 @@ def smoke(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Parameter(help="auto: the first visible card, or the CPU where there is none.")
     ] = "auto",
-    model: Annotated[str, Parameter(help="Folder or hub id of a model; default: one is made.")] = "",
-    shape: Annotated[
+    model: Annotated[
         str,
-        Parameter(help="Model that is made: tiny (default on a CPU), qwen2.5-1.5b, qwen2.5-7b (default on a card)."),
+        Parameter(help="Folder or hub id, or one that is made: tiny (default on a CPU), qwen2.5-1.5b, qwen2.5-7b (on a card)."),
     ] = "",
-    only: Annotated[list[str] | None, Parameter(help="Stages to run, with what they need; default: all.", negative="")] = None,
+    only: Annotated[list[str] | None, Parameter(help="Stages to run; default: all.", negative="")] = None,
     again: Annotated[bool, Parameter(help="Repeat stages that have passed already.", negative="")] = False,
-    limit_s: Annotated[float, Parameter(help="Seconds that each stage may take; 0: the stage's own limit.")] = 0.0,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Try every part of a run on this card, one after another, and recommend settings; exit code 1 if a stage fails.
 
-    Each stage has a process and a time limit of its own. Stages that passed are not repeated by a second start. Page, settings
-    and JSON lie in runs/_smoke/, in a folder named after the card.
+    Each stage has a process and a time limit of its own. Stages that passed are not repeated by a second start. Results and
+    settings lie in runs/_smoke/, in a folder named after the card.
 
     Examples
 
@@ -37,62 +35,52 @@ def smoke(
 
         entente smoke --device cpu --json                 no card: a tiny model, some minutes
 
-        entente smoke --shape qwen2.5-1.5b                a smaller card
+        entente smoke --model qwen2.5-1.5b                a smaller card
 
         entente smoke --model Qwen/Qwen2.5-7B-Instruct    the model that you will train
 
-        entente smoke --only jump --again                 one stage once more
+        entente smoke --only seeds --again                one stage once more
 
         entente smoke --dry-run                           which stages, and where results go
     """
     from smoke.job import chosen_stages
     from smoke.smoke_test import plan_job, smoke_test
 
-    stages = chosen_stages(only or ())
-    job, card = plan_job(device, model, shape, runs_root)
+    stages, (job, card) = chosen_stages(only or ()), plan_job(device, model, runs_root)
     if dry_run:
         from cli.dry_run import show_plan
 
-        plan = {
-            "command": "smoke",
-            "device": {
-                "name": card.name if card else "CPU",
-                "model": job.model or f"made: {job.shape}",
-                "folder": str(job.folder),
-            },
-            "stages": {stage.name: f"{stage.title}, at most {limit_s or stage.limit_s:g} s" for stage in stages},
-        }
-        return show_plan(plan, json=json)
+        about = {"name": card.name if card else "CPU", "model": job.model, "folder": str(job.folder)}
+        limits = {stage.name: f"{stage.title}, at most {stage.limit_s:g} s" for stage in stages}
+        return show_plan({"command": "smoke", "device": about, "stages": limits}, json=json)
     from cli.screen import progress_shown
 
     with progress_shown():
-        test = smoke_test(job, card, only=only or (), again=again, limit_s=limit_s)
-    _show(test.as_object())
+        outcome = smoke_test(job, card, only=only or (), again=again)
+    _show(outcome)
     if json:
-        print(jsonlib.dumps(test.as_object()))
-    if not test.passed:
+        print(jsonlib.dumps(outcome))
+    if not outcome["passed"]:
         raise SystemExit(1)
 
 
-def _show(found: dict) -> None:
+def _show(outcome: dict) -> None:
     from rich.table import Table
 
     from cli.terminal import cell, output_console
 
-    colours = {"passed": "green", "failed": "bold red", "not run": "yellow"}
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for each in found["stages"]:
-        more = [f"→ try {each['try']}"] if each["try"] else []
+    for each in outcome["stages"]:
+        more = [f"-> try {each['advice']}"] if each["advice"] else []
         text = "\n".join([each["sentence"], *each["notes"], *more])
-        state = f"[{colours[each['state']]}]{each['state']}[/]"
+        state = "[green]passed[/]" if each["passed"] else "[bold red]failed[/]"
         table.add_row(state, each["stage"], f"{each['seconds']:.0f} s", cell(text, keep="\n"))
     output_console(140).print(table)
-    for each in found["stages"]:
+    for each in outcome["stages"]:
         if each["log"]:
-            print(f"\nthe log of {each['stage']} ends:")
-            print("\n".join(f"    {line}" for line in each["log"].splitlines()))
-    print(f"\n{found['verdict']}\npage: {found['page']}\nuse the recommended settings: {found['command']}")
+            print("\n".join([f"\nthe log of {each['stage']} ends:", *(f"    {line}" for line in each["log"].splitlines())]))
+    print(f"\nresults: {outcome['page']}\nuse the recommended settings: {outcome['command']}")

@@ -20,7 +20,7 @@ def tune(
     runs_root: Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")] = Path("runs"),
     json: AsJson = False,
     dry_run: DryRun = False,
-    tuning: Annotated[TuneSettings | None, Parameter(name="*", help="The grid and the limits.")] = None,
+    tuning: Annotated[TuneSettings | None, Parameter(name="*", consume_multiple=True, help="The grid and the limits.")] = None,
 ) -> None:
     """Find the engine settings that draw the most decisions per second within limits of latency and cache hits.
 

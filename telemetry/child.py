@@ -112,7 +112,7 @@ def in_a_sentence(error: BaseException) -> str:
     sentence = str(error) if isinstance(error, EntenteError) else f"{type(error).__name__}: {error}"
     if error.__cause__ is not None:
         sentence += f" ({error.__cause__})"
-    return " ".join(sentence.split())[:500]
+    return " ".join(sentence.split())[:300]
 
 
 def last_lines(log: Path) -> str:

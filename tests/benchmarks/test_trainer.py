@@ -15,7 +15,6 @@ from benchmarks.trainer import TARGETS, bench_trainer, check_wanted, exactness, 
 from benchmarks.trainer_arms import Arms, Steps, relative_error
 from benchmarks.trainer_cases import LEGAL_MEAN, Case, Shape, made_up_batch
 from pipeline.run_settings import layered_settings
-from smoke.training_step import step_flops
 from telemetry.errors import InputError
 from training.trie_plan import plan
 
@@ -174,13 +173,6 @@ def test_recorded_rows_are_trained_on_with_the_advantages_of_their_run(model: Pa
         *("speedup_recorded", "speedup_recorded_recompute", "speedup_recorded_divergence", "unique_token_share_recorded")
     }
     assert all(np.allclose(returns, given.advantages) for returns in seen)
-
-
-def test_operations_are_counted_as_the_formula_says():
-    positions = np.array([0, 1, 2])
-    weights = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96)
-    adapter = 2 * 4 * (64 + 64 + 2 * (64 + 32) + 64 + 64 + 3 * (64 + 96))
-    assert step_flops(SHAPE, 4, positions) == 3 * (4 * weights + 6 * adapter) + 12 * 64 * 2 * (1 + 2 + 3)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from inference.forced_jump import ForcedJump, _add_forced_logprobs, _jump_limit
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from records.generation import Generation, GenerationRequest
-from smoke.oracle import reference_logprobs
+from smoke.engine_stages import reference_logprobs
 from telemetry.errors import EngineError
 from tests.inference.test_embedded import draw, requests_for
 

@@ -19,7 +19,7 @@ from inference.embedded import EmbeddedEngine
 from inference.merge import load_base, merge_adapter
 from inference.settings import InferenceSettings
 from records.generation import Generation
-from smoke.oracle import reference_logprobs
+from smoke.engine_stages import reference_logprobs
 from telemetry.errors import DataError, EngineError, EngineLostError
 from tests.inference.test_embedded import draw, requests_for
 

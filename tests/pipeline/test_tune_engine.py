@@ -32,7 +32,7 @@ def base(tmp_path: Path) -> RunSettings:
 
 
 def grid(base: RunSettings, **axes: Any) -> TuningPlan:
-    return plan_tuning("mine", base, TuneSettings(**{"max_sequences": (), "max_batched_tokens": ()} | axes), None)
+    return plan_tuning("mine", base, TuneSettings.model_validate({"max_sequences": (), "max_batched_tokens": ()} | axes), None)
 
 
 def figures(rate: float, *, p99: float = 1000.0, hit: float = 0.5, spread: float = 0.01) -> dict[str, Any]:

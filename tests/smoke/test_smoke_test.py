@@ -1,21 +1,22 @@
-"""A smoke test finds its device, refuses what cannot be tested, and ends in a page, settings and a JSON object."""
+"""A smoke test finds its device, keeps what passed, and ends in settings, a page and a JSON object."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from smoke.job import STAGES, chosen_stages
-from smoke.run_stages import figures_in_force
-from smoke.smoke_test import plan_job, smoke_test
+from smoke.job import STAGES, Found, Job, StageFailed, chosen_stages
+from smoke.smoke_test import plan_job, run_stage, smoke_test
 from telemetry.cards import VARIABLE
+from telemetry.child import ChildResult
 from telemetry.errors import InputError
-from telemetry.machine import environment
-from tests.smoke.test_run_stages import Program
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 
 ONE_CARD = FakeNvml(cards=(FakeCard(uuid="GPU-1", name="NVIDIA H200 141GB"),))
 NO_CARD = FakeNvml(cards=())
+PASSED = {"passed": True, "sentence": "it works", "figures": {"rate": 1.5}, "notes": ["a note"]}
 
 
 @pytest.fixture(autouse=True)
@@ -23,99 +24,122 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
+class Children:
+    """Stands in for `run_child`: a stage returns what is named for it, else it passes."""
+
+    def __init__(self, **results: ChildResult) -> None:
+        self.results, self.begun = results, list[str]()
+
+    async def __call__(self, module: str, job: dict[str, Any], log: Path, **how: Any) -> ChildResult:
+        self.begun.append(job["stage"])
+        self.environment = how["environment"]
+        return self.results.get(job["stage"], ChildResult(found=PASSED, seconds=2.0))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return plan_job("cpu", "", tmp_path)[0]
+
+
 def test_the_first_visible_card_is_tested_in_a_folder_named_after_it(tmp_path: Path):
-    job, card = plan_job("auto", "", "", tmp_path, ONE_CARD)
+    job, card = plan_job("auto", "", tmp_path, ONE_CARD)
     assert card is not None and card.uuid == "GPU-1"
-    assert (job.device, job.shape, job.dtype) == ("cuda", "qwen2.5-7b", "bfloat16")
+    assert (job.device, job.model, job.dtype) == ("cuda", "qwen2.5-7b", "bfloat16")
     assert job.folder == tmp_path / "_smoke" / "nvidia-h200-141gb"
 
 
 @pytest.mark.parametrize(("device", "nvml"), [("cpu", ONE_CARD), ("auto", NO_CARD)])
-def test_a_cpu_is_tested_where_there_is_no_card_or_where_it_is_asked_for(tmp_path: Path, device, nvml):
-    job, card = plan_job(device, "", "", tmp_path, nvml)
+def test_a_cpu_is_tested_where_there_is_no_card_or_where_it_is_asked_for(tmp_path: Path, device: Any, nvml: Any):
+    job, card = plan_job(device, "", tmp_path, nvml)
     assert card is None
-    assert (job.device, job.shape, job.dtype, job.folder.name) == ("cpu", "tiny", "float32", "cpu")
+    assert (job.device, job.model, job.dtype, job.folder.name) == ("cpu", "tiny", "float32", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("device", "model", "shape", "sentence"),
-    [
-        pytest.param("cuda", "", "", "--device is 'cuda' but no card is visible here", id="no card"),
-        pytest.param("auto", "some", "tiny", "--model and --shape exclude each other", id="two models"),
-        pytest.param("auto", "", "huge", "there is no shape 'huge': --shape takes tiny, qwen2.5-1.5b", id="no such shape"),
-    ],
-)
-def test_what_cannot_be_tested_is_refused_in_a_sentence(tmp_path: Path, device, model: str, shape: str, sentence: str):
-    with pytest.raises(InputError, match=sentence):
-        plan_job(device, model, shape, tmp_path, NO_CARD)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_variable_that_names_no_card_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_card_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InputError, match="--device is 'cuda' but no card is visible here"):
+        plan_job("cuda", "", tmp_path, NO_CARD)
     monkeypatch.setenv(VARIABLE, "5")
     with pytest.raises(InputError, match="names '5', which is no card of this machine"):
-        plan_job("auto", "", "", tmp_path, ONE_CARD)
+        plan_job("auto", "", tmp_path, ONE_CARD)
 
 
-def test_a_test_writes_its_page_its_settings_and_its_result(tmp_path: Path):
-    job, card = plan_job("cpu", "", "", tmp_path)
-    found = smoke_test(job, card, command=Program(jump="write('failed')"))
-    assert not found.passed and [result.stage for result in found.results] == [stage.name for stage in STAGES]
-    assert json.loads((job.folder / "smoke.json").read_text()) == json.loads(json.dumps(found.as_object()))
-    assert "the first to fail is" in found.page.read_text()
-    assert job.preset.read_text() == found.preset
-    settings = figures_in_force(job, environment())
-    assert "jump" not in settings and settings["engine"] == {"rate": 1.5}
-    smoke_test(job, card, only=["seeds"], command=Program())
-    assert figures_in_force(job, environment()).keys() == settings.keys(), "what an earlier start measured counts"
-    assert figures_in_force(job, {"torch": "another"}) == {}
-    assert found.command == f"entente train --preset laptop --config {job.preset}"
+def test_a_second_start_repeats_only_what_has_not_passed(job: Job):
+    first = Children(seeds=ChildResult(found=None, why="its process ended by SIGKILL", log="no room", seconds=3.0))
+    outcome = smoke_test(job, None, run=first)
+    assert first.begun == [stage.name for stage in STAGES] and not outcome["passed"]
+    assert first.environment == {"CUDA_VISIBLE_DEVICES": ""}
+    failed = next(each for each in outcome["stages"] if each["stage"] == "seeds")
+    assert {"sentence": "its process ended by SIGKILL", "advice": "inference.jump_forced = 'off'", "log": "no room"}.items() <= (
+        failed.items()
+    )
+    page = Path(outcome["page"]).read_text()
+    assert "its process ended by SIGKILL; try inference.jump_forced = 'off'" in page and "no room" in page
+    assert outcome["command"] == f"entente train --preset laptop --config {job.folder / 'preset.toml'}"
+    second = Children()
+    assert smoke_test(job, None, run=second)["passed"] and second.begun == ["seeds"]
+    third = Children()
+    smoke_test(job, None, again=True, only=["seeds"], run=third)
+    assert third.begun == ["card", "seeds"]
+    other = Children()
+    smoke_test(replace(job, model="another"), None, run=other)
+    assert other.begun == first.begun, "another model is another test"
 
 
-def test_a_dry_run_names_the_stages_and_starts_nothing(entente):
-    done = entente("smoke", "--device", "cpu", "--dry-run", "--json", "--only", "seeds")
-    assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)["stages"]) == ["card", "model", "seeds"]
-    assert list(entente.folder.iterdir()) == []
+def test_without_a_working_card_nothing_else_is_begun(job: Job):
+    children = Children(card=ChildResult(found={"passed": False, "sentence": "no driver", "advice": "a driver"}))
+    outcome = smoke_test(job, None, run=children)
+    assert children.begun == ["card"] and not outcome["passed"] and len(outcome["stages"]) == len(STAGES)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("outcome", "expected"),
     [
-        pytest.param(["--only", "jmp"], "there is no stage 'jmp'", id="stage"),
-        pytest.param(["--device", "cpu", "--shape", "huge"], "there is no shape 'huge'", id="shape"),
+        pytest.param(Found(sentence="good", figures={"a": 1.0}, notes=["n"]), {"passed": True, "notes": ["n"]}, id="passed"),
+        pytest.param(
+            StageFailed("bad", "this", {"a": 2.0}), {"passed": False, "advice": "this", "figures": {"a": 2.0}}, id="failed"
+        ),
+        pytest.param(
+            ZeroDivisionError("no\nnumber"), {"passed": False, "sentence": "ZeroDivisionError: no number"}, id="crashed"
+        ),
     ],
 )
-def test_bad_words_end_with_exit_code_2_before_anything_starts(entente, words: list[str], sentence: str):
-    done = entente("smoke", *words)
-    assert done.returncode == 2 and sentence in done.stderr
+def test_whatever_a_stage_does_is_a_result(job: Job, monkeypatch: pytest.MonkeyPatch, outcome: Any, expected: dict[str, Any]):
+    def stage(given: Job) -> Found:
+        assert given == job
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr("importlib.import_module", lambda name: type("Module", (), {"legal_mask": staticmethod(stage)}))
+    assert expected.items() <= run_stage(job.as_object() | {"stage": "legal-mask"}).items()
+
+
+def test_every_stage_has_its_function():
+    from smoke import engine_stages, trainer_stages
+
+    modules = {"engine": engine_stages, "trainer": trainer_stages}
+    assert [stage.name for stage in STAGES if not callable(getattr(modules[stage.module], stage.name.replace("-", "_")))] == []
+    assert [stage.name for stage in chosen_stages(["seeds"])] == ["card", "seeds"]
+
+
+def test_a_dry_run_names_the_stages_and_bad_words_end_with_exit_code_2(entente: Any):
+    done = entente("smoke", "--device", "cpu", "--dry-run", "--json", "--only", "seeds")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["stages"]) == ["card", "seeds"]
+    done = entente("smoke", "--only", "jmp")
+    assert done.returncode == 2 and "there is no stage 'jmp': --only takes card, engine" in done.stderr
     assert list(entente.folder.iterdir()) == []
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(
-    "only",
-    [
-        # The other stages are held by tests of what they call: the mask, jump, seeds, adapters, attention, steps, whole runs.
-        pytest.param(("engine", "shared-card"), marks=pytest.mark.system, id="some"),
-        pytest.param((), marks=pytest.mark.slow, id="all"),
-    ],
-)
-def test_stages_pass_on_a_cpu_and_a_second_start_repeats_nothing(entente, model: Path, only: tuple[str, ...]):
-    words = ["smoke", "--device", "cpu", "--json"]
-    if only:
-        words += ["--model", str(model), *(word for stage in only for word in ("--only", stage))]
-    done = entente.process(*words, timeout=900)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert {each["stage"]: each["sentence"] for each in told["stages"] if not each["passed"]} == {}
-    assert done.returncode == 0 and told["passed"]
-    figures = {each["stage"]: each["figures"] for each in told["stages"]}
-    assert list(figures) == [stage.name for stage in chosen_stages(only)]
-    assert min(figures["engine"]["decisions_per_s.8"], figures["engine"]["decisions_per_s.1"]) > 0
-    if not only:
-        assert 0 <= figures["legal-mask"]["gap_mean_nats"] <= figures["legal-mask"]["gap_largest_nats"] < 1e-4
-        assert figures["resume"]["same_share"] == 1.0
-    accepted = entente("train", "--config", str(Path(told["page"]).with_name("preset.toml")), "--dry-run")
+@pytest.mark.slow
+def test_all_stages_pass_on_a_cpu_and_a_second_start_repeats_nothing(entente: Any):
+    done = entente.process("smoke", "--device", "cpu", "--json", timeout=900)
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert {each["stage"]: each["sentence"] for each in outcome["stages"] if not each["passed"]} == {}
+    assert done.returncode == 0 and outcome["passed"]
+    figures = {each["stage"]: each["figures"] for each in outcome["stages"]}
+    assert 0 <= figures["legal-mask"]["gap_largest_nats"] < 1e-4 and figures["steps"]["same_share"] == 1.0
+    accepted = entente("train", "--config", str(Path(outcome["page"]).with_name("preset.toml")), "--dry-run")
     assert accepted.returncode == 0, accepted.stderr
-    again = entente(*words)
-    assert json.loads(again.stdout.splitlines()[-1]) == told
+    assert json.loads(entente("smoke", "--device", "cpu", "--json").stdout.splitlines()[-1]) == outcome

@@ -1,0 +1,324 @@
+"""The stages of a smoke test that start the engine: rates, the legal mask against an oracle, seeds, and an adapter.
+
+Requests are real: prompts and legal tables of forks that played a phase already.
+"""
+
+import asyncio
+import math
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from benchmarks.decode_cases import played_positions, requests_for, rollout_cases
+from benchmarks.trainer_cases import QWEN_7B, model_of
+from decoding.architectures import read_architecture
+from decoding.codec import Codec
+from decoding.model_files import eos_token_id, max_position, resolve_model
+from inference.adapter_check import version_in
+from inference.calibrate import write_random_adapter
+from inference.choose_engine import choose_engine, engine_here
+from inference.engine_cards import vllm_build
+from inference.settings import InferenceSettings
+from records.generation import Generation, GenerationRequest
+from records.policy_version import PolicyVersion
+from rollouts.fork import Tokens
+from smoke.job import Found, Job, StageFailed
+from storage.runs import MODEL_FOLDER
+from telemetry.cards import visible_cards
+from telemetry.progress import reporter
+from training.mismatch import Mismatch, check_mismatch
+from training.settings import TinyModelSettings, TrainingSettings
+from training.tiny_model import make_tiny_model
+
+RANK = 16
+"""Rank of the adapters."""
+BATCHES = {"cpu": (1, 8, 32, 128), "cuda": (1, 8, 32, 128, 256, 512)}
+"""Requests in flight of which rates are measured, by device."""
+COMPARED = {"cpu": 32, "cuda": 256}
+"""Requests in flight of which an adapter's rate is measured."""
+SCORED = 64
+"""Requests whose log-probabilities are held against the reference."""
+TINY = TinyModelSettings(source_games=8, imitation_steps=30, imitation_positions=3)
+"""The product's tiny model, taught in seconds: it need not play well."""
+_SHAPES = {
+    "qwen2.5-1.5b": replace(QWEN_7B, hidden=1536, heads=12, kv_heads=2, intermediate=8960, vocabulary=151_936, tied=True),
+    "qwen2.5-7b": QWEN_7B,
+}
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_MOVED = 0.2
+"""Size of what an adapter adds to a layer's output, where the layer's input has unit size: enough to change what is drawn."""
+_FREED_WITHIN_S = 60.0
+"""Seconds to wait for the memory of an engine core that has ended."""
+
+Drawn = Sequence[tuple[GenerationRequest, Generation]]
+
+
+def model_folder(job: Job) -> Path:
+    """The folder of the job's model, which is made if it is missing.
+
+    Random weights have the tokenizer of the tiny model: their prompts are games', and their completions mean nothing.
+
+    Raises:
+        InputError: the model that was given cannot be used.
+    """
+    if job.model != "tiny" and job.model not in _SHAPES:
+        return resolve_model(job.model)
+    words = make_tiny_model(job.runs / MODEL_FOLDER, TINY, reporter().stage)
+    folder = words if job.model == "tiny" else job.folder / job.model
+    if (folder / _TOKENIZER[0]).is_file():  # written last
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    model = model_of(_SHAPES[job.model], device=job.device, dtype=getattr(torch, job.dtype))
+    if not _SHAPES[job.model].tied:
+        with torch.no_grad():
+            model.lm_head.weight.mul_(4)  # else legal tokens are all but equally likely, and a wrong mask is hardly seen
+    model.config.eos_token_id, model.config.bos_token_id = eos_token_id(words), None
+    model.save_pretrained(str(folder), max_shard_size="4GB")
+    for name in reversed(_TOKENIZER):
+        if (words / name).is_file():
+            shutil.copyfile(words / name, folder / name)
+    return folder
+
+
+def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
+    """Policy version `version` with random weights; the same for the same number."""
+    folder = job.folder / "adapters" / f"{model.name}-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(version)
+    scale = math.sqrt(_MOVED / math.sqrt(read_architecture(model).hidden * RANK))
+    return version_in(write_random_adapter(folder, model, RANK, scale), version)
+
+
+def engine_settings(job: Job, **changed: Any) -> InferenceSettings:
+    """The settings of a run's engine on this device, alone on its card."""
+    model, on_card = model_folder(job), job.device == "cuda"
+    return InferenceSettings(
+        model=str(model),
+        # A CUDA build of vLLM does not compute on a CPU.
+        engine="torch" if not on_card and vllm_build() == "cuda" else "auto",
+        dtype=job.dtype,
+        adapters="slots" if on_card else "merge_reload",
+        adapter_rank=RANK,
+        max_sequences=BATCHES[job.device][-1],
+        max_batched_tokens=8192 if on_card else 4096,
+        max_model_length=min(2048 if on_card else 512, max_position(model)),
+    ).model_copy(update=changed)
+
+
+@asynccontextmanager
+async def running(settings: InferenceSettings) -> AsyncIterator[Any]:
+    """A started engine, which is closed at the end, and its card free again."""
+    engine: Any = choose_engine(settings, Path(settings.model), name="smoke")
+    before = _free_bytes()
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        until = time.monotonic() + _FREED_WITHIN_S
+        while _free_bytes() < before - 2**30 and time.monotonic() < until:
+            await asyncio.sleep(0.2)
+
+
+def _free_bytes() -> int:
+    """Free memory of the visible cards, by NVML: no CUDA before the engine has started. 0 without a card."""
+    return sum(card.free for card in visible_cards())
+
+
+def make_requests(model: Path, count: int, label: str) -> list[GenerationRequest]:
+    """About `count` requests, as many from each position."""
+    tokens, games = Tokens(Codec(model)), 4 if count <= 128 else 8
+    cases = rollout_cases(played_positions(games, seed=7), forks=max(2, count // (6 * games)), phases=2)
+    return requests_for(cases[:: max(1, len(cases) // count)][:count], tokens, label)
+
+
+async def draw(engine: Any, requests: Sequence[GenerationRequest], label: str = "", in_flight: int = 0) -> list[Generation]:
+    """Draw all requests, with new ids if there is a label; `in_flight`: most at a time, 0: all at once."""
+    limit = asyncio.Semaphore(in_flight or len(requests))
+
+    async def one(number: int, request: GenerationRequest) -> Generation:
+        async with limit:
+            return await engine.generate(replace(request, request_id=f"{label}/{number}") if label else request)
+
+    return await asyncio.gather(*(one(number, request) for number, request in enumerate(requests)))
+
+
+async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, in_flight: int) -> float:
+    """Decisions a second with so many in flight, from an empty prefix cache."""
+    await engine.forget_prefixes()
+    some, began = requests[: 8 + 4 * in_flight], time.perf_counter()
+    await draw(engine, some, label, in_flight)
+    return len(some) / (time.perf_counter() - began)
+
+
+def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]], **changed: Any) -> Any:
+    """Await `work` on a running engine, whose memory is free afterwards."""
+
+    async def run() -> Any:
+        async with running(engine_settings(job, **changed)) as engine:
+            return await work(engine)
+
+    return asyncio.run(run())
+
+
+def draw_scored(job: Job, label: str) -> Drawn:
+    """Requests and completions of the base model."""
+    requests = make_requests(model_folder(job), SCORED, label)
+    return list(zip(requests, with_engine(job, lambda engine: draw(engine, requests)), strict=True))
+
+
+# -- the oracle: a plain transformers forward over the text, and a loop over positions -------------------------------------
+
+
+def reference_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
+    """Masked log-probabilities of a completion, float64 [completion tokens], by one forward in the model's number format.
+
+    Raises:
+        DataError: the completion is not one that the request's table allows.
+    """
+    tokens = generation.token_ids.tolist()
+    legal_ids, offsets = request.table.legal_sets(tokens)
+    with torch.no_grad():
+        ids = torch.tensor([[*request.prompt_ids, *tokens]], device=model.device)
+        logits = model(input_ids=ids).logits[0].double() / request.temperature
+    found = []
+    for position, token in enumerate(tokens):
+        row = logits[len(request.prompt_ids) + position - 1]
+        legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
+        found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
+    return np.array(found)
+
+
+def load_reference(job: Job, policy: PolicyVersion | None = None) -> Any:
+    """The model as transformers computes it: in float32 unless the card is too small for that. The engine must be closed."""
+    folder, dtype = model_folder(job), torch.float32
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if job.device == "cuda" and 2.4 * weights > torch.cuda.mem_get_info()[0]:
+        dtype = torch.bfloat16
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = model.to(job.device)
+    return (model if policy is None else PeftModel.from_pretrained(model, str(policy.folder))).eval()
+
+
+def check_drawn(job: Job, model: Any, drawn: Drawn) -> Mismatch:
+    """Hold completions and their log-probabilities against the reference, within the product's own bounds.
+
+    Raises:
+        DataError: a completion is not one that its table allows.
+        StageFailed: a forced token is not certain.
+        TrainingError: the log-probabilities differ too much.
+    """
+    gaps, uncertain = [], 0
+    for request, generation in drawn:
+        branching = np.diff(request.table.legal_sets(generation.token_ids.tolist())[1]) > 1
+        gaps.append(np.abs(reference_logprobs(model, request, generation) - generation.logprobs)[branching])
+        uncertain += int((generation.logprobs[~branching] != 0).sum())
+    if uncertain:
+        raise StageFailed(f"{uncertain} forced tokens have a probability other than 1")
+    gap = np.concatenate(gaps)
+    found = Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
+    check_mismatch(found, 0, TrainingSettings(dtype=job.dtype))
+    return found
+
+
+# -- the stages ------------------------------------------------------------------------------------------------------------
+
+
+def engine(job: Job) -> Found:
+    """Make or find the model; rates of the base model by requests in flight, and the time of a swap."""
+    model, batches = model_folder(job), BATCHES[job.device]
+    requests = make_requests(model, 8 + 4 * batches[-1], "rate")
+    began = time.perf_counter()
+
+    async def measure(engine: Any) -> Found:
+        figures = {"start_s": time.perf_counter() - began}
+        for batch in batches:
+            figures[f"decisions_per_s.{batch}"] = await rate(engine, requests, f"base-{batch}", batch)
+        swaps = []
+        for version, request in enumerate(requests[:4], 1):  # the first warms up
+            swap = time.perf_counter()
+            await engine.publish(random_policy(job, model, version))
+            await draw(engine, [request], f"swap-{version}")
+            swaps.append(1e3 * (time.perf_counter() - swap))
+        figures["swap_ms"] = median(swaps[1:])
+        most = max(batches, key=lambda batch: figures[f"decisions_per_s.{batch}"])
+        return Found(
+            sentence=f"{engine_here(engine_settings(job))[0]} is ready after {figures['start_s']:.1f} s and draws "
+            f"{figures[f'decisions_per_s.{most}']:.0f} decisions/s with {most} in flight; a new version is drawn from after "
+            f"{figures['swap_ms']:.0f} ms",
+            figures=figures,
+        )
+
+    return with_engine(job, measure)
+
+
+def legal_mask(job: Job) -> Found:
+    """Every completion is one of its legal table, and its log-probabilities are those of transformers."""
+    drawn, model = draw_scored(job, "mask"), load_reference(job)
+    gap = check_drawn(job, model, drawn)
+    return Found(
+        sentence=f"{len(drawn)} completions are legal; {gap.tokens} branching tokens differ from transformers in "
+        f"{str(model.dtype).removeprefix('torch.')} by {gap.mean:.2g} nats on average, {gap.largest:.2g} at most",
+        figures={"gap_mean_nats": gap.mean, "gap_largest_nats": gap.largest},
+    )
+
+
+def seeds(job: Job) -> Found:
+    """A completion depends on its request's seed: the same in another order and alone, and another one for another seed."""
+    requests = make_requests(model_folder(job), SCORED, "seeds")
+
+    async def measure(engine: Any) -> dict[str, float]:
+        first = await draw(engine, requests)
+        backwards = (await draw(engine, requests[::-1], "backwards"))[::-1]
+        alone = [(await draw(engine, [each], f"alone-{number}"))[0] for number, each in enumerate(requests[:4])]
+        other = await draw(engine, [replace(each, seed=each.seed + 10_000) for each in requests], "other")
+        return {
+            "again": same_share(first, await draw(engine, requests, "again")),
+            "backwards": same_share(first, backwards),
+            "alone": same_share(first[:4], alone),
+            "other_seed": same_share(first, other),
+        }
+
+    figures = with_engine(job, measure)
+    shown = "share of completions that is the same: " + ", ".join(f"{name} {share:.0%}" for name, share in figures.items())
+    # In bfloat16 a sum in another order rounds differently.
+    exact = job.dtype == "float32"
+    repeated = min(figures[name] for name in (("again", "backwards", "alone") if exact else ("again",)))
+    if repeated < (1.0 if exact else 0.5) or figures["other_seed"] > 0.9:
+        raise StageFailed(f"completions do not follow their seeds ({shown})", figures=figures)
+    return Found(sentence=shown, figures=figures)
+
+
+def same_share(one: Sequence[Generation], other: Sequence[Generation]) -> float:
+    """Share of the pairs with equal token ids."""
+    return sum(a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def adapters(job: Job) -> Found:
+    """The engine draws from a published version, and the log-probabilities are those of its adapter."""
+    model, in_flight = model_folder(job), COMPARED[job.device]
+    policy, requests = random_policy(job, model, 1), make_requests(model, 8 + 4 * in_flight, "adapters")
+
+    async def measure(engine: Any) -> tuple[list[Generation], float, str]:
+        await engine.publish(policy)
+        found = await draw(engine, requests[:SCORED])
+        return found, await rate(engine, requests, "rate", in_flight), getattr(engine, "adapters", "slots")
+
+    found, decisions, way = with_engine(job, measure)
+    if {generation.policy.version for generation in found} != {1}:
+        raise StageFailed("the engine drew with another version than the published one")
+    gap = check_drawn(job, load_reference(job, policy), list(zip(requests[:SCORED], found, strict=True)))
+    return Found(
+        sentence=f"{decisions:.0f} decisions/s with {way}; log-probabilities are those of the adapter",
+        figures={"decisions_per_s": decisions, "gap_largest_nats": gap.largest},
+    )

@@ -1,1 +1,0 @@
-"""The stages of a smoke test, one module each: `run(job)` returns what it found, or raises `StageFailed`."""
