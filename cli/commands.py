@@ -53,7 +53,6 @@ RENAMED = {
     "explain-step": "runs explain",
     "inspect": "runs inspect",
     "replay-step": "runs replay-step",
-    "lab": "runs losses",
     "clean": "runs clean",
     "tune": "bench tune",
 }

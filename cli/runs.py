@@ -21,7 +21,6 @@ app.command("cli.inspect:app", name="inspect")
 app.command("cli.explain:explain", name="explain")
 app.command("cli.replay_step:replay_step", name="replay-step")
 app.command("cli.what_if:what_if", name="what-if")
-app.command("cli.losses:losses", name="losses")
 app.command("cli.clean:clean", name="clean")
 
 

@@ -1,4 +1,4 @@
-"""Plans of commands that read recorded steps: `runs losses`, `runs replay-step`, `cache refresh`.
+"""Plans of commands that read recorded steps: `runs replay-step`, `cache refresh`.
 
 Nothing is started or written. Wrong input raises the same errors as in the command itself.
 """
@@ -12,47 +12,12 @@ from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import usable_cores
 from reports.read_figures import read_figures
 from state_cache.store import version_name
-from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.ledger import read_ledger
 from storage.lineages import lineage_at
 from storage.run_roots import as_given
 from storage.runs import RunPaths
 
 Forecast = dict[str, Any]
-
-
-def plan_lab(paths: RunPaths, model: Path, settings: RunSettings, steps: int, caps: list[float]) -> Forecast:
-    """The plan of comparing losses on the newest recorded steps.
-
-    Args:
-        steps: number of steps at most.
-        caps: see `training.lab.variants`.
-
-    Raises:
-        InputError: the run has no finished step.
-    """
-    from storage.ledger_copies import checkpoint_steps
-    from training.lab import check_comparable, variants
-
-    check_comparable(paths)
-    newest, names = checkpoint_steps(paths)[-1], [each.name for each in variants(settings.training, caps)]
-    recorded = [step for step in reversed(recorded_steps(paths, MAIN)) if step <= newest][:steps]
-    trained_s = _trained_s(paths, recorded)
-    return {
-        "command": "runs losses",
-        "run": {"name": paths.root.name, "folder": as_given(paths.root), "checkpoint_step": newest, "model": str(model)},
-        "work": {
-            "steps_at_most": len(recorded),
-            "recorded_steps": ", ".join(map(str, sorted(recorded))),
-            "decisions": sum(_decisions(paths, MAIN, step) for step in recorded),
-            "losses": len(names),
-            "names": ", ".join(names),
-            "forward_passes_of_each_decision": 1,
-            "backward_passes_of_each_decision": len(names),
-        },
-        # A backward pass costs about two forward passes.
-        "time": _time(trained_s and trained_s * (1 + 2 * len(names)) / 3),
-        "threads": {"cores": usable_cores()},
-    }
 
 
 def plan_replay_step(paths: RunPaths, step: int, model: Path, settings: RunSettings) -> Forecast:
@@ -108,7 +73,7 @@ def _decisions(paths: RunPaths, lineage: str, step: int) -> int:
     return 0 if rows is None else rows.num_rows
 
 
-def _trained_s(paths: RunPaths, steps: "range | list[int]") -> float:
+def _trained_s(paths: RunPaths, steps: range) -> float:
     """Seconds that the trainer took for these steps, from the run's metrics; 0 if they are missing."""
     figures = read_figures(paths)[1]
     return sum(figures.get(step, {}).get("time/train_s", 0.0) for step in steps)

@@ -21,7 +21,6 @@ LONG = [
             "serve",
             "produce",
             "evaluate",
-            "runs losses",
             "runs replay-step",
             "runs clean",
             "cache build",
@@ -77,9 +76,6 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(here: Path, words: t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param(("runs", "losses", "--run", "nowhere"), "there is no run", id="losses"),
-        pytest.param(("runs", "losses", "--run", "bare", "--caps", "0"), "a cap of importance weights", id="losses, a cap"),
-        pytest.param(("runs", "losses", "--run", "bare"), "the model 'tiny' of run 'bare' is gone", id="losses, no model"),
         pytest.param(("runs", "replay-step", "--run", "nowhere", "--step", "1"), "there is no run", id="replay-step"),
         pytest.param(("cache", "refresh", "--run", "bare"), "run 'bare' has not trained a step yet", id="cache refresh"),
     ],
@@ -97,7 +93,6 @@ def test_what_a_run_left_can_be_looked_at_beforehand(workplace, trained):
     _, paths, _ = trained
     before = {file: file.stat().st_mtime_ns for file in paths.root.rglob("*")}
     for words, work in (
-        (("runs", "losses", "--run", "first"), {"losses", "decisions", "steps_at_most"}),
         (("runs", "replay-step", "--run", "first", "--step", "2"), {"steps_replayed", "decisions"}),
         (("cache", "refresh", "--run", "first"), {"start_groups_read"}),
     ):

@@ -112,7 +112,7 @@ def test_no_folder_is_a_sentence_and_an_empty_one_too(tmp_path: Path, capsys: py
 
 READS = [
     "sql", "report", "watch", "replay", "evaluate", "runs inspect decision", "runs inspect group", "runs inspect step",
-    "runs explain", "runs replay-step", "runs losses",
+    "runs explain", "runs replay-step",
 ]  # fmt: skip
 
 
