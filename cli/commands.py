@@ -1,4 +1,4 @@
-"""The commands of `entente`: their names, where each one lies, and the spellings that older versions had."""
+"""The commands of `entente`: their names and where each one lies."""
 
 from typing import TYPE_CHECKING
 
@@ -48,18 +48,8 @@ COMMANDS = {
 }
 """Heading -> name -> import path of the command, which is imported only when it runs, and its line in `entente --help`."""
 
-RENAMED = {
-    "explain-run": "runs explain",
-    "explain-step": "runs explain",
-    "inspect": "runs inspect",
-    "replay-step": "runs replay-step",
-    "clean": "runs clean",
-    "tune": "bench tune",
-}
-"""First word of an older spelling -> the words that replace it. The older spelling still runs, and says the new one."""
-
 SHORT = {"what-if": "runs what-if"}
-"""First word of a short spelling -> the words that it stands for. It runs without a notice."""
+"""First word of a short spelling -> the words that it stands for."""
 
 
 def command_line() -> "App":
@@ -90,14 +80,9 @@ def overview() -> str:
     return "\n".join([*lines, ""])
 
 
-def current_spelling(words: list[str]) -> tuple[list[str], str]:
-    """The words in today's spelling, and the sentence that says so where they were in an older one (else "")."""
-    if words and words[0] in SHORT:
-        return [*SHORT[words[0]].split(), *words[1:]], ""
-    new = RENAMED.get(words[0]) if words else None
-    if new is None:
-        return words, ""
-    return [*new.split(), *words[1:]], f"'entente {words[0]}' is now 'entente {new}'"
+def full_spelling(words: list[str]) -> list[str]:
+    """The words, with a short spelling written out."""
+    return [*SHORT[words[0]].split(), *words[1:]] if words and words[0] in SHORT else words
 
 
 def _version() -> str:

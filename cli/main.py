@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cli import end_by_signal
-from cli.commands import command_line, current_spelling, overview
+from cli.commands import command_line, full_spelling, overview
 
 if TYPE_CHECKING:
     from cyclopts import App, UnknownOptionError
@@ -66,9 +66,7 @@ def run(words: list[str], *, debug: bool = False) -> int:
 
 
 def _call(words: list[str], *, debug: bool) -> None:
-    words, note = current_spelling(words)
-    if note:
-        sys.stderr.write(f"entente: {note}\n")
+    words = full_spelling(words)
     if set(words) <= _HELP_FLAGS:
         print(overview(), end="")
     else:

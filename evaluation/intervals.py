@@ -38,7 +38,7 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends; None if there is no interval, or if a file of an earlier release has one from too few clusters."""
+        """Both ends; None if there is none, or too few clusters."""
         if self.low is None or self.high is None or 0 < self.clusters < FEWEST_CLUSTERS:
             return None
         return self.low, self.high

@@ -39,7 +39,7 @@ def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference
         if one != other:
             return f"they were measured with other {what}, {one} and {other}"
     if not (first.score.gains and second.score.gains):
-        return "an earlier release measured one of them and kept no gain of single positions"
+        return "one of them has no gains of single positions"
     gains = [{(gain.snapshot_id, gain.power): gain for gain in record.score.gains} for record in (first, second)]
     both = [key for key in gains[0] if key in gains[1]]
     if not both:

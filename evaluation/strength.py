@@ -76,7 +76,7 @@ class Score:
     openings: tuple[Opening, ...] = ()
     """The policy's first decisions from the first few positions; empty for a scripted player."""
     gains: tuple[Gain, ...] = ()
-    """The gain of each fork, so that scores can be compared position by position; empty in a file of an earlier release."""
+    """The gain of each fork, so that scores can be compared position by position."""
 
     @property
     def estimate(self) -> Estimate:

@@ -74,4 +74,4 @@ def _is_refreshed(path: Path) -> bool:
     try:
         return bool(json.loads((path / MANIFEST).read_bytes())["settings"]["from_run"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False  # of an earlier release, or damaged: keep it
+        return False  # damaged: keep it

@@ -22,7 +22,6 @@ from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.past_versions import open_opponent_engine
-from pipeline.removed_settings import without_removed
 from pipeline.resources import RolloutResources
 from pipeline.shared_cache import find_shared_cache
 from rollouts.fork import Tokens
@@ -92,7 +91,7 @@ def side_settings(paths: RunPaths) -> SideSettings:
             f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine, or in a bucket?"
         )
     try:
-        return SideSettings.model_validate(without_removed(json.loads(paths.settings.read_bytes()), stored=paths.root.name))
+        return SideSettings.model_validate(json.loads(paths.settings.read_bytes()))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])

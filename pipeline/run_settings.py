@@ -19,7 +19,6 @@ from inference.settings import InferenceSettings
 from outside.endpoint import OutsideSettings, read_endpoint
 from pipeline.check_pipeline import check_pipeline
 from pipeline.league import slots_for
-from pipeline.removed_settings import preset_name, without_removed
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
 from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
@@ -127,11 +126,6 @@ class RunSettings(Settings):
     retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
     """How long files are kept; a run removes old adapters, `entente runs clean` everything else."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed(cls, tree: Any) -> Any:
-        return without_removed(tree)
-
     @model_validator(mode="after")
     def _fit_own_line(self) -> "RunSettings":
         """Where all powers are the policy's, the own line stays in place unless a setting says otherwise."""
@@ -169,7 +163,6 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     Raises:
         InputError: unknown preset, unreadable file, unknown or invalid setting, or settings that contradict each other.
     """
-    preset = preset_name(preset)
     if preset not in preset_names():
         raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
     layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
@@ -302,15 +295,11 @@ def settings_of(paths: RunPaths) -> RunSettings:
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
-        return _relocated(_stored_settings(paths.settings, paths), paths)
+        return _relocated(RunSettings.model_validate(json.loads(FILES.fetch(paths.settings).read_bytes())), paths)
     except ValidationError as error:
         raise InputError(f"'{paths.settings}' is not of this version or was changed: {one_sentence(error)}") from error
     except ValueError as error:
         raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
-
-
-def _stored_settings(file: Path, paths: RunPaths) -> RunSettings:
-    return RunSettings.model_validate(without_removed(json.loads(FILES.fetch(file).read_bytes()), stored=paths.root.name))
 
 
 def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
@@ -331,7 +320,11 @@ def settings_at(paths: RunPaths, step: int) -> RunSettings:
     """
     settings = settings_of(paths)
     file = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return _relocated(_stored_settings(FILES.fetch(file), paths), paths) if FILES.exists(file) else settings
+    return (
+        _relocated(RunSettings.model_validate(json.loads(FILES.fetch(file).read_bytes())), paths)
+        if FILES.exists(file)
+        else settings
+    )
 
 
 def check_settings(settings: RunSettings) -> None:

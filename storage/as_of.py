@@ -48,7 +48,7 @@ def read_past_choice(paths: RunPaths, step: int) -> PastChoice:
     if "selection" not in metadata:
         raise InputError(
             f"the ledger of step {step} of run '{paths.root.name}' does not say what its rows were chosen from: "
-            "an older version of Entente wrote it"
+            "restore it from a copy"
         )
     return PastChoice(
         lineage=lineage,

@@ -129,9 +129,7 @@ def read_control(paths: RunPaths) -> Control:
     try:
         content = FILES.fetch(paths.control).read_bytes()
     except FileNotFoundError as error:
-        raise DataError(
-            f"{paths.control} is missing: the run has not begun, or an older version wrote it; begin or resume its training"
-        ) from error
+        raise DataError(f"{paths.control} is missing: the run has not begun; begin or resume its training") from error
     return _parsed(Control, content, paths.control, "it is written again when the run trains on")
 
 

@@ -83,8 +83,7 @@ def read_outcome(paths: RunPaths, lineage: str, step: int) -> Outcome | None:
     path = outcome_path(paths, lineage, step)
     try:
         stored = read_object(path)
-        # Older versions did not write them: then the file name counts.
-        owner, number = stored.pop("lineage", lineage), stored.pop("step", step)
+        owner, number = stored.pop("lineage"), stored.pop("step")
         outcome = Outcome(**{**stored, "updates": [UpdateOutcome(**update) for update in stored["updates"]]})
     except FileNotFoundError:
         return None

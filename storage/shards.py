@@ -163,8 +163,7 @@ def map_shard(path: Path) -> MappedFile:
     """Like `open_shard`, but the result can later tell whether the file is unchanged."""
     file = map_arrow(path, DECISION_SCHEMA)
     named = f"{path.parent.name}/{path.name}"
-    # Older versions did not write the name.
-    if (written := metadata_of(file.table).get("shard", named)) != named:
+    if (written := metadata_of(file.table).get("shard")) != named:
         raise DataError(f"{path} was written as shard {written}: it is a copy or was renamed; remove it, or name it so.")
     wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
     if len(wrong):

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import settings
-from pydantic import BaseModel
 
 from decoding.codec import Codec
 from decoding.legal_table import END
@@ -27,7 +26,7 @@ from game.players import player
 from game.snapshot import Snapshot
 from inference.engine import EngineStats
 from inference.host import EngineHost
-from pipeline.run_settings import RunSettings
+from pipeline.run_settings import layered_settings
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from rollouts.fork import Tokens
@@ -49,6 +48,23 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 SMALL_MODEL = {"hidden": 64, "layers": 2, "source_games": 6, "imitation_steps": 12, "imitation_positions": 2}
 """Recipe of the model of the tests: real in every part, made in a few seconds, and no good at the game."""
 _RECIPE = "\n".join(f"{name} = {value}" for name, value in SMALL_MODEL.items())
+STORED_SETTINGS: dict[str, Any] = {
+    "run": "before",
+    "seed": 13,
+    "steps": 2,
+    "inference": {"engine": "torch", "max_sequences": 32, "max_model_length": 512},
+    "tiny_model": {
+        **{"vocabulary": 480, "hidden": 32, "layers": 1, "source_games": 6},
+        **{"imitation_steps": 20, "imitation_positions": 2},
+    },
+    "cache": {"train_snapshots": 8, "held_out_snapshots": 6, "last_year": 1902},
+    "prompts": {"chat": "none", "own_line": "in_place"},
+    "rollouts": {"start_groups": 2, "forks_per_group": 4, "horizon_years": 1, "last_winter": True},
+    "training": {"lora_rank": 2, "lora_alpha": 4.0, "learning_rate": 3e-3, "updates_per_step": 2},
+    "evaluation": {"positions": 2, "powers_per_position": 1, "bootstrap": 100, "opponents": ["random", "mover"]},
+    "telemetry": {"wandb": "disabled", "report": False},
+}
+"""What the run of the fixture `stored_run` was trained with, as today's settings say it."""
 SMALL_RUN = f"""
 steps = 2
 seed = 13
@@ -348,24 +364,18 @@ def trained(
 
 
 @pytest.fixture
-def run_of_before(tmp_path: Path) -> RunPaths:
-    """A stored run of two steps, from before a model could think, beside its model; a copy of its own to change.
+def stored_run(tmp_path: Path) -> RunPaths:
+    """A run `before` of two steps on a tiny model of 29,000 weights, beside its model; a copy of its own to change.
 
-    Made with `entente train` on a tiny model of 29,000 weights. Its state cache was left out, and the name of its platform cut.
+    Its files were made once with `entente train`, and its settings are written here. Its state cache is left out.
     """
-    with tarfile.open(Path(__file__).parent / "stored_runs" / "before_thinking.tar.xz") as archive:
+    with tarfile.open(Path(__file__).parent / "stored_runs" / "two_steps.tar.xz") as archive:
         archive.extractall(tmp_path / "stored", filter="data")
     paths = RunPaths(tmp_path / "stored" / "before")
-    paths.settings.write_text(json.dumps(_of_today(json.loads(paths.settings.read_text()), RunSettings)))
+    paths.settings.write_text(
+        layered_settings("laptop", (), STORED_SETTINGS | {"runs_root": tmp_path / "stored"}).model_dump_json()
+    )
     return paths
-
-
-def _of_today(stored: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """The stored settings without those that are gone since."""
-    kept = {name: value for name, value in stored.items() if name in kind.model_fields}
-    inner = ((name, kind.model_fields[name].annotation) for name, value in kept.items() if isinstance(value, dict))
-    models = {name: each for name, each in inner if isinstance(each, type) and issubclass(each, BaseModel)}
-    return kept | {name: _of_today(kept[name], each) for name, each in models.items()}
 
 
 @pytest.fixture

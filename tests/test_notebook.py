@@ -27,15 +27,15 @@ from tests.test_project import HEAVY, ROOT
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
 
-def test_a_run_is_found_without_loading_what_reads_or_trains_it(run_of_before: RunPaths):
+def test_a_run_is_found_without_loading_what_reads_or_trains_it(stored_run: RunPaths):
     program = f"""
 import sys, entente
 rooms = {{"cli", "storage", "pipeline", "game", "duckdb"}}
 assert not rooms & set(sys.modules), rooms & set(sys.modules)
 import entente.bots
 assert entente.API_VERSION == 1 and "run" in dir(entente)
-run = entente.run("before", runs_root={str(run_of_before.root.parent)!r})
-print(run, *entente.runs({str(run_of_before.root.parent)!r}))
+run = entente.run("before", runs_root={str(stored_run.root.parent)!r})
+print(run, *entente.runs({str(stored_run.root.parent)!r}))
 assert not {HEAVY | {"duckdb"}!r} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -43,20 +43,20 @@ assert not {HEAVY | {"duckdb"}!r} & set(sys.modules)
     assert done.stdout.count("<run 'before' in ") == 2
 
 
-def test_no_shard_is_opened_before_rows_are_asked(run_of_before: RunPaths):
-    for file in run_of_before.shards.rglob("*.arrow"):
+def test_no_shard_is_opened_before_rows_are_asked(stored_run: RunPaths):
+    for file in stored_run.shards.rglob("*.arrow"):
         file.write_bytes(b"damaged")
-    run = entente.run("before", runs_root=run_of_before.root.parent)
+    run = entente.run("before", runs_root=stored_run.root.parent)
     assert run.settings.steps == 2 and run.as_of(1).name == "before" and run.scores.fetchall()
     with pytest.raises(DataError, match="has no game that can be read"):
         run.game("0/0")
     assert run.refused.fetchall() and not run.decisions.fetchall()
 
 
-def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(run_of_before: RunPaths):
-    root = run_of_before.root.parent
+def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(stored_run: RunPaths):
+    root = stored_run.root.parent
     settings = entente.run("before", runs_root=root).settings
-    with connect(run_of_before.root, blend=settings.storage.blend, discount=settings.storage.discount) as asked:
+    with connect(stored_run.root, blend=settings.storage.blend, discount=settings.storage.discount) as asked:
         for view in ("decisions", "batches", "plies", "standings"):
             rows = getattr(entente.run("before", runs_root=root), view)
             wanted = asked.sql(f"FROM {view} ORDER BY ALL").fetchall()
@@ -67,10 +67,10 @@ def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(run_
     assert {step for (step,) in run.as_of(2).sql("SELECT DISTINCT policy_version FROM decisions").fetchall()} <= {0, 1}
 
 
-def test_steps_and_scores_are_those_of_the_files(run_of_before: RunPaths):
-    run = entente.run("before", runs_root=run_of_before.root.parent)
+def test_steps_and_scores_are_those_of_the_files(stored_run: RunPaths):
+    run = entente.run("before", runs_root=stored_run.root.parent)
     figures: dict[int, dict[str, Any]] = {}
-    for line in run_of_before.metrics.read_text().splitlines():
+    for line in stored_run.metrics.read_text().splitlines():
         record = json.loads(line)
         figures.setdefault(record.pop("step"), {}).update(record)
     shown = {row["step"]: row for row in run.steps.to_arrow_table().to_pylist()}
@@ -78,18 +78,18 @@ def test_steps_and_scores_are_those_of_the_files(run_of_before: RunPaths):
     for step, values in figures.items():
         given = {name: value for name, value in shown[step].items() if value is not None and name != "step"}
         assert given == {name: value for name, value in values.items() if isinstance(value, int | float)}
-    files = {file.stem: json.loads(file.read_text()) for file in run_of_before.scores.glob("*.json")}
+    files = {file.stem: json.loads(file.read_text()) for file in stored_run.scores.glob("*.json")}
     scores = {row["label"]: row for row in run.scores.to_arrow_table().to_pylist()}
     measured = {label: file["score"]["mean"] for label, file in files.items()}
     assert {label: row["mean"] for label, row in scores.items()} == measured
     assert all(row["low"] is None for row in scores.values()), "from two source games there is no interval"
 
 
-def test_a_game_is_the_one_of_the_replay_and_draws_itself(run_of_before: RunPaths):
-    game = entente.run("before", runs_root=run_of_before.root.parent).game("1/2")
-    (model,) = (run_of_before.root.parent / MODEL_FOLDER).glob("tiny-*")
-    root = run_of_before.root.parent
-    assert as_data(game.replayed, root) == as_data(read_game(run_of_before, "1/2", model), root)
+def test_a_game_is_the_one_of_the_replay_and_draws_itself(stored_run: RunPaths):
+    game = entente.run("before", runs_root=stored_run.root.parent).game("1/2")
+    (model,) = (stored_run.root.parent / MODEL_FOLDER).glob("tiny-*")
+    root = stored_run.root.parent
+    assert as_data(game.replayed, root) == as_data(read_game(stored_run, "1/2", model), root)
     board = Board.start()
     assert board._repr_svg_() == draw_board(board)
     first, last = game.phases[0], game.phases[-1]
@@ -116,27 +116,27 @@ def test_a_game_is_the_one_of_the_replay_and_draws_itself(run_of_before: RunPath
         pytest.param(lambda root: entente.report("..", runs_root=root), "cannot name a folder", id="a page elsewhere"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_in_a_notebook_too(run_of_before: RunPaths, ask: Callable, said: str):
+def test_what_cannot_be_done_is_one_sentence_in_a_notebook_too(stored_run: RunPaths, ask: Callable, said: str):
     with pytest.raises(InputError, match=said) as refused:
-        ask(run_of_before.root.parent)
+        ask(stored_run.root.parent)
     assert refused.value._render_traceback_() == [f"InputError: {refused.value}"]
     assert "\n" not in str(refused.value)
 
 
-def test_settings_that_are_damaged_are_named_when_they_are_asked(run_of_before: RunPaths):
-    run_of_before.settings.write_text('{"steps": ')
-    run = entente.run("before", runs_root=run_of_before.root.parent)
+def test_settings_that_are_damaged_are_named_when_they_are_asked(stored_run: RunPaths):
+    stored_run.settings.write_text('{"steps": ')
+    run = entente.run("before", runs_root=stored_run.root.parent)
     with pytest.raises(EntenteError, match=r"settings\.json' cannot be used"):
         _ = run.decisions
     with pytest.raises(AttributeError, match="a run has no 'decision'"):
         _ = run.decision
 
 
-def test_pages_are_those_of_the_commands(run_of_before: RunPaths):
-    root = run_of_before.root.parent
-    shutil.copytree(run_of_before.root, root / "other")
+def test_pages_are_those_of_the_commands(stored_run: RunPaths):
+    root = stored_run.root.parent
+    shutil.copytree(stored_run.root, root / "other")
     page, both = entente.report("before", runs_root=root), entente.compare("before", "oth*", runs_root=root)
-    assert page.path == run_of_before.root / "report.html" and "<title" in page.path.read_text()
+    assert page.path == stored_run.root / "report.html" and "<title" in page.path.read_text()
     assert both.path.is_file() and "srcdoc" in page._repr_html_()
 
 

@@ -34,7 +34,6 @@ from training.reference_kl import KlState
 from training.state_tensors import StateValues, check_state, pack_state
 
 _FORMAT = 3
-_PICKLED_FORMAT, _PICKLE = 2, "trainer.pt"  # of releases whose trainer state was a pickle
 _TENSORS = "trainer.safetensors"
 _FILES = {"adapter_config.json", "adapter_model.safetensors", _TENSORS}
 
@@ -165,12 +164,7 @@ _STATE, _VALUES = TypeAdapter(TrainerState), TypeAdapter(StateValues)
 
 def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
     """Refuse an intact checkpoint of another format. A damaged one is not refused here: the caller skips it."""
-    found, files = record.get("format"), record.get("files")
-    if found == _PICKLED_FORMAT and "checksum" not in record and isinstance(files, dict) and _PICKLE in files:
-        raise InputError(
-            f"checkpoint '{folder}' keeps the trainer's state in a pickle, which could run any code and is not opened: "
-            "continue with the release that wrote it, or begin another run"
-        )
+    found = record.get("format")
     if found != _FORMAT and is_sealed(record):
         raise InputError(f"checkpoint '{folder}' has format {found}, this program reads {_FORMAT}: use the release that wrote it")
 

@@ -1,4 +1,4 @@
-"""The commands: `entente --help` is one screen, every help has examples that can be typed, and older spellings still run."""
+"""The commands: `entente --help` is one screen, and every help has examples that can be typed."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cyclopts import App
 
-from cli.commands import COMMANDS, RENAMED, command_line, current_spelling, overview
+from cli.commands import COMMANDS, command_line, overview
 from cli.main import run
 
 
@@ -50,19 +50,3 @@ def test_the_help_of_a_command_has_an_example_of_it():
     for words, command in LEAVES.items():
         _, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
         assert re.search(rf"\bentente {words}\b", examples), words
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_an_older_spelling_still_runs_and_says_the_new_one(old: str, capsys: pytest.CaptureFixture[str]):
-    new = RENAMED[old]
-    assert old not in NAMES and (new in LEAVES or any(leaf.startswith(f"{new} ") for leaf in LEAVES))
-    assert current_spelling([old, "--run", "a"]) == ([*new.split(), "--run", "a"], f"'entente {old}' is now 'entente {new}'")
-    assert run([old, "--help"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == f"entente: 'entente {old}' is now 'entente {new}'\n"
-    assert f"Usage: entente {new}" in shown.out
-
-
-def test_an_older_spelling_ends_with_the_exit_code_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path):
-    assert run(["explain-run", "--run", "mine", "--runs-root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.splitlines()[0] == "entente: 'entente explain-run' is now 'entente runs explain'"

@@ -21,13 +21,13 @@ WICKED = "\x1b[2J<script>alert(1)</script>\nA PAR H\n\u202eétage"
 
 
 @pytest.fixture
-def thinking(run_of_before: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def thinking(stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """`entente WORDS` about a run whose decisions have thoughts, some wicked ones ended by force: standard output."""
     monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
 
     def run(*words: str, thoughts: list[tuple[str, bool]]) -> str:
-        add_thoughts(run_of_before, thoughts)
-        assert main.run([*words, "--run", "before", "--runs-root", str(run_of_before.root.parent)]) == 0
+        add_thoughts(stored_run, thoughts)
+        assert main.run([*words, "--run", "before", "--runs-root", str(stored_run.root.parent)]) == 0
         return capsys.readouterr().out
 
     return run
@@ -83,22 +83,22 @@ def test_sql_writes_thoughts_to_a_file_as_they_are(thinking, tmp_path: Path):
 
 
 def test_without_the_tokenizer_a_thought_has_a_length_but_no_text(
-    thinking, run_of_before: RunPaths, capsys: pytest.CaptureFixture[str]
+    thinking, stored_run: RunPaths, capsys: pytest.CaptureFixture[str]
 ):
     thinking("runs", "inspect", "step", "1", thoughts=[("Hold.", False)])
-    (run_of_before.root.parent / "_models").rename(run_of_before.root / "elsewhere")
-    at = ["--run", "before", "--runs-root", str(run_of_before.root.parent)]
+    (stored_run.root.parent / "_models").rename(stored_run.root / "elsewhere")
+    at = ["--run", "before", "--runs-root", str(stored_run.root.parent)]
     assert main.run(["sql", "select distinct text, by_force, logprob / tokens from thoughts", "--format", "csv", *at]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[1:] == [f",,{LOGPROB}"] and 'the column "text" is empty' in told.err
     assert main.run(["replay", "0/1", *at]) == 0
-    page = (run_of_before.root / "replay-0-1.html").read_text()
+    page = (stored_run.root / "replay-0-1.html").read_text()
     assert page.count(" tokens, log-probability ") == 3 and "Hold" not in page
 
 
-def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, run_of_before: RunPaths):
+def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, stored_run: RunPaths):
     thinking("replay", "0/1", thoughts=[(WICKED, True), ("", False), ("Hold.", False)])
-    page = (run_of_before.root / "replay-0-1.html").read_text()
+    page = (stored_run.root / "replay-0-1.html").read_text()
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
     data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
     decisions = [decision for ply in data["plies"] for decision in ply["decisions"].values()]
@@ -111,15 +111,15 @@ def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, run
     assert odds == pytest.approx([0.022, 0.094, 0.075, 0.186], rel=0.03)
 
 
-def test_the_report_shows_the_thoughts_of_scored_openings(thinking, run_of_before: RunPaths):
+def test_the_report_shows_the_thoughts_of_scored_openings(thinking, stored_run: RunPaths):
     for who in ("base", "trained"):
-        file = run_of_before.scores / f"{who}.json"
+        file = stored_run.scores / f"{who}.json"
         record = json.loads(file.read_text())
         for opening in record["score"]["openings"]:
             opening["thought"] = {"tokens": 9, "logprob": -12.345, "text": f"{who}: {WICKED}", "by_force": True}
         file.write_text(json.dumps(record))
     thinking("report", thoughts=[("Hold.", False)])
-    page = (run_of_before.root / "report.html").read_text()
+    page = (stored_run.root / "report.html").read_text()
     assert page.count("thought of 9 tokens, ended by force, log-probability -12.35") == 4
     assert page.count("base: \\x1b[2J&lt;script&gt;alert(1)&lt;/script&gt;\nA PAR H\n\\u202eétage</blockquote>") == 2
     assert "<script>" not in page and "given the orders above it and the thought" in page

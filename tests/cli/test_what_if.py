@@ -20,9 +20,9 @@ PLAYED = "F GAS S A MAR - SPA, A MAR - SPA, A PAR - GAS"
 
 
 @pytest.fixture
-def ask(run_of_before: RunPaths) -> Entente:
+def ask(stored_run: RunPaths) -> Entente:
     """The command beside the stored run and a played game of one year."""
-    folder = run_of_before.root.parent
+    folder = stored_run.root.parent
     board, turns = Board.start(), []
     while board.year == 1901:
         legal = board.legal_orders()

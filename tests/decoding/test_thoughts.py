@@ -11,16 +11,16 @@ from storage.runs import RunPaths
 
 
 @pytest.fixture
-def codec(run_of_before: RunPaths) -> Codec:
+def codec(stored_run: RunPaths) -> Codec:
     """Of a tokenizer without tokens for thinking."""
-    (folder,) = (run_of_before.root.parent / "_models").glob("tiny-*")
+    (folder,) = (stored_run.root.parent / "_models").glob("tiny-*")
     return Codec(folder)
 
 
 @pytest.fixture(params=[("<think>", "</think>"), ("[THINK]", "[/THINK]")], ids=["tags", "brackets"])
-def thinker(run_of_before: RunPaths, request: pytest.FixtureRequest) -> Codec:
+def thinker(stored_run: RunPaths, request: pytest.FixtureRequest) -> Codec:
     """Of a tokenizer with tokens for thinking."""
-    (folder,) = (run_of_before.root.parent / "_models").glob("tiny-*")
+    (folder,) = (stored_run.root.parent / "_models").glob("tiny-*")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(list(request.param))
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -49,8 +49,8 @@ IDS = torch.arange(1, 40)[None]
 
 
 @pytest.fixture
-def root(run_of_before: RunPaths) -> Path:
-    return run_of_before.root.parent
+def root(stored_run: RunPaths) -> Path:
+    return stored_run.root.parent
 
 
 @pytest.fixture
@@ -345,10 +345,10 @@ def test_a_model_is_published_byte_for_byte_with_its_hashes(models: Path, tmp_pa
     assert "entente evaluate --players models/one,dumbbot" in (to / "README.md").read_text()
 
 
-def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(run_of_before: RunPaths, tmp_path: Path):
-    root = run_of_before.root.parent
+def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(stored_run: RunPaths, tmp_path: Path):
+    root = stored_run.root.parent
     source = find_model("before", root)
-    assert (source.name, source.adapter) == ("before:v2", run_of_before.adapter(2))
+    assert (source.name, source.adapter) == ("before:v2", stored_run.adapter(2))
     to = publish_model(source, tmp_path / "models" / "two", root)
     check_model(to)
     base = AutoModelForCausalLM.from_pretrained(source.base, dtype=torch.float32)
@@ -360,7 +360,7 @@ def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(run_of_bef
     assert recipe["training"]["version"] == 2
 
 
-def test_the_settings_of_a_card_make_the_policy_again(models: Path, run_of_before: RunPaths, tmp_path: Path):
+def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: RunPaths, tmp_path: Path):
     made = models / "_models" / "small"
     stored = json.loads((made / "recipe.json").read_text())
     (made / "recipe.json").write_text(json.dumps(stored | IMITATED))
@@ -368,8 +368,8 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, run_of_befor
     (settings,) = re.findall(r"```toml\n(.*?)```", card, re.DOTALL)
     assert ImitationSettings.model_validate(tomllib.loads(settings)).recorded == (Path("games.jsonl"),)
     assert "22.7 % of its orders are the teacher's" in " ".join(card.split())
-    source = find_version("before:v1", run_of_before.root.parent)
-    card = (export_adapter(source, tmp_path / "two", run_of_before.root.parent) / "README.md").read_text()
+    source = find_version("before:v1", stored_run.root.parent)
+    card = (export_adapter(source, tmp_path / "two", stored_run.root.parent) / "README.md").read_text()
     (tmp_path / "trained.toml").write_text(*re.findall(r"```toml\n(.*?)```", card, re.DOTALL))
     assert source.settings is not None
     few = {"evaluation": source.settings.evaluation.model_dump()}  # which changes neither rows nor weights
@@ -383,8 +383,8 @@ def test_the_card_shows_the_figures_of_a_match_under_the_published_name(models: 
     assert "| models/one | 0.12 [0.10, 0.15] | 12.5% [10.0%, 15.0%] |" in card and "its/name" not in card
 
 
-def test_figures_of_another_model_are_refused(models: Path, run_of_before: RunPaths, tmp_path: Path):
-    other = stored_match(tmp_path / "figures", find_model("before", run_of_before.root.parent).base)
+def test_figures_of_another_model_are_refused(models: Path, stored_run: RunPaths, tmp_path: Path):
+    other = stored_match(tmp_path / "figures", find_model("before", stored_run.root.parent).base)
     with pytest.raises(InputError, match="'small' is none of the players measured in"):
         publish_model(find_model("small", models), tmp_path / "models" / "one", models, [other])
     assert list((tmp_path / "models").iterdir()) == []
@@ -411,8 +411,8 @@ def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused
         publish_model(source, tmp_path / "models" / "none", models)
 
 
-def test_rounding_that_would_lose_what_was_learned_is_refused(run_of_before: RunPaths, tmp_path: Path, monkeypatch):
-    root = run_of_before.root.parent
+def test_rounding_that_would_lose_what_was_learned_is_refused(stored_run: RunPaths, tmp_path: Path, monkeypatch):
+    root = stored_run.root.parent
     source = find_model("before:v1", root)
     assert source.version is not None and source.adapter is not None
     little = shutil.copytree(source.adapter, tmp_path / "little")

@@ -280,11 +280,11 @@ def test_a_browser_steps_through_a_game_without_network_or_complaint(
     assert complaints == [] and requests == [file.resolve().as_uri()]
 
 
-def test_a_browser_shows_thoughts_as_text(browser: Any, run_of_before: RunPaths, tmp_path: Path):
+def test_a_browser_shows_thoughts_as_text(browser: Any, stored_run: RunPaths, tmp_path: Path):
     wicked = "Take BER.\n</script><img src=x onerror=alert(1)> & hold \x1b[2J" + 40 * "verylongword"
-    add_thoughts(run_of_before, [("", False), (wicked, True), ("Hold.", False)])
-    (model,) = (run_of_before.root.parent / MODEL_FOLDER).glob("tiny-*")
-    game, file = read_game(run_of_before, "0/1", model), tmp_path / "game.html"
+    add_thoughts(stored_run, [("", False), (wicked, True), ("Hold.", False)])
+    (model,) = (stored_run.root.parent / MODEL_FOLDER).glob("tiny-*")
+    game, file = read_game(stored_run, "0/1", model), tmp_path / "game.html"
     file.write_text(replay_html(game, Path("runs")))
     complaints: list[str] = []
     page = browser.new_page(viewport={"width": 390, "height": 900})

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import random
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from storage.json_files import sealed
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import DataError, InputError
+from telemetry.errors import DataError
 from training.advantages import MovingMeans
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.policy import Policy
@@ -98,26 +97,6 @@ def test_all_that_the_next_step_rests_on_comes_back_bit_for_bit(tmp_path: Path):
     one, other = optimiser.state_dict(), its_optimiser.state_dict()
     assert one["param_groups"] == other["param_groups"] and one["state"].keys() == other["state"].keys()
     assert all(value.equal(other["state"][key][name]) for key, state in one["state"].items() for name, value in state.items())
-
-
-class Touches:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.file),)
-
-
-def test_a_checkpoint_of_the_former_layout_is_refused_with_the_cure_and_runs_nothing(paths: RunPaths, tmp_path: Path):
-    folder, ran = paths.checkpoint(2), tmp_path / "ran"
-    (folder / "trainer.safetensors").unlink()
-    (folder / "trainer.pt").write_bytes(pickle.dumps(Touches(ran)))
-    (folder / "manifest.json").write_text(json.dumps({"format": 2, "step": 2, "files": {"trainer.pt": {}}}))
-    with pytest.raises(InputError, match=r"pickle.*continue with the release that wrote it"):
-        Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
-    assert not ran.exists() and paths.checkpoint(2).is_dir()
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(paths: RunPaths):
