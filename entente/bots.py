@@ -1,4 +1,4 @@
-"""A bot: from the legal orders of one power to one legal set of them. Entry points of the group `entente.bots`."""
+"""A bot: from the legal orders of one power to one legal set of them. Settings name one as `module:attribute`."""
 
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import Player as Bot

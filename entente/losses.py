@@ -1,4 +1,4 @@
-"""A policy loss: a value for each drawn token, and what their sum is divided by. Entry points of the group `entente.losses`."""
+"""A policy loss: a value for each drawn token, and what their sum is divided by. Settings name one as `module:attribute`."""
 
 from training.losses.choose import PolicyLoss
 from training.losses.token_loss import DrawnTokens, TokenLoss, clipped, decision_means, log_ratio, numbered, outliers

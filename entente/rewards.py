@@ -1,4 +1,4 @@
-"""A reward: one more component, computed from those that a row holds. Entry points of the group `entente.rewards`."""
+"""A reward: one more component, computed from those that a row holds. Settings name one as `module:attribute`."""
 
 from storage.rewards import Components, Reward
 from storage.schema import COMPONENTS

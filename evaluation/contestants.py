@@ -14,7 +14,7 @@ from pathlib import Path
 from decoding.model_files import recipe_prompts, resolve_model, weights_hash
 from evaluation.adapter_folders import is_adapter, open_adapter
 from evaluation.settings import PlaySettings
-from game.players import SEARCHES, check_player, player_names
+from game.players import PLAYERS, SEARCHES, check_player, is_player
 from outside.endpoint import read_endpoint
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from rollouts.opponents import is_endpoint
@@ -111,7 +111,7 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         return replace(found, name=found.name + SEARCHES, searches=True)
     if is_endpoint(name):
         return Contestant(name=read_endpoint(name).name)
-    if name in player_names() and not _VERSION.fullmatch(name):
+    if is_player(name) and not _VERSION.fullmatch(name):
         check_player(name)
         return Contestant(name=name)
     match = _VERSION.fullmatch(name)
@@ -121,7 +121,7 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         raise InputError(
             f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), the folder of a model or an "
             f"adapter ('models/small'), an endpoint ('openai:model@http://host:port/v1') or a scripted player, one of "
-            f"{', '.join(player_names())}; '{SEARCHES}' after it makes it search"
+            f"{', '.join(PLAYERS)}; '{SEARCHES}' after it makes it search"
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))

@@ -6,13 +6,14 @@ orders, random state and board give equal orders on any machine.
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import comb
 from typing import TYPE_CHECKING, Protocol
 
 from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
 from telemetry.errors import InputError
-from telemetry.extensions import BOTS, Extension, Misfit, Registry, check_arguments
+from telemetry.extensions import Misfit, check_arguments, check_named, load_part
 
 if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
@@ -91,57 +92,54 @@ PLAYERS: Mapping[str, Player] = {
 }
 
 
+@cache
 def player(name: str) -> Player:
-    """The player called `name`.
+    """The player called `name`: one of ours, or a function that `module:attribute` names.
 
     Raises:
-        InputError: there is no such player.
+        InputError: there is no such player, or it cannot be used.
     """
-    return _REGISTRY.get(name)
+    check_named("scripted player", name, PLAYERS)
+    return PLAYERS[name] if name in PLAYERS else load_part("scripted player", name, _accept)
 
 
 def check_player(name: str) -> None:
-    """Refuse a name that no player bears, or that one of ours and one of a package bear both; the player is loaded.
+    """Load the player of this name.
 
     Raises:
-        InputError: names the package, if there is one, and the cure.
+        InputError: see `player`.
     """
-    _REGISTRY.check(name)
     player(name)
 
 
-def player_names() -> list[str]:
-    """Names of all players: ours, then those that installed packages bring."""
-    return _REGISTRY.names()
+def is_player(name: str) -> bool:
+    """Whether `name` is one of ours or may name one of a user's own."""
+    try:
+        check_named("scripted player", name, PLAYERS)
+    except InputError:
+        return False
+    return True
 
 
-def _accept(found: Player, extension: Extension) -> Player:
-    """A player of a package. Its orders are checked each time, so that none reaches the board that is not legal."""
-    if extension.name in _TAKEN:
-        raise Misfit(f"has the name of {_TAKEN[extension.name]}")
+def _accept(found: Player, named: str) -> Player:
+    """A user's player. Its orders are checked each time, so that none reaches the board that is not legal."""
     if not callable(found):
-        raise Misfit("is no function that orders for a power")
+        raise Misfit("it is no function that orders for a power")
     check_arguments(found, "legal", "rng", "board")
 
     def order(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
         try:
             orders = list(found(legal, rng, board))
         except Exception as error:
-            raise InputError(
-                f"the {extension.text} failed for {legal.power} ({type(error).__name__}: {error}): mend that package"
-            ) from error
+            raise InputError(f"the {named} failed for {legal.power} ({type(error).__name__}: {error}): mend it") from error
         if not legal.admits(orders):
             raise InputError(
-                f"the {extension.text} ordered {orders} for {legal.power}, which is no legal {legal.kind} set in the order of "
-                "the sites: mend that package"
+                f"the {named} ordered {orders} for {legal.power}, which is no legal {legal.kind} set in the order of the sites: "
+                "mend it"
             )
         return orders
 
     return order
-
-
-_TAKEN = {"policy": "the seat that is trained", "base": "a policy version", "newest": "a policy version"}
-_REGISTRY: Registry[Player] = Registry(BOTS, PLAYERS, _accept)
 
 
 def _require_board(board: "Board | None", name: str) -> "Board":

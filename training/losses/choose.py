@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-from telemetry.extensions import LOSSES as LOSS_GROUP
-from telemetry.extensions import Extension, Misfit, Registry, check_arguments
+from telemetry.extensions import Misfit, check_arguments, check_named, load_part
 from training.losses.cispo import cispo_loss
 from training.losses.clipped import clipped_loss
 from training.losses.dppo import dppo_loss
@@ -37,22 +37,24 @@ LOSSES: Mapping[str, PolicyLoss] = {
     "gspo": PolicyLoss(of=gspo_loss, per_decision=True),
     "sequence_mean": PolicyLoss(of=sequence_mean_loss, per_decision=True),
 }
-"""Built-in losses. `training.loss` may also name one from an installed package."""
+"""Built-in losses. `training.loss` may also name one of a user's own as `module:attribute`."""
 
 
+@cache
 def policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name, built-in or from a package (docs/extending.md).
+    """The loss of that name, built-in or a user's own (docs/extending.md).
 
     Raises:
-        InputError: there is no such loss, or the package's loss cannot be used.
+        InputError: there is no such loss, or it cannot be used.
     """
-    return _REGISTRY.get(name)
+    check_named("loss", name, LOSSES)
+    return LOSSES[name] if name in LOSSES else load_part("loss", name, _accept)
 
 
-def _accept(found: PolicyLoss, extension: Extension) -> PolicyLoss:
-    """Check a package's loss on four tokens."""
+def _accept(found: PolicyLoss, _: str) -> PolicyLoss:
+    """Check a user's loss on four tokens."""
     if not isinstance(found, PolicyLoss):
-        raise Misfit("is no entente.losses.PolicyLoss")
+        raise Misfit("it is no entente.losses.PolicyLoss")
     check_arguments(found.of, "tokens", "settings")
     logprobs = torch.tensor([-0.1, -0.5, -1.0, -2.0], requires_grad=True)
     tokens = DrawnTokens(
@@ -63,7 +65,7 @@ def _accept(found: PolicyLoss, extension: Extension) -> PolicyLoss:
     )
     tried = found.of(tokens, TrainingSettings())
     if not isinstance(tried, TokenLoss):
-        raise Misfit(f"gives a {type(tried).__name__}, not an entente.losses.TokenLoss")
+        raise Misfit(f"it gives a {type(tried).__name__}, not an entente.losses.TokenLoss")
     for field, kind in (
         ("loss", torch.float32),
         ("clipped_low", torch.bool),
@@ -72,10 +74,7 @@ def _accept(found: PolicyLoss, extension: Extension) -> PolicyLoss:
     ):
         value = getattr(tried, field)
         if not isinstance(value, torch.Tensor) or value.shape != logprobs.shape or value.dtype != kind:
-            raise Misfit(f"gives a `{field}` that is no {kind} of one value for each token")
+            raise Misfit(f"it gives a `{field}` that is no {kind} of one value for each token")
     if not tried.loss.requires_grad or not bool(torch.isfinite(tried.loss).all()):
-        raise Misfit("gives a loss without a gradient, or one that is not finite")
+        raise Misfit("it gives a loss without a gradient, or one that is not finite")
     return found
-
-
-_REGISTRY: Registry[PolicyLoss] = Registry(LOSS_GROUP, LOSSES, _accept)
