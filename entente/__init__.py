@@ -8,12 +8,12 @@ loss and a reward is; docs/extending.md has examples. Of these only `entente.los
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from entente.notebook import compare, evaluate, report, run, runs, train
+    from entente.notebook import run, runs, train
 
 API_VERSION = 1
 """Goes up when a package that was written for the number before would no longer work."""
 
-__all__ = ["API_VERSION", "compare", "evaluate", "report", "run", "runs", "train"]
+__all__ = ["API_VERSION", "run", "runs", "train"]
 
 
 def __getattr__(name: str) -> Any:

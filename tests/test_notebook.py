@@ -3,7 +3,6 @@ sentence, and the notebook of the docs runs.
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +12,8 @@ from typing import Any
 import pytest
 
 import entente
-from game.board import Board
-from game.render import draw_board
 from pipeline.run_settings import MODEL_FOLDER
-from reports.replay_page import as_data
+from reports.replay_page import replay_html
 from reports.replayed import read_game
 from storage.asking import connect
 from storage.runs import RunPaths
@@ -47,9 +44,9 @@ def test_no_shard_is_opened_before_rows_are_asked(stored_run: RunPaths):
     for file in stored_run.shards.rglob("*.arrow"):
         file.write_bytes(b"damaged")
     run = entente.run("before", runs_root=stored_run.root.parent)
-    assert run.settings.steps == 2 and run.as_of(1).name == "before" and run.scores.fetchall()
+    assert run.settings.steps == 2 and run.scores.fetchall()
     with pytest.raises(DataError, match="has no game that can be read"):
-        run.game("0/0")
+        run.replay("0/0")
     assert run.refused.fetchall() and not run.decisions.fetchall()
 
 
@@ -64,7 +61,6 @@ def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(stor
     run = entente.run("before", runs_root=root)
     assert run.sql("SELECT count(*) FROM tokens WHERE text IS NULL").fetchall() == [(0,)]
     assert run.sql("@return_by_version_and_power").fetchall()
-    assert {step for (step,) in run.as_of(2).sql("SELECT DISTINCT policy_version FROM decisions").fetchall()} <= {0, 1}
 
 
 def test_steps_and_scores_are_those_of_the_files(stored_run: RunPaths):
@@ -85,17 +81,13 @@ def test_steps_and_scores_are_those_of_the_files(stored_run: RunPaths):
     assert all(row["low"] is None for row in scores.values()), "from two source games there is no interval"
 
 
-def test_a_game_is_the_one_of_the_replay_and_draws_itself(stored_run: RunPaths):
-    game = entente.run("before", runs_root=stored_run.root.parent).game("1/2")
-    (model,) = (stored_run.root.parent / MODEL_FOLDER).glob("tiny-*")
-    root = stored_run.root.parent
-    assert as_data(game.replayed, root) == as_data(read_game(stored_run, "1/2", model), root)
-    board = Board.start()
-    assert board._repr_svg_() == draw_board(board)
-    first, last = game.phases[0], game.phases[-1]
-    assert game.boards[0] is first.board and game.orders[-1] == {} and last._repr_svg_() == draw_board(last.board)
-    assert set(game.orders[0]) == set(first.orders) and first._repr_svg_().count("<path") > last._repr_svg_().count("<path")
-    (frame,) = (each for kind, each in Page(game._repr_html_()).elements if kind == "iframe")
+def test_report_and_replay_are_the_pages_of_the_commands_as_frames(stored_run: RunPaths):
+    run, root = entente.run("before", runs_root=stored_run.root.parent), stored_run.root.parent
+    (model,) = (root / MODEL_FOLDER).glob("tiny-*")
+    assert run.replay("1/2").page == replay_html(read_game(stored_run, "1/2", model), root)
+    shown = run.report()
+    assert shown.page == (stored_run.root / "report.html").read_text()
+    (frame,) = (each for kind, each in Page(shown._repr_html_()).elements if kind == "iframe")
     assert frame["sandbox"] == "allow-scripts" and Page(frame["srcdoc"]).count  # its own tags nest
 
 
@@ -109,11 +101,8 @@ def test_a_game_is_the_one_of_the_replay_and_draws_itself(stored_run: RunPaths):
         pytest.param(lambda root: entente.runs(root / "x"), "there is no folder", id="no folder"),
         pytest.param(lambda root: entente.run("before", runs_root=root).sql("DROP VIEW tokens"), "SELECT", id="a change"),
         pytest.param(lambda root: entente.run("before", runs_root=root).sql("FROM decision"), 'mean "decisions"', id="misspelt"),
-        pytest.param(lambda root: entente.run("before", runs_root=root).game("9/9"), "has no game 9/9", id="no such game"),
+        pytest.param(lambda root: entente.run("before", runs_root=root).replay("9/9"), "has no game 9/9", id="no such game"),
         pytest.param(lambda root: entente.train(runs_root=root, wrong=1), "no setting 'wrong'", id="no such setting"),
-        pytest.param(lambda root: entente.evaluate("never", runs_root=root), "there is no run", id="nothing to evaluate"),
-        pytest.param(lambda root: entente.compare("before", "never", runs_root=root), "called 'never'", id="nothing to compare"),
-        pytest.param(lambda root: entente.report("..", runs_root=root), "cannot name a folder", id="a page elsewhere"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_in_a_notebook_too(stored_run: RunPaths, ask: Callable, said: str):
@@ -121,6 +110,7 @@ def test_what_cannot_be_done_is_one_sentence_in_a_notebook_too(stored_run: RunPa
         ask(stored_run.root.parent)
     assert refused.value._render_traceback_() == [f"InputError: {refused.value}"]
     assert "\n" not in str(refused.value)
+    assert refused.value.__cause__ is None and refused.value.__suppress_context__, "a script shows one traceback"
 
 
 def test_settings_that_are_damaged_are_named_when_they_are_asked(stored_run: RunPaths):
@@ -132,14 +122,6 @@ def test_settings_that_are_damaged_are_named_when_they_are_asked(stored_run: Run
         _ = run.decision
 
 
-def test_pages_are_those_of_the_commands(stored_run: RunPaths):
-    root = stored_run.root.parent
-    shutil.copytree(stored_run.root, root / "other")
-    page, both = entente.report("before", runs_root=root), entente.compare("before", "oth*", runs_root=root)
-    assert page.path == stored_run.root / "report.html" and "<title" in page.path.read_text()
-    assert both.path.is_file() and "srcdoc" in page._repr_html_()
-
-
 def test_the_notebook_is_stored_without_outputs():
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert [cell for cell in cells if cell["cell_type"] == "code" and (cell["outputs"] or cell["execution_count"])] == []
@@ -147,7 +129,7 @@ def test_the_notebook_is_stored_without_outputs():
 
 @pytest.mark.system
 def test_the_notebook_runs_and_shows_what_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In a kernel of its own, which trains and evaluates, each with a Prefect server of its own."""
+    """In a kernel of its own, which trains with a Prefect server of its own."""
     import nbclient
     import nbformat
 
@@ -160,8 +142,8 @@ def test_the_notebook_runs_and_shows_what_it_tells(tmp_path: Path, monkeypatch: 
     shown = {cell.source: [each.data for each in cell.outputs if "data" in each] for cell in code}
     refused = code[-1].outputs[0]
     assert refused.traceback == ["InputError: there is no run in 'runs/never': it has no settings.json; runs there: notebook"]
-    assert "image/svg+xml" in shown["game.phases[0]"][0] and "image/svg+xml" in shown["game.boards[-1]"][0]
-    assert "<iframe" in shown['entente.report("notebook")'][0]["text/html"]
+    for page in ('run.replay("best")', "run.report()"):
+        assert "<iframe" in shown[page][0]["text/html"]
     assert "trained" in shown["run.scores"][0]["text/plain"]
     said = "".join(each.text for cell in code for each in cell.outputs if each.output_type == "stream")
     assert "step 2/2" in said
