@@ -33,7 +33,7 @@ class ResumePoint:
     last: TrainedStep
     """The newest step with a whole checkpoint; in a fresh run the base model, without metrics."""
     set_aside: tuple[str, ...]
-    """One sentence for each damaged checkpoint that was skipped."""
+    """One sentence for each damaged checkpoint or shard that is left out."""
     lineage: str
     """Lineage of the next steps."""
 

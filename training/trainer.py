@@ -136,8 +136,10 @@ class Trainer:
 
     def resume_point(self) -> ResumePoint:
         """The state from which the run continues."""
+        self._index.refresh()
+        damaged = (*self.set_aside, *(sentence for _, sentence in self._index.refused))
         last = TrainedStep(published=self.published, metrics=self.metrics_done)
-        return ResumePoint(last=last, set_aside=tuple(self.set_aside), lineage=self.lineage)
+        return ResumePoint(last=last, set_aside=damaged, lineage=self.lineage)
 
     def fresh_rows(self) -> int:
         """Number of rows that the trainer's version drew, at most MISMATCH_ROWS."""

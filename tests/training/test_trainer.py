@@ -440,3 +440,9 @@ def test_a_checkpoint_has_the_ledgers_whose_rows_may_be_drawn_again(paths, model
     trained.unlink()
     assert len(restore_ledgers(paths, StorageSettings())) == 1 and trained.read_bytes() == before
     assert trainer_for(paths, model).resume_point().last.published.version == 1
+
+
+def test_a_resumed_trainer_says_which_shards_it_cannot_use(paths, model):
+    (shard, *_) = sorted(path for path in paths.shards.rglob("*.arrow") if ".plies" not in path.name)
+    flip(shard)
+    assert any(shard.name in sentence for sentence in trainer_for(paths, model).resume_point().set_aside)
