@@ -8,8 +8,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.dry_run import show_plan
-from cli.options import DryRun, PlanAsJson, which_run
+from cli.options import which_run
 from cli.run_flow import run_flow
 from state_cache.settings import CacheSettings
 
@@ -32,8 +31,6 @@ _BOARDS = 6
 def build(
     *,
     runs_root: RunsRoot = Path("runs"),
-    dry_run: DryRun = False,
-    json: PlanAsJson = False,
     settings: CacheFlags = None,
 ) -> None:
     """Play scripted games and freeze positions. A cache with the same settings is built only once.
@@ -54,10 +51,6 @@ def build(
 
         named = tuple(name if ":" in name else named_game(name, runs_root / GAMES_FOLDER) for name in settings.from_games)
         settings = settings.model_copy(update={"from_games": named})
-    if dry_run:
-        from pipeline.plans.plan_run import plan_cache
-
-        return show_plan(plan_cache(settings or CacheSettings(), runs_root), json=json)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.build_state_cache import build_state_cache
@@ -82,16 +75,12 @@ def refresh(
     run: Annotated[str, Parameter(help="Run whose cache is refreshed with positions that its rollouts reached.")],
     share: Annotated[float, Parameter(help="Share of the training positions that come from the run.")] = 0.25,
     runs_root: RunsRoot = Path("runs"),
-    dry_run: DryRun = False,
-    json: PlanAsJson = False,
 ) -> None:
     """Publish a version of a run's cache with positions of its policy. Held-out positions and versions in use are kept.
 
     Examples
 
         entente cache refresh --run mine --share 0.25
-
-        entente cache refresh --run mine --dry-run
     """
     from state_cache.store import open_cache
     from telemetry.errors import InputError
@@ -99,10 +88,6 @@ def refresh(
     if not run:
         raise InputError("--run is empty: name the run whose positions are added")
     run = which_run(run, runs_root)
-    if dry_run:
-        from pipeline.plans.plan_past import plan_refresh
-
-        return show_plan(plan_refresh(run, runs_root, share), json=json)
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.build_state_cache import build_state_cache

@@ -178,7 +178,7 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
     Raises:
         InputError: the settings cannot be read.
     """
-    from pipeline.plans.find_model import check_room
+    from pipeline.find_model import check_room
     from pipeline.run_settings import layered_settings
     from telemetry.cards import visible_cards
     from telemetry.errors import InputError

@@ -144,12 +144,12 @@ def evaluate(
         check_search(play.search, has_policy=True)
     evaluation = None if alone else evaluation_of(run, runs_root, positions, None if match else opponents, uses_engine)
     if dry_run:
-        from pipeline.plans.plan_evaluate import plan_evaluate, plan_match
+        from pipeline.dry_run import plan_evaluate, plan_match
 
         if match is not None:
             return show_plan(plan_match(run, runs_root, match), json=json)
         assert evaluation is not None, "only a match needs no run"
-        return show_plan(plan_evaluate(run, version, runs_root, evaluation, play), json=json)
+        return show_plan(plan_evaluate(run, version, runs_root, evaluation), json=json)
     result = run_evaluation(run, version, runs_root, evaluation, match, tactical, times, play=play)
     if match is not None:
         _show_match(result)
@@ -177,7 +177,7 @@ def run_evaluation(
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
     """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
-    from pipeline.plans.find_model import check_room
+    from pipeline.find_model import check_room
     from pipeline.run_settings import check_settings, settings_of
     from storage.runs import RunPaths
 

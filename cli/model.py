@@ -1,17 +1,24 @@
 """`entente model`: make the tiny model or a base that imitates a teacher, show a model, and publish one."""
 
 import json as jsonlib
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
+from pydantic import ValidationError
 
 from cli.dry_run import show_plan
 from cli.options import DryRun, PlanAsJson
 from cli.settings_from_flags import ConfigFiles
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from telemetry.errors import InputError
 from training.imitation.settings import ImitationSettings
 from training.settings import TinyModelSettings
+
+if TYPE_CHECKING:
+    from training.imitation.work import WorkFolder
 
 app = App(name="model", help="Base models that are made on this machine.", default_parameter=Parameter(consume_multiple=True))
 
@@ -20,8 +27,6 @@ app = App(name="model", help="Base models that are made on this machine.", defau
 def make(
     *,
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
-    dry_run: DryRun = False,
-    json: PlanAsJson = False,
     recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
     prompts: Annotated[PromptSettings | None, Parameter(help="Form of the prompts that it is trained on.")] = None,
 ) -> None:
@@ -35,10 +40,6 @@ def make(
 
         entente model make --prompts.order-notation slot
     """
-    if dry_run:
-        from pipeline.plans.plan_run import plan_model
-
-        return show_plan(plan_model(recipe or TinyModelSettings(), runs_root, prompts or DEFAULT_PROMPTS), json=json)
     from cli.screen import progress_shown
     from game.players import player
     from pipeline.run_settings import MODEL_FOLDER
@@ -90,14 +91,15 @@ def imitate(
 
         entente model imitate strong --dry-run
     """
-    from pipeline.plans.plan_imitation import imitation_settings, plan_imitation
     from pipeline.run_settings import MODEL_FOLDER
     from training.imitation.work import begin, begun_games, finish, work_folder
 
     work = work_folder(runs_root / MODEL_FOLDER, name)
     given = {} if settings is None else settings.model_dump(exclude_unset=True)
-    chosen = imitation_settings(work, config or (), given, resume=resume)
+    chosen = _imitation_settings(work, config or (), given, resume=resume)
     if dry_run:
+        from pipeline.dry_run import plan_imitation
+
         return show_plan(plan_imitation(work, chosen, runs_root), json=json)
     from cli.screen import progress_shown
     from pipeline.search_teacher import SearchTeacher
@@ -121,6 +123,26 @@ def imitate(
         write_curve(folder)
         finish(work)
     print(folder)
+
+
+def _imitation_settings(
+    work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
+) -> ImitationSettings:
+    """The checked settings of a model: TOML files, then flags; of one that is resumed its own."""
+    from pipeline.run_settings import merge_layers, one_sentence
+    from pipeline.settings_file import read_settings_file
+    from training.imitation.work import begun_settings, check_new
+
+    if resume:
+        if files or flags:
+            raise InputError("a model that is resumed keeps its settings: leave out --config and all settings")
+        return begun_settings(work)
+    try:
+        settings = ImitationSettings.model_validate(reduce(merge_layers, [*map(read_settings_file, files), flags], {}))
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_new(work)
+    return settings
 
 
 @app.command

@@ -40,7 +40,7 @@ def replay(
 
         entente replay 12/3 --run mine --output game.html
     """
-    from pipeline.plans.find_model import model_or_none
+    from pipeline.find_model import model_or_none
     from pipeline.run_settings import settings_of
     from reports.replay_page import write_replay
     from reports.replayed import read_game

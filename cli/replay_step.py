@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cli.dry_run import show_plan
-from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
+from cli.options import AsJson, Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import TrainingError
 
@@ -23,7 +22,6 @@ def replay_step(
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
 
@@ -35,10 +33,8 @@ def replay_step(
         entente runs replay-step --run mine --step 7
 
         entente runs replay-step --run mine --step 7 --json
-
-        entente runs replay-step --run mine --step 7 --dry-run    how many steps are replayed, and about how long
     """
-    from pipeline.plans.find_model import model_of
+    from pipeline.find_model import model_of
     from pipeline.run_settings import check_objective, settings_at
     from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
@@ -48,11 +44,6 @@ def replay_step(
     settings = settings_at(paths, step)
     check_objective(settings)
     model = model_of(settings, runs_root, run)
-    if dry_run:
-        from pipeline.plans.plan_past import plan_replay_step
-
-        plan = plan_replay_step(paths, step, model, settings.model_copy(update={"training": _training(settings)}))
-        return show_plan(plan, json=json)
     apply_threads(usable_cores())
     from cli.screen import progress_shown
     from training.replay import replay_step as replay

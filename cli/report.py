@@ -36,7 +36,7 @@ def report(
 
         entente report --run mine --pictures docs/pictures
     """
-    from pipeline.plans.find_model import model_or_none
+    from pipeline.find_model import model_or_none
     from pipeline.run_settings import settings_of
     from reports.page import write_pictures
     from storage.runs import RunPaths

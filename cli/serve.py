@@ -8,8 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from cli.dry_run import show_plan
-from cli.options import DryRun, PlanAsJson, Run, RunsRoot, open_root
+from cli.options import Run, RunsRoot, open_root
 from inference.settings import KEY_VARIABLE, InferenceSettings
 from storage.runs import LATEST
 from telemetry.errors import InputError
@@ -32,8 +31,6 @@ def serve(
         Path, Parameter(help="Adapters are loaded only from this folder, or s3://bucket/prefix.", converter=open_root)
     ] = Path("runs"),
     name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
-    dry_run: DryRun = False,
-    json: PlanAsJson = False,
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
     """Serve one engine to training runs over HTTP, or with --openai legal orders to anybody, until SIGTERM or Ctrl-C.
@@ -54,23 +51,17 @@ def serve(
     from workers.worker import bind
 
     if openai:
-        from cli.serve_orders import find_policy, plan_orders, serve_orders
+        from cli.serve_orders import find_policy, serve_orders
 
         policy = find_policy(model, run, version, runs_root, settings)
         key = os.environ.get(KEY_VARIABLE)
         with bind(host, port, key) as listener:
-            if dry_run:
-                return show_plan(plan_orders(policy, listener, has_key=bool(key)), json=json)
             return serve_orders(policy, listener, key, runs_root)
     if not model:
         raise InputError("--model requires an argument: the model of a worker; or give --openai and --run")
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(KEY_VARIABLE)
     with bind(host, port, key) as listener:  # closes the port if the model is refused
-        if dry_run:
-            from pipeline.plans.plan_run import plan_serve
-
-            return show_plan(plan_serve(model, chosen, f"{host}:{port}", adapters_root, bool(key)), json=json)
         from decoding.codec import Codec
         from decoding.model_files import resolve_model
         from inference.choose_engine import choose_engine

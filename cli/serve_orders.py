@@ -3,10 +3,10 @@
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cli.options import which_run
-from inference.settings import KEY_VARIABLE, InferenceSettings
+from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,21 +34,6 @@ def find_policy(model: str, run: str, version: str, runs_root: Path, given: Infe
         return resolve_contestant(model if "/" in model else f"./{model}", "", runs_root)
     name = f"v{version}" if version.isdigit() else version
     return resolve_contestant(f"{which_run(run, runs_root)}:{name}", "", runs_root)
-
-
-def plan_orders(policy: "Contestant", listener: "socket.socket", *, has_key: bool) -> dict[str, Any]:
-    """What `--dry-run` shows."""
-    from play.orders_server import MOST_DRAWS
-
-    return {
-        "command": "serve",
-        "orders": {
-            "base_url": _base_url(listener),
-            "model": policy.name,
-            "key": f"from {KEY_VARIABLE}" if has_key else "none: loopback only",
-            "most_draws_at_once": MOST_DRAWS,
-        },
-    }
 
 
 def serve_orders(policy: "Contestant", listener: "socket.socket", key: str | None, runs_root: Path) -> None:

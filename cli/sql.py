@@ -221,7 +221,7 @@ class RunText:
     def _codec(self) -> "Codec | None":
         if self._loaded is None and not self.missing:
             from decoding.codec import Codec
-            from pipeline.plans.find_model import model_of
+            from pipeline.find_model import model_of
 
             try:
                 self._loaded = Codec(model_of(self._settings, self._run.parent, self._run.name))

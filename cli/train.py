@@ -59,7 +59,7 @@ def train(
         raise InputError("--fork-lineage continues an existing run: give --resume and --run too")
     chosen = settings_from(preset, config, settings, resume=resume, fork=bool(fork_lineage))
     if dry_run:
-        from pipeline.plans.plan_run import plan_train
+        from pipeline.dry_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
     _, summary = train_run(chosen, resume=resume, fork_lineage=fork_lineage)

@@ -114,7 +114,7 @@ class Run:
             InputError: there is no such game, or its boards are gone.
             DataError: its rows are damaged.
         """
-        from pipeline.plans.find_model import model_or_none
+        from pipeline.find_model import model_or_none
         from reports.replay_page import replay_html
         from reports.replayed import read_game
 

@@ -29,9 +29,9 @@ from inference.host import EngineHost
 from inference.memory_plan import trainer_share
 from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
 from pipeline.past_versions import open_opponent_engine
-from pipeline.plans.find_model import check_room
 from pipeline.producer_desk import next_free_number
 from pipeline.resources import PRODUCER, Resources
 from pipeline.rollout_side import SideSettings

@@ -5,7 +5,7 @@ Each score is written to a file of the run when it is measured. A score that a f
 
 from evaluation.score_files import ScoreRecord, read_score, write_score
 from evaluation.strength import POLICY, Score
-from pipeline.plans.find_model import TINY
+from pipeline.find_model import TINY
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from storage.runs import set_aside

@@ -25,17 +25,16 @@ _MIB = 2**20
 ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 660 * _MIB}
 """Resident memory of a process with a vLLM or torch engine, without weights and key-value cache."""
 TRAINER_PROCESS_BYTES = 600 * _MIB
-"""Resident memory of the trainer's process, without weights and activations."""
+"""Resident memory of the trainer's process, without weights and activations.
+
+Both were read from /proc in two-step runs of the laptop preset on a machine with two cores: flow 2,191 MiB with vLLM (1,024 of
+them key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB. Shared library pages count in each process, as in the
+metrics `memory/flow_mib` and `memory/trainer_mib`.
+"""
 CONTEXT_BYTES = GIB
 """GPU memory of a process beyond its tensors: CUDA's context, loaded kernels and work areas of libraries. Unmeasured; half a GiB
 is usual, and libraries add to it."""
-SERVER_PROCESS_BYTES = 250 * _MIB
-"""Resident memory of a command's own Prefect server.
 
-All three were read from /proc in two-step runs of the laptop preset on a machine with two cores: flow 2,191 MiB with vLLM (1,024
-of them key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB, server 253 and 223 MiB. Shared library pages count in
-each process, as in the metrics `memory/flow_mib` and `memory/trainer_mib`.
-"""
 CPU_BLOCK = 32
 """On the CPU, vLLM's block size must be a multiple of this many tokens."""
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}

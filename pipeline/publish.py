@@ -39,7 +39,7 @@ from evaluation.score_files import ScoreRecord, read_score
 from evaluation.strength import POLICY
 from game.players import SEARCHES
 from inference.publish_weights import publish_weights
-from pipeline.plans.find_model import model_of
+from pipeline.find_model import model_of
 from pipeline.run_settings import MODEL_FOLDER, RunSettings, changed_settings, layered_settings, settings_at
 from records.policy_version import BASE_VERSION
 from reports.imitation_plot import CURVE

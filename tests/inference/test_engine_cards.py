@@ -133,7 +133,7 @@ import sys
 from inference.choose_engine import choose_engine, engine_here
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
-from pipeline.plans.find_model import check_room
+from pipeline.find_model import check_room
 from pipeline.run_settings import layered_settings
 engine_here(InferenceSettings())
 check_room(layered_settings("laptop"), trains=True)

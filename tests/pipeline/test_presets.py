@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_memory
-from pipeline.plans.find_model import trainer_bytes, trainer_gpu_bytes
+from pipeline.find_model import trainer_bytes, trainer_gpu_bytes
 from pipeline.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError
 from training.settings import TrainingSettings

@@ -3,9 +3,8 @@
 import pytest
 
 from inference import engine_cards
-from pipeline import run_cards as module
-from pipeline.plans.find_model import check_room
-from pipeline.run_cards import run_cards
+from pipeline import find_model as module
+from pipeline.find_model import check_room, run_cards
 from pipeline.run_settings import RunSettings, layered_settings
 from telemetry import cards
 from telemetry.errors import InputError

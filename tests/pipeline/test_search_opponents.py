@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from game.board import POWERS, Board
 from pipeline import search_opponents as searching
+from pipeline.dry_run import _searches
 from pipeline.league import tally_fork
-from pipeline.plans.plan_run import _searches
-from pipeline.plans.rehearse_forks import rehearse
+from pipeline.rehearse_forks import rehearse
 from pipeline.run_settings import check_settings, layered_settings
 from pipeline.search_opponents import AT_ONCE, SharedSearch, search_opponents
 from rollouts.deciders import DecisionRequest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from game.board import Board
-from pipeline.plans.plan_imitation import plan_imitation
+from pipeline.dry_run import plan_imitation
 from pipeline.search_teacher import SearchTeacher
 from rollouts.deciders import DecisionRequest
 from search.search import SearchDecider

@@ -15,8 +15,8 @@ from decoding.open_set import set_size
 from game.board import POWERS
 from game.prompt_settings import PromptSettings
 from game.prompts import rules_text
-from pipeline.plans.rehearse_forks import rehearse
 from pipeline.play import report_of
+from pipeline.rehearse_forks import rehearse
 from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out

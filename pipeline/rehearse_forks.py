@@ -1,17 +1,14 @@
-"""Plays a few forks without a model, to estimate a run's decisions, plies, tokens and bytes.
+"""Plays a few forks without a model, to estimate a run's decisions, tokens and bytes.
 
 The forks start from real positions and use the code that plays a run, but draw legal tokens uniformly. Nothing is written.
-Without a tokenizer each byte counts as a token. No byte-level tokenizer makes more tokens, so the figures are then upper bounds.
 """
 
 import asyncio
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from decoding.codec import Codec
 from decoding.legal_table import END
@@ -21,7 +18,7 @@ from game.snapshot import Snapshot
 from inference.engine import EngineStats
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
-from records.rows import Decision, Ply
+from records.rows import Ply
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
@@ -30,10 +27,10 @@ from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
 from storage.schema import to_table
 
-PLIES_A_YEAR = 5
-"""Phases of a game year at most: two of movement, each with retreats, and adjustments."""
-_GROUPS, _FORKS, _YEARS, _LAST_YEAR = {"one": 12, "all": 2}, 2, 2, 1906
-_SOURCE_GAMES = 4
+_GROUPS, _FORKS, _YEARS = {"one": 12, "all": 2}, 2, 2
+"""What is played: start groups by the policy's powers, forks of each, years of a fork."""
+_LAST_YEAR, _SOURCE_GAMES = 1906, 4
+"""Last year and number of the source games of the positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +38,14 @@ class Rehearsal:
     """Means over the rehearsed forks, scaled to the horizon."""
 
     decisions_per_fork: float
-    plies_per_fork: float
     prompt_tokens: float
     """Per decision."""
     completion_tokens: float
     """Per decision."""
     longest_request: int
     """Tokens of the longest prompt with the longest completion that its legal orders allow."""
-    decision_bytes: float
-    """Bytes per row of a shard."""
-    ply_bytes: float
-    """Bytes per row of a plies file."""
-    file_bytes: int
-    """Bytes of a shard and its plies file without rows."""
+    fork_bytes: float
+    """Bytes of a fork's rows."""
 
 
 def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSettings, longest: int, seed: int) -> Rehearsal:
@@ -71,20 +63,17 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
     shorter = settings.model_copy(update=changed)
     starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
     engine = _UniformEngine()
-    groups = plan_start_groups(starts, 0, shorter)
-    played = asyncio.run(roll_out(groups, engine, tokens, shorter, producer="rehearsal", seed=seed))
+    played = asyncio.run(
+        roll_out(plan_start_groups(starts, 0, shorter), engine, tokens, shorter, producer="rehearsal", seed=seed)
+    )
     rows = [replace(row, input_ids=row.input_ids[:longest]) for row in played.decisions]
     scale = settings.horizon_years / years / played.forks
-    prompts = [min(longest, row.prompt_len) for row in played.decisions]
     return Rehearsal(
         decisions_per_fork=len(rows) * scale,
-        plies_per_fork=len(played.plies) * scale,
-        prompt_tokens=float(np.mean(prompts)) if prompts else 0.0,
-        completion_tokens=float(np.mean([len(row.behaviour_logprobs) for row in rows])) if rows else 0.0,
+        prompt_tokens=float(np.mean([min(longest, row.prompt_len) for row in rows] or [0])),
+        completion_tokens=float(np.mean([len(row.behaviour_logprobs) for row in rows] or [0])),
         longest_request=engine.longest,
-        decision_bytes=to_table(rows).nbytes / max(1, len(rows)),
-        ply_bytes=to_table(played.plies, Ply).nbytes / max(1, len(played.plies)),
-        file_bytes=_empty_file(Decision) + _empty_file(Ply),
+        fork_bytes=(to_table(rows).nbytes + to_table(played.plies, Ply).nbytes) * scale,
     )
 
 
@@ -97,7 +86,7 @@ def some_positions(settings: CacheSettings) -> list[Snapshot]:
 
 
 class BytesAsTokens(Codec):
-    """Replaces a tokenizer that is not downloaded: one token per byte."""
+    """Replaces a tokenizer that is not downloaded: one token per byte. No byte-level tokenizer makes more."""
 
     def __init__(self) -> None:
         self._prepare(eos_id=256, vocabulary_size=257)
@@ -105,11 +94,6 @@ class BytesAsTokens(Codec):
     def encode(self, text: str) -> tuple[int, ...]:
         """One id per byte."""
         return tuple(text.encode())
-
-
-def codec_of(model: Path | None) -> Codec:
-    """The model's codec; `BytesAsTokens` if there is no model yet."""
-    return BytesAsTokens() if model is None else Codec(model)
 
 
 class _UniformEngine:
@@ -130,12 +114,8 @@ class _UniformEngine:
             legal = request.table.allowed(state)
             ids.append(nth_id(legal, dice.randrange(set_size(legal))))
             state = request.table.advance(state, ids[-1])
-        return Generation(
-            token_ids=np.array(ids, np.int32),
-            logprobs=np.zeros(len(ids), np.float32),
-            policy=BASE,
-            worker=self.name,
-        )
+        zeros = np.zeros(len(ids), np.float32)
+        return Generation(token_ids=np.array(ids, np.int32), logprobs=zeros, policy=BASE, worker=self.name)
 
     async def publish(self, policy: PolicyVersion) -> None:
         return
@@ -148,11 +128,3 @@ class _UniformEngine:
 
     async def close(self) -> None:
         return
-
-
-def _empty_file(row_type: type) -> int:
-    table = to_table([], row_type)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().size

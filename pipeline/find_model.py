@@ -1,4 +1,4 @@
-"""Finds a run's model on this machine and its size, without loading, making or downloading it.
+"""Finds a run's model and cards on this machine, and checks that the one fits the other, before anything heavy starts.
 
 Neither torch nor Prefect is loaded. For a hub id only an earlier download is found; a plan asks the hub whether it has the model.
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from decoding.model_files import ask_hub, may_be_hub_id, resolve_model
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from inference.engine_cards import computes_on_card, has_cuda, usable_cards
 from inference.memory_plan import (
     Machine,
     ModelShape,
@@ -17,9 +18,8 @@ from inference.memory_plan import (
     trainer_memory,
 )
 from inference.settings import InferenceSettings
-from pipeline.run_cards import run_cards
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
-from telemetry.cards import CardPlan
+from telemetry.cards import CardPlan, check_cards, plan_cards, torch_cuda
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence
 from training.settings import CPU_TOKENS, TinyModelSettings
@@ -47,6 +47,37 @@ def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
     needed = {"trainer": trainer_bytes(settings, shape), "trainer_gpu": trainer_gpu_bytes(settings, shape, machine)}
     check_memory(shape, settings.inference, machine=machine, **(needed if trains else {}))
     return cards
+
+
+def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
+    """The cards that engine and trainer of this run take on this machine; none on a CPU.
+
+    Args:
+        trains: there is a trainer.
+
+    Raises:
+        InputError: `training.device` or another setting asks for a card that is not there, or a card cannot be used as planned.
+    """
+    inference, training = settings.inference, settings.training
+    draws = computes_on_card(inference) and not settings.simulated.from_run
+    trains_on_card = trains and training.device != "cpu" and torch_cuda() is not None
+    cards = usable_cards(inference, on_card=draws or trains_on_card)
+    if trains and training.device == "cuda" and not has_cuda():
+        raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
+    if trains and training.card >= 0 and not (cards and trains_on_card):
+        raise InputError(
+            f"training.card {training.card} names a GPU, but the trainer computes on the CPU here: remove it, or install the "
+            "build for CUDA (`make setup` on a machine with a card)"
+        )
+    plan = plan_cards(
+        cards,
+        engine=inference.cards if draws else None,
+        tensor_parallel=inference.tensor_parallel,
+        trainer=training.card if training.card >= 0 else None,
+        processes=training.processes if trains_on_card else 0,
+    )
+    check_cards(plan, cuda=torch_cuda())
+    return plan
 
 
 def model_here(name: str) -> Path | None:
