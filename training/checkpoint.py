@@ -1,6 +1,6 @@
 """Checkpoints: the trainer's whole state after a step.
 
-`checkpoints/step_000123/` holds the adapter in peft's layout, the value head if there is one, the tensors of the optimiser and
+`checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and
 of every random generator (`trainer.safetensors`), copies of the newest ledgers, and a manifest, written last. The manifest holds
 the step, the lineage, the values that are not tensors, the size and SHA-256 of each file, and a checksum of itself. A folder
 whose manifest or files do not match is not a checkpoint. No file is a pickle, so reading a checkpoint runs no code. A folder is
