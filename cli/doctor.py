@@ -114,13 +114,14 @@ def verdict(findings: Sequence[Finding]) -> str:
 def check_platform() -> Iterator[Finding]:
     """vLLM runs on Linux on x86-64. Elsewhere the torch engine or remote workers generate."""
     system, machine = platform.system(), platform.machine()
-    found = {"name": "platform", "sentence": f"{system} on {machine}"}
+    here = f"{system} on {machine}"
     if system == "Windows":
-        yield _problem(**found, cure="nothing was tried there: use WSL2, which is Linux on x86-64")
+        yield _problem(name="platform", sentence=here, cure="nothing was tried there: use WSL2, which is Linux on x86-64")
     elif (system, machine) == ("Linux", "x86_64"):
-        yield _ok(**found)
+        yield _ok(name="platform", sentence=here)
     else:
-        yield _warning(**found, cure="no lock was made for it: the torch engine plays without vLLM, and workers elsewhere can")
+        cure = "no lock was made for it: the torch engine plays without vLLM, and workers elsewhere can"
+        yield _warning(name="platform", sentence=here, cure=cure)
 
 
 def check_packages() -> Iterator[Finding]:
@@ -237,12 +238,13 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
     yield _ok(name="machine", sentence=f"{cores} cores, {psutil.virtual_memory().available / 2**30:.1f} GiB of memory available")
     folder = next(each for each in (runs_root.absolute(), *runs_root.absolute().parents) if each.exists())
     free = shutil.disk_usage(folder).free
-    found = {"name": "disk", "sentence": f"{free / 2**30:.1f} GiB free for '{runs_root}'"}
+    sentence = f"{free / 2**30:.1f} GiB free for '{runs_root}'"
     if free >= _COMFORTABLE_DISK:
-        yield _ok(**found)
+        yield _ok(name="disk", sentence=sentence)
     else:
         kind = _problem if free < _LEAST_DISK else _warning
-        yield kind(**found, cure="make room, or choose another --runs-root; `entente train --dry-run` says what a run takes")
+        cure = "make room, or choose another --runs-root; `entente train --dry-run` says what a run takes"
+        yield kind(name="disk", sentence=sentence, cure=cure)
 
 
 def declared() -> tuple[str, list[str]]:
