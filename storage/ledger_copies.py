@@ -43,10 +43,11 @@ def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
     done, faults = _faults(paths)
     for step, (path, why) in faults.items():
         if _first_in_reach(done, storage) <= step <= done and _copy_of(paths, path) is None:
+            newest = max(published_versions(paths), default=0)
             raise DataError(
                 f"the ledger of step {step} is needed, so that its rows are not trained on again, and no checkpoint has a copy: "
-                f"{path} is {why}. Restore it from a copy of the run, or resume with "
-                f"--storage.max-policy-lag {done - step} --storage.hard-policy-lag 0, which makes its rows too old"
+                f"{path} is {why}. Restore it from a copy of the run, or begin a new run with these weights, "
+                f"which trains on rows of its own: entente train --run NAME --init-from {paths.root.name}:{newest}"
             )
 
 
