@@ -67,14 +67,14 @@ def _page_name(others: list[str]) -> str:
 def _show(found: "Compared", runs_root: Path) -> None:
     """The table, and below it what it means in sentences."""
     from cli.terminal import output_console
-    from reports import compare_sentences
+    from reports import sentences
     from telemetry.plain_text import shown
 
     console = output_console()
     console.print(_table(found))
-    said = compare_sentences.verdicts(found)
+    said = sentences.verdicts(found)
     said += [f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles]
-    said += [f"{reason}: {command}" for reason, command in compare_sentences.next_commands(found, runs_root)]
+    said += [f"{reason}: {command}" for reason, command in sentences.next_commands(found, runs_root)]
     for sentence in said:
         console.print(shown(sentence), markup=False, soft_wrap=not console.is_terminal)
 
@@ -86,7 +86,7 @@ def _table(found: "Compared") -> "Table":
     from cli.terminal import cell
     from evaluation.intervals import format_interval
     from reports.compare_page import score_rows, total_rows
-    from reports.settings_tree import value_text
+    from reports.read_run import value_text
 
     names = [run.name for run in found.runs]
     table = Table(show_edge=False, pad_edge=False)

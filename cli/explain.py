@@ -46,13 +46,13 @@ def explain(
 
 
 def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]], Mapping[str, Any]]:
-    from reports.read_figures import read_figures
+    from reports.read_run import read_run
     from storage.runs import RunPaths
 
-    settings, steps = read_figures(RunPaths(runs_root / run))
-    if not steps:
+    found = read_run(RunPaths(runs_root / run))
+    if not found.steps:
         raise InputError(f"run '{run}' has no whole step yet: there is nothing to explain")
-    return steps, settings
+    return found.steps, found.settings
 
 
 def _show(found: "Explanation", *, json: bool) -> None:

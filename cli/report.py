@@ -9,7 +9,7 @@ from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 
 if TYPE_CHECKING:
-    from reports.read_run import RunFacts
+    from reports.run_facts import RunFacts
     from storage.runs import RunPaths
 
 
@@ -58,9 +58,9 @@ def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts
     """Write the page of a run; what it was made from, and its file."""
     from pipeline.run_settings import layered_settings, preset_names
     from reports.page import write_report
-    from reports.read_run import read_run
+    from reports.run_facts import read_facts
 
-    facts, file = read_run(paths), output or paths.root / "report.html"
+    facts, file = read_facts(paths), output or paths.root / "report.html"
     presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
     write_report(facts, file, presets, paths.root.parent)
     return facts, file

@@ -14,7 +14,7 @@ from inference.memory_plan import size_text
 from telemetry.plain_text import shown
 
 if TYPE_CHECKING:
-    from reports.run_list import RunLine
+    from reports.read_run import RunLine
 
 app = App(name="runs")
 app.command("cli.inspect:app", name="inspect")
@@ -40,7 +40,7 @@ def runs(
 
         entente runs --json
     """
-    from reports.run_list import list_runs
+    from reports.read_run import list_runs
     from storage.run_roots import as_given
 
     found = list_runs(runs_root)

@@ -17,7 +17,7 @@ from storage.runs import LATEST
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
-    from reports.read_run import RunProgress
+    from reports.read_run import Run as RunProgress
     from storage.runs import RunPaths
 
 _TICKS = "▁▂▃▄▅▆▇█"
@@ -65,20 +65,20 @@ def watch(
 
         entente watch --run mine --once
     """
-    from reports.read_run import read_progress
+    from reports.read_run import read_run
     from storage.runs import RunPaths
 
     if beat_s <= 0:
         raise InputError(f"--beat-s must be above 0, not {beat_s:g}")
     paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
-    found = read_progress(paths)
+    found = read_run(paths)
     if once or not console.is_terminal:
         console.print(_screen(found, paths))
         return
     with Live(_screen(found, paths), console=console, refresh_per_second=4) as live:
         while not found.is_over:
             time.sleep(beat_s)
-            found = read_progress(paths)
+            found = read_run(paths)
             live.update(_screen(found, paths))
 
 

@@ -61,7 +61,8 @@ def what_if(
     """
     from cli.screen import progress_shown
     from evaluation.what_if import Continuation, asked_power, other_orders
-    from reports.what_if_page import describe_change, write_what_if
+    from reports.sentences import describe_change
+    from reports.what_if_page import write_what_if
     from reports.write_page import check_folder
     from telemetry.errors import InputError
 
@@ -175,7 +176,8 @@ def _show(found: "WhatIf", change: str) -> None:
     from rich.table import Table
 
     from cli.terminal import cell, output_console
-    from reports.what_if_page import centre_rows, telling_phases, telling_sentence, verdict
+    from reports.sentences import telling_sentence, what_if_verdict
+    from reports.what_if_page import centre_rows, telling_phases
     from telemetry.plain_text import shown
 
     console = output_console()
@@ -187,7 +189,7 @@ def _show(found: "WhatIf", change: str) -> None:
         if found.power in each.differing:
             texts = (", ".join((orders or {}).get(found.power, ())) or "–" for orders in each.orders)
             telling.add_row(each.phase, found.power.title(), *map(cell, texts))
-    for line in (change, centres, verdict(found), telling_sentence(found), *([telling] if telling.rows else [])):
+    for line in (change, centres, what_if_verdict(found), telling_sentence(found), *([telling] if telling.rows else [])):
         if isinstance(line, str):
             console.print(shown(line), markup=False, soft_wrap=not console.is_terminal)
         else:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from evaluation.intervals import format_interval
 from evaluation.score_files import ScoreRecord
-from reports import compare_plots, compare_sentences
-from reports.compared import TOTALS, Compared, ComparedRun
-from reports.match_sentence import describe_match
-from reports.settings_tree import value_text
-from reports.write_page import check_folder, page_template
-from storage.runs import durable_write
+from reports import compare_plots, sentences
+from reports.compared import TOTALS, Compared
+from reports.read_run import value_text
+from reports.run_facts import RunFacts
+from reports.write_page import page_template, root_flag, write_page
 
 _MATCHES_SHOWN = 4
 """Newest matches between the runs of which a sentence is shown."""
@@ -24,8 +23,7 @@ def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
     Raises:
         InputError: its folder does not exist.
     """
-    check_folder(file)
-    durable_write(file, html_of(found, runs_root).encode())
+    write_page(file, html_of(found, runs_root))
 
 
 def html_of(found: Compared, runs_root: Path) -> str:
@@ -35,22 +33,21 @@ def html_of(found: Compared, runs_root: Path) -> str:
     return template.render(
         names=[run.name for run in found.runs],
         colours=compare_plots.COLOURS,
-        verdicts=compare_sentences.verdicts(found),
+        verdicts=sentences.verdicts(found),
         troubles=[f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles],
         plots={
             "returns": compare_plots.returns(found),
-            "strength": compare_plots.strength(found),
             "paired": compare_plots.paired(found),
             "by_version": compare_plots.by_version(found),
         },
         steps_together=max((point.last - point.first + 1 for run in found.runs for point in run.curve), default=1),
         scores=score_rows(found),
         paired=[
-            f"{pair.label}: {compare_sentences.paired(pair, first)}"
+            f"{pair.label}: {sentences.paired(pair, first)}"
             for pair in found.paired
-            if pair.label != compare_sentences.HEADLINE and not isinstance(pair.found, str)
+            if pair.label != sentences.HEADLINE and not isinstance(pair.found, str)
         ],
-        matches=[describe_match(record) for record in found.matches[-_MATCHES_SHOWN:]],
+        matches=[sentences.describe_match(record) for record in found.matches[-_MATCHES_SHOWN:]],
         settings=found.settings,
         environment=found.environment,
         totals=total_rows(found.runs),
@@ -59,7 +56,7 @@ def html_of(found: Compared, runs_root: Path) -> str:
     )
 
 
-def total_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
+def total_rows(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
     """What the runs took: meaning, and the figure of each as text."""
     return [(meaning, [_figure(name, count(run)) for run in runs]) for name, (meaning, count) in TOTALS.items()]
 
@@ -73,10 +70,10 @@ def score_rows(found: Compared) -> list[tuple[str, list[str]]]:
 def commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
     """Further commands: a reason and the command line."""
     names = ",".join(run.name for run in found.runs)
-    both = f"entente sql --runs {shlex.quote(names)}{compare_sentences.root_flag(runs_root)}"
+    both = f"entente sql --runs {shlex.quote(names)}{root_flag(runs_root)}"
     by_version = "select run, policy_version, avg(centres_gained) from decisions group by all order by all"
     return [
-        *compare_sentences.next_commands(found, runs_root),
+        *sentences.next_commands(found, runs_root),
         ("Gain by run and version", f"{both} {shlex.quote(by_version)}"),
         ("What each step trained on", f"{both} @what_a_step_trained_on"),
     ]

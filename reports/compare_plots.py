@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from evaluation.intervals import Estimate
-from reports.compared import Compared, ComparedRun, Paired
+from reports.compared import Compared, Paired
 from reports.drawing import (
     BLUE,
     BROWN,
@@ -22,7 +22,7 @@ from reports.drawing import (
     new_plot,
     to_svg,
 )
-from reports.strength_plots import dots
+from reports.plots import dots
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, YELLOW, BROWN)
 
@@ -41,20 +41,6 @@ def returns(found: Compared) -> str | None:
     legend_above(axes)
     ends = "; ".join(f"{run.name} {run.curve[-1].mean_return.mean:+.2f}" for run, _ in drawn)
     return to_svg(figure, "returns", f"Mean return by step, at last: {ends}.")
-
-
-def strength(found: Compared) -> str | None:
-    """Scores by version with their intervals; None if no run measured three versions."""
-    drawn = [(run, colour) for run, colour in zip(found.runs, COLOURS, strict=False) if len(run.track) > 2]
-    if not drawn:
-        return None
-    figure, (axes,) = new_plot(high=3.4)
-    for run, colour in drawn:
-        _band(axes, list(run.track), [record.score.estimate for record in run.track.values()], colour, run.name)
-    _step_axis(axes, "policy version")
-    axes.set_ylabel("centres gained")
-    legend_above(axes)
-    return to_svg(figure, "strength", f"Strength by version: {'; '.join(_ends(run) for run, _ in drawn)}.")
 
 
 def paired(found: Compared) -> str | None:
@@ -102,8 +88,3 @@ def _step_axis(axes: Axes, label: str) -> None:
 
 def _row_name(pair: Paired, found: Compared) -> str:
     return pair.label if len(found.runs) == 2 else f"{pair.other}, {pair.label}"
-
-
-def _ends(run: ComparedRun) -> str:
-    version, record = list(run.track.items())[-1]
-    return f"{run.name} version {version} {record.score.mean:+.2f}"

@@ -1,5 +1,7 @@
 """Builds the report of a run: one HTML file without scripts, network access or other files."""
 
+import base64
+import math
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.score_files import ScoreRecord
-from reports import pipeline_plots, plots, sentences, strength_plots
+from game.board import Board
+from game.render import draw_board, frame_around, order_locations
+from reports import plots, sentences
 from reports.drawing import stand_alone
 from reports.imitation_plot import curve_of_base
-from reports.match_sentence import describe_match
-from reports.openings import shown_positions
-from reports.read_run import RunFacts
+from reports.read_run import different, flat, value_text
 from reports.replay_page import still
 from reports.replayed import read_game
-from reports.settings_tree import compare, flat, value_text
-from reports.write_page import check_folder, page_template
-from storage.run_roots import as_given
+from reports.run_facts import RowFacts, RunFacts
+from reports.write_page import of_run, page_template, write_page
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import EntenteError, InputError
 from telemetry.machine import environment
@@ -26,8 +27,9 @@ from telemetry.stages import STAGES
 
 MATCHES_SHOWN = 4
 """Number of the newest matches that get a plot."""
+POSITIONS_SHOWN = 3
+"""Number of held-out positions whose boards are drawn."""
 _ROW_COUNTS = (
-    ("rollout/decisions", "decisions rolled out"),
     ("train/decisions", "decisions trained on"),
     ("rollout/failed", "forks that failed"),
     ("rollout/orders_rejected", "orders the game engine refused"),
@@ -37,15 +39,15 @@ _ROW_COUNTS = (
 
 def write_report(facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> None:
     """Write the page to `file`; `presets` are the settings trees that the run's are compared with."""
-    check_folder(file, "report")
-    durable_write(file, html_of(facts, presets, runs_root).encode())
+    write_page(file, html_of(facts, presets, runs_root), "report")
 
 
 def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> str:
     """The page as text."""
     template = page_template("page.html.jinja")
     word, state = sentences.state(facts)
-    positions = shown_positions(facts.scores)
+    positions, rows = boards(facts.scores), facts.rows or RowFacts()
+    preset, differences = closest_preset(facts.settings, presets)
     return template.render(
         name=facts.name,
         model=facts.settings.get("inference", {}).get("model", "unknown"),
@@ -56,20 +58,18 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         steps=facts.done,
         plots={
             "returns": plots.returns(facts),
-            "scores": strength_plots.scores(named_scores(facts.scores)),
-            "ladder": strength_plots.ladder(facts.track),
-            "rated": strength_plots.rated(facts.ratings),
-            "league": strength_plots.league(facts.league),
-            "lags": pipeline_plots.lags(facts),
-            "lags_by_step": pipeline_plots.lags_by_step(facts),
-            "times": pipeline_plots.times(facts),
-            "queue": pipeline_plots.queue(facts),
-            "producers": pipeline_plots.producers(facts),
+            "scores": plots.scores(named_scores(facts.scores)),
+            "ladder": plots.ladder(facts.track),
+            "rated": plots.rated(facts.ratings),
+            "league": plots.league(facts.league),
+            "lags": plots.lags(facts),
+            "times": plots.times(facts),
+            "queue": plots.queue(facts),
             "tokens": plots.tokens(facts),
             "imitation": curve_of_base(str(facts.settings.get("inference", {}).get("model", ""))),
         },
         matches=[
-            (strength_plots.match(record, number), describe_match(record))
+            (plots.match(record, number), sentences.describe_match(record))
             for number, record in enumerate(facts.matches[-MATCHES_SHOWN:])
         ],
         limits=sentences.limits(facts),
@@ -78,20 +78,20 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         lag_says=sentences.lag(facts),
         alerts=facts.alerts,
         producers=facts.producers,
-        played=facts.rows.played if len(facts.rows.played) > 1 else [],
-        score_rows=named_scores(facts.scores),
-        lags=facts.rows.lags,
+        played=rows.played if len(rows.played) > 1 else [],
         stages="; ".join(f"{stage}: {meaning}" for stage, meaning in STAGES.items()),
         times_note=sentences.hidden_rollouts(facts),
         health=plots.health(facts),
         mismatch=sentences.mismatch(facts),
-        counts=[(what, f"{facts.total(metric):,.0f}") for metric, what in _ROW_COUNTS],
-        failures=facts.rows.failures,
-        refused=facts.rows.refused,
+        counts=[("decisions rolled out", f"{rows.decisions if facts.rows else facts.decisions:,}")]
+        + [(what, f"{facts.total(metric):,.0f}") for metric, what in _ROW_COUNTS],
+        failures=rows.failures,
+        refused=rows.refused,
         troubles=facts.troubles,
         positions=positions,
-        thoughts=any(view.thought for position in positions for view in position.views),
-        comparison=compare(facts.settings, presets),
+        thoughts=any(view["thought"] for position in positions for view in position["views"]),
+        preset=preset,
+        differences=differences,
         settings=flat(facts.settings),
         environment=facts.environment or environment(),
         environment_stored=facts.environment is not None,
@@ -100,6 +100,52 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         per_cent=_per_cent,
         shown=shown,
     )
+
+
+def closest_preset(
+    settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, list[tuple[str, list[Any]]]]:
+    """The preset with the fewest differences (the first if several are), and these: name, the run's value, the preset's."""
+    found = {name: different({"run": flat(settings), name: flat(tree)}) for name, tree in presets.items()}
+    preset = min(found, key=lambda name: len(found[name]))
+    return preset, found[preset]
+
+
+def boards(records: Mapping[str, ScoreRecord], count: int = POSITIONS_SHOWN) -> list[dict[str, Any]]:
+    """The first positions that "base" and "trained" both decided in their scores, or the one that exists; each with its boards.
+
+    They are the first in stored order, so not selected by hand. Both draw with the same seed, so a difference comes from the
+    weights alone.
+    """
+    players = [records[label] for label in ("base", "trained") if label in records]
+    if not players:
+        return []
+    openings = [{(opening.snapshot.snapshot_id, opening.power): opening for opening in each.score.openings} for each in players]
+    found = []
+    for key in [key for key in openings[0] if all(key in held for held in openings)][:count]:
+        decided = [held[key] for held in openings]
+        board, power = Board.restore(decided[0].snapshot), decided[0].power
+        frame = frame_around(place for each in decided for place in order_locations(board, power, each.orders))
+        views = []
+        for record, opening in zip(players, decided, strict=True):
+            who = f"version {record.policy_version}" if record.policy_version else "base"
+            odds = dict(zip(opening.orders, opening.probabilities, strict=True))
+            picture = draw_board(board, {power: opening.orders}, certainty=odds, frame=frame)
+            said = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in odds.items())
+            views.append(
+                {
+                    "who": who,
+                    "picture": picture,
+                    # A data URL, so that the picture's ids and styles cannot collide with those of the page.
+                    "uri": "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode(),
+                    "alt": f"Board of {board.long_phase.lower()} with the orders of {power.title()} by the {who} policy: {said}",
+                    "orders": list(odds.items()),
+                    "joint": math.prod(opening.probabilities),
+                    "thought": opening.thought,
+                }
+            )
+        found.append({"phase": board.long_phase, "power": power, "centres": len(board.centres()[power]), "views": views})
+    return found
 
 
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
@@ -132,15 +178,15 @@ def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path |
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' to write pictures to: make it first")
-    positions = shown_positions(facts.scores, 1)
+    positions = boards(facts.scores, 1)
     plotted = {
         "curve.svg": plots.returns(facts),
-        "ladder.svg": strength_plots.ladder(facts.track),
-        "ratings.svg": strength_plots.rated(facts.ratings),
+        "ladder.svg": plots.ladder(facts.track),
+        "ratings.svg": plots.rated(facts.ratings),
     }
     pictures = {name: stand_alone(plot) for name, plot in plotted.items() if plot}
     if positions:
-        pictures["board.svg"] = positions[0].views[-1].picture
+        pictures["board.svg"] = positions[0]["views"][-1]["picture"]
     with suppress(EntenteError):  # a run without games or boards has no such picture
         pictures["replay.svg"] = still(read_game(paths, "latest", model))
     for name, text in pictures.items():
@@ -150,9 +196,7 @@ def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path |
 
 def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, str]]:
     """Further commands for this run: a reason and the command line."""
-    run = f"--run {shlex.quote(facts.name)}"
-    if runs_root != Path("runs"):
-        run += f" --runs-root {shlex.quote(as_given(runs_root))}"
+    run = of_run(facts.name, runs_root)
     by_power = "select policy_version, power, count(*), avg(centres_gained) from decisions group by all order by all"
     best = 'select power, phase, policy_version, "return" from decisions order by "return" desc limit 10'
     by_step = "select step, count(*), avg(policy_lag) from batches group by all order by all"

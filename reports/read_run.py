@@ -1,100 +1,50 @@
-"""Reads the files of a run once for its report.
+"""Reads the small files of a run: settings, figures of its steps, summary, alerts and lock. No row is opened and nothing written.
 
-The run may be in any state: running, cut in the middle of a step, damaged in part, not begun. What cannot be read is listed in
-`troubles`. Of a step that was logged twice, the last record counts. Nothing is written into the run, and no figure is
-computed that a file holds already. Only the intervals of the return per step are new: they resample whole start groups, as those
-of the scores resample whole games.
+So a long run takes no longer than a short one, and a hundred runs are listed in a second or two. The run may be in any state:
+running, cut in the middle of a step, not begun. Of a step that was logged twice, the last record counts. What cannot be read is
+listed in `troubles`. `reports/run_facts.py` reads the rest.
 """
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from statistics import median
+from typing import Any, Literal
 
-import duckdb
-import numpy as np
-
-from evaluation.intervals import estimate
-from evaluation.match_files import MatchRecord, PlayerRating, read_matches, read_ratings
-from evaluation.score_files import ScoreRecord, read_scores
-from evaluation.track import TrackPoint, read_track
-from reports.read_figures import read_figures, read_metrics, read_settings
-from storage.asking import connect
-from storage.control import ProducerStatus, read_producers
+from evaluation.score_files import read_score
 from storage.files import FILES
-from storage.league_files import LeagueStep, newest_league
-from storage.lineages import last_step
-from storage.runs import RunPaths, last_written, refresh_run
-from telemetry.errors import DataError, InputError
+from storage.retention import size_of
+from storage.runs import RunPaths, last_written, refresh_run, run_names
+from telemetry.errors import EntenteError, InputError
 
-_RESAMPLES = 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowFacts:
-    """Figures from the stored rows; empty if there are none."""
-
-    return_intervals: dict[int, tuple[float, float]]
-    """Per step, the 95 % interval of the mean return of the rows it trained on; absent if too few start groups have them."""
-    return_of_all: dict[int, float]
-    """Per policy version, the mean return of every complete decision it drew, trained on or not."""
-    lags: dict[int, int]
-    """Policy lag -> rows trained with it."""
-    failures: list[tuple[str, int]]
-    """Reasons why forks ended early, with their number of forks that have rows, most first."""
-    refused: list[tuple[str, str]]
-    """Refused shards, each with the reason as a sentence."""
-    decisions: int
-    """Stored rows, without those of refused shards."""
-    played: list[tuple[str, str, int, int]]
-    """Producer, inference worker, start groups and decisions of each pair of the two."""
-
-
-NO_ROWS = RowFacts(return_intervals={}, return_of_all={}, lags={}, failures=[], refused=[], decisions=0, played=[])
+_OF_EVERY_RUN = ("run", "runs_root")  # different in every run, so not compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """All facts for the report of a run."""
+class Run:
+    """A run by its small files."""
 
     name: str
-    """The run's name, its folder's."""
     settings: Mapping[str, Any]
     """The resolved tree, as stored."""
-    steps: dict[int, dict[str, float]]
+    steps: Mapping[int, Mapping[str, float]]
     """Per finished step, its registered figures."""
-    mismatch: dict[str, float]
+    mismatch: Mapping[str, float]
     """Figures of the probe before the first step; empty if there was none."""
-    scores: dict[str, ScoreRecord]
-    """By label."""
     summary: Mapping[str, Any] | None
     """The summary that the run wrote at its end; None until then."""
-    begun_step: int
-    """Newest step whose batch is in the ledger; 0 if none."""
-    quiet_s: float
-    """Seconds since the run last wrote a figure, a row or a score."""
-    at_work: bool
-    """Whether a process of this machine holds the run's lock."""
     environment: Mapping[str, str] | None
     """The run's record of its machine; None if there is none."""
-    rows: RowFacts
-    """Figures from the stored rows."""
+    alerts: list[str]
+    """Sentences of the alerts so far."""
+    at_work: bool
+    """Whether a process of this machine holds the run's lock."""
+    quiet_s: float
+    """Seconds since the run last wrote a figure."""
     troubles: list[str]
     """Sentences about what could not be read."""
-    track: list[TrackPoint] = field(default_factory=list)
-    """Strength by policy version."""
-    matches: list[MatchRecord] = field(default_factory=list)
-    """Matches of versions and scripted players, in the order in which they ended."""
-    ratings: list[PlayerRating] = field(default_factory=list)
-    """Players of all matches, best first."""
-    league: LeagueStep | None = None
-    """The past versions that the newest step met; None without a league."""
-    alerts: list[str] = field(default_factory=list)
-    """Sentences of the alerts so far."""
-    producers: list[ProducerStatus] = field(default_factory=list)
-    """The last status of each rollout producer."""
 
     @property
     def planned(self) -> int:
@@ -106,6 +56,18 @@ class RunFacts:
         """Newest finished step; 0 if none."""
         return max(self.steps, default=0)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its summary exists and has all steps of the settings."""
+        return self.summary is not None and self.done >= self.planned
+
+    @property
+    def decisions(self) -> int:
+        """Stored rows; of a run that is not over, those that its finished steps played."""
+        if self.is_over and self.summary is not None and "decisions" in self.summary:
+            return int(self.summary["decisions"])
+        return int(self.total("rollout/decisions"))
+
     def series(self, name: str) -> list[float]:
         """One metric for steps 1 to `done`; NaN if a step lacks it."""
         return [self.steps.get(step, {}).get(name, float("nan")) for step in range(1, self.done + 1)]
@@ -114,80 +76,81 @@ class RunFacts:
         """Sum of one metric over the steps that have it."""
         return sum(figures.get(name, 0.0) for figures in self.steps.values())
 
+    def middle(self, name: str) -> float:
+        """Median of one metric over the steps that have it; NaN if none has."""
+        found = [figures[name] for figures in self.steps.values() if name in figures]
+        return median(found) if found else float("nan")
 
-def read_run(paths: RunPaths) -> RunFacts:
-    """Read all facts that exist.
+    def share(self, part: str, whole: str) -> float:
+        """One total as a share of another; NaN if that is 0."""
+        return self.total(part) / self.total(whole) if self.total(whole) else float("nan")
+
+
+def read_run(paths: RunPaths) -> Run:
+    """Read a run's small files.
 
     Raises:
-        InputError: there is no run in that folder.
+        InputError: there is no run in that folder, or its settings are damaged.
     """
     refresh_run(paths)
-    settings = read_settings(paths)
-    troubles: list[str] = []
-    if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
-        troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
-    records = read_metrics(paths.metrics, troubles)
-    producers, unread = read_producers(paths)
-    troubles += unread
-    return RunFacts(
+    settings, troubles = read_settings(paths), list[str]()
+    records = _metrics(paths.metrics, troubles)
+    return Run(
         name=paths.root.name,
         settings=settings,
-        steps={step: figures for step, figures in records.items() if "time/step_s" in figures},
+        steps={step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures},
         mismatch={name: value for name, value in records.get(0, {}).items() if name.startswith("mismatch/")},
-        scores=_scores(paths, troubles),
         summary=_json(paths.summary, troubles),
-        begun_step=last_step(paths),
-        quiet_s=time.time() - _last_written(paths),
-        at_work=FILES.is_held(paths.lock),
         environment=_json(paths.environment, troubles),
-        rows=_rows(paths, settings.get("storage", {}), troubles),
-        troubles=troubles,
-        track=_whole(lambda: read_track(paths), "The track of strength", troubles),
-        matches=_whole(lambda: read_matches(paths.matches), "Matches", troubles),
-        ratings=_whole(lambda: read_ratings(paths.matches), "Ratings", troubles),
-        league=next(iter(_whole(lambda: [newest_league(paths)], "The league", troubles)), None),
         alerts=_alerts(paths.alerts),
-        producers=producers,
+        at_work=FILES.is_held(paths.lock),
+        quiet_s=time.time() - last_written(paths),
+        troubles=troubles,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunProgress:
-    """The progress of a run, from a few small files."""
-
-    name: str
-    planned: int
-    """Steps that the settings ask for."""
-    steps: dict[int, dict[str, float]]
-    """Per finished step, its registered figures."""
-    alerts: list[str]
-    """Sentences of the alerts so far."""
-    at_work: bool
-    """Whether a process of this machine holds the run's lock."""
-    is_over: bool
-    """Whether its summary exists and has all steps of the settings."""
-    quiet_s: float
-    """Seconds since the run last wrote a figure."""
-
-
-def read_progress(paths: RunPaths) -> RunProgress:
-    """Read the progress of a run without opening its rows, which is quick for long runs too.
+def read_settings(paths: RunPaths) -> dict[str, Any]:
+    """The resolved tree, as stored.
 
     Raises:
-        InputError: there is no run in that folder.
+        InputError: there is no run, or what it stored was altered.
     """
-    refresh_run(paths)
-    settings, steps = read_figures(paths)
-    planned = int(settings["steps"])
-    return RunProgress(
-        name=paths.root.name,
-        planned=planned,
-        steps=steps,
-        alerts=_alerts(paths.alerts),
-        at_work=FILES.is_held(paths.lock),
-        is_over=paths.summary.is_file() and max(steps, default=0) >= planned,
-        quiet_s=time.time() - last_written(paths),
-    )
+    if not paths.settings.is_file():
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    try:
+        settings = json.loads(paths.settings.read_bytes())
+        if not isinstance(settings, dict) or not isinstance(settings["steps"], int):
+            raise ValueError("its steps are no number")
+    except (ValueError, KeyError) as error:
+        raise InputError(f"'{paths.settings}' is no whole record of settings ({error}): restore it from a copy") from error
+    return settings
+
+
+def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
+    """Metrics by step. Unreadable lines are named and skipped."""
+    records: dict[int, dict[str, float]] = {}
+    cut: list[int] = []
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            records[int(record["step"])] = {name: value for name, value in record.items() if "/" in name}
+        except (ValueError, KeyError, TypeError):
+            cut.append(number)
+    if cut:
+        which = "its last line is" if cut == [len(lines)] else f"line {', '.join(map(str, cut))} of {len(lines)} is"
+        troubles.append(f"{file.name}: {which} no whole record and was left out.")
+    return records
+
+
+def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError:
+        troubles.append(f"{file.name} is no whole JSON document and was left out.")
+        return None
 
 
 def _alerts(file: Path) -> list[str]:
@@ -201,79 +164,107 @@ def _alerts(file: Path) -> list[str]:
     return said
 
 
-_Found = TypeVar("_Found")
+# -- the list of runs ------------------------------------------------------------------------------------------------------
+
+State = Literal["training", "complete", "interrupted", "damaged"]
 
 
-def _whole(read: Callable[[], list[_Found]], what: str, troubles: list[str]) -> list[_Found]:
-    try:
-        return read()
-    except DataError as error:
-        troubles.append(f"{what}: left out, for {error}.")
-        return []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """One run of a list."""
+
+    name: str
+    state: State
+    """"training": a process of this machine holds its lock; "complete": all its steps are done and scored."""
+    done: int = 0
+    planned: int = 0
+    """Planned steps."""
+    base_score: float | None = None
+    trained_score: float | None = None
+    """Centres gained per game year against the first kind of opponents; None if not measured."""
+    decisions: int = 0
+    """As `Run.decisions`."""
+    size: int
+    """Bytes of all its files."""
+    written: float
+    """Time of its last start, resume or metric, in seconds since 1970."""
+    trouble: str = ""
+    """Reason if it is damaged; else empty."""
 
 
-def _scores(paths: RunPaths, troubles: list[str]) -> dict[str, ScoreRecord]:
-    try:
-        return read_scores(paths)
-    except DataError as error:
-        troubles.append(f"Scores are left out: {error}.")
-        return {}
+def list_runs(runs_root: Path) -> list[RunLine]:
+    """The runs under `runs_root`; the latest one is last. A folder that is no run is left out, a damaged run has its reason.
 
-
-def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        return json.loads(file.read_bytes())
-    except ValueError:
-        troubles.append(f"{file.name} is no whole JSON document and was left out.")
-        return None
-
-
-def _last_written(paths: RunPaths) -> float:
-    """Time of the run's last write, in seconds since 1970."""
-    entries = [entry for folder in (paths.ledger, paths.shards, paths.scores) for entry in FILES.entries(folder)]
-    return max([last_written(paths), *(entry.touched() for entry in entries)])
-
-
-def _rows(paths: RunPaths, storage: Mapping[str, Any], troubles: list[str]) -> RowFacts:
-    if not paths.shards.is_dir():
-        return NO_ROWS
-    try:
-        with connect(paths.root, blend=storage.get("blend"), discount=storage.get("discount", 1.0)) as connection:
-            return _ask(connection)
-    except (DataError, InputError) as error:  # a reward of a package that is not installed here
-        troubles.append(f"Rows are left out: {error}")
-        return NO_ROWS
-
-
-def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
-    trained = connection.execute('SELECT step, shard, start_group, "return" FROM trained ORDER BY step, place').fetchnumpy()
-    groups = np.array([f"{shard}:{group}" for shard, group in zip(trained["shard"], trained["start_group"], strict=True)])
-    intervals = {}
-    for step in np.unique(trained["step"]).tolist():
-        rows = trained["step"] == step
-        found = estimate(trained["return"][rows], groups[rows], _RESAMPLES, step).interval
-        if found is not None:
-            intervals[step] = found
-    lags = "SELECT policy_lag, count(*) FROM trained GROUP BY ALL ORDER BY ALL"
-    drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
-    failed = """
-        SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
-        GROUP BY reason ORDER BY forks DESC, reason
+    Raises:
+        InputError: there is no such folder.
     """
-    (decisions,) = connection.sql("SELECT count(*) FROM decisions").fetchall()[0]
-    return RowFacts(
-        return_intervals=intervals,
-        return_of_all=dict(connection.sql(drawn).fetchall()),
-        lags=dict(connection.execute(lags).fetchall()),
-        failures=connection.sql(failed).fetchall(),
-        refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
-        decisions=decisions,
-        played=connection.sql(_PLAYED).fetchall(),
-    )
+    if not runs_root.is_dir():
+        raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
+    lines = []
+    for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
+        refresh_run(paths)
+        if paths.settings.is_file() or (paths.shards.is_dir() and paths.ledger.is_dir()):
+            lines.append(_line(paths))
+    return sorted(lines, key=lambda line: (line.written, line.name))
 
 
-_PLAYED = """
-    SELECT producer, worker, count(DISTINCT start_group)::INTEGER, count(*)::INTEGER FROM decisions GROUP BY ALL ORDER BY ALL
-"""
+def _line(paths: RunPaths) -> RunLine:
+    name, size = paths.root.name, size_of(paths.root)
+    if not paths.settings.is_file():
+        written = paths.root.stat().st_mtime
+        return RunLine(name=name, state="damaged", size=size, written=written, trouble="it has no settings.json")
+    written = last_written(paths)
+    try:
+        run = read_run(paths)
+        if run.summary is None and paths.summary.is_file():
+            raise ValueError(f"{paths.summary.name} is no whole JSON document")
+        base, trained = (_score(paths, run.summary or {}, label) for label in ("base", "trained"))
+        return RunLine(
+            name=name,
+            state="training" if run.at_work else "complete" if run.is_over else "interrupted",
+            done=run.done,
+            planned=run.planned,
+            base_score=base,
+            trained_score=trained,
+            decisions=run.decisions,
+            size=size,
+            written=written,
+        )
+    except (EntenteError, OSError, ValueError, TypeError, AttributeError) as error:
+        trouble = str(error) if isinstance(error, EntenteError) else f"its files cannot be read: {type(error).__name__}: {error}"
+        return RunLine(name=name, state="damaged", size=size, written=written, trouble=trouble)
+
+
+def _score(paths: RunPaths, summary: Mapping[str, Any], label: str) -> float | None:
+    """The score from the run's summary, else from its score file."""
+    if (value := summary.get(f"{label}_score")) is not None:
+        return float(value)
+    record = read_score(paths, label)
+    return None if record is None else record.score.mean
+
+
+# -- settings by name ------------------------------------------------------------------------------------------------------
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value, in the tree's order."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
+
+
+def different(trees: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """The dotted names whose values differ among these flat trees, each with the values; None where one lacks it."""
+    names = dict.fromkeys(name for tree in trees.values() for name in tree if name not in _OF_EVERY_RUN)
+    rows = [(name, [tree.get(name) for tree in trees.values()]) for name in names]
+    return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
+
+
+def value_text(value: object) -> str:
+    """A setting's value as a reader writes it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "(empty)" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,9 +14,7 @@ from game.render import COLOURS, draw_empty_map, mix_colours
 from game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from game.snapshot import POWERS
 from reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
-from reports.write_page import check_folder, page_template
-from storage.run_roots import as_given
-from storage.runs import durable_write
+from reports.write_page import of_run, page_template, write_page
 from telemetry.plain_text import shown
 
 _DIGITS = 6
@@ -29,8 +27,7 @@ def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
     Raises:
         InputError: there is no folder for it.
     """
-    check_folder(file, "replay")
-    durable_write(file, replay_html(game, runs_root).encode())
+    write_page(file, replay_html(game, runs_root), "replay")
 
 
 def replay_html(game: ReplayedGame, runs_root: Path) -> str:
@@ -49,9 +46,7 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
 
 def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
     """The page's data; powers are numbers, in their usual order."""
-    run = f"--run {shlex.quote(game.run)}"
-    if runs_root != Path("runs"):
-        run += f" --runs-root {shlex.quote(as_given(runs_root))}"
+    run = of_run(game.run, runs_root)
     return {
         "powers": [power.title() for power in POWERS],
         "policy": [POWERS.index(power) for power in game.game.powers],

@@ -1,13 +1,26 @@
-"""Describes a run in sentences. Pure functions of its facts; figures are compared before they are rounded."""
+"""What pages and commands say of a run, of a match, of runs side by side and of a what-if question. Pure functions.
 
-from collections.abc import Sequence
+A difference is claimed only where its interval excludes 0; figures are compared before they are rounded.
+"""
 
-from evaluation.intervals import describe_shortage, format_count, format_interval
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evaluation.intervals import clusters_to_show, describe_shortage, format_count, format_interval
+from evaluation.match_files import MatchRecord
+from evaluation.match_table import cluster_noun
 from evaluation.score_files import ScoreRecord
 from evaluation.track import TrackPoint
+from evaluation.what_if import OrderSets, WhatIf
+from game.snapshot import POWERS
+from reports.compared import Compared, Paired
 from reports.explain import explain_run
-from reports.read_run import RunFacts
+from reports.read_run import Run
+from reports.run_facts import RunFacts
+from reports.write_page import root_flag
 
+HEADLINE = "trained"
+"""Label of the score that decides which run is stronger."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -30,7 +43,7 @@ def state(facts: RunFacts) -> tuple[str, str]:
     return "cut", f"Cut after step {done} of {planned}; {last}."
 
 
-def simulated(facts: RunFacts) -> str:
+def simulated(facts: Run) -> str:
     """A note that rollouts were simulated, if they were; else empty."""
     source = facts.settings.get("simulated", {}).get("from_run", "")
     return (
@@ -40,7 +53,7 @@ def simulated(facts: RunFacts) -> str:
     )
 
 
-def verdict(scores: dict[str, ScoreRecord]) -> str:
+def verdict(scores: Mapping[str, ScoreRecord]) -> str:
     """Base and trained score with intervals, compared with scripted players."""
     base, trained = scores.get("base"), scores.get("trained")
     words = {"random": "a random player gains", "teacher": "the imitated teacher"}
@@ -89,7 +102,7 @@ def _missing(record: ScoreRecord) -> str:
     return f" There is no interval: {describe_shortage(record.score.source_games, 'source games')}."
 
 
-def mismatch(facts: RunFacts) -> str:
+def mismatch(facts: Run) -> str:
     """The mismatch of trainer and engine before the first step, and its limit."""
     found, training = facts.mismatch, facts.settings.get("training", {})
     if not found:
@@ -106,7 +119,7 @@ def mismatch(facts: RunFacts) -> str:
     return f"At the start trainer and engine differed by at most {_small(found['mismatch/largest'])} nats {over}; {limit}."
 
 
-def hidden_rollouts(facts: RunFacts) -> str:
+def hidden_rollouts(facts: Run) -> str:
     """The share of rollouts that ran while the trainer trained; '' if none did."""
     waited = sum(
         max(
@@ -121,19 +134,22 @@ def hidden_rollouts(facts: RunFacts) -> str:
     return f" Another {duration(hidden)} of rollouts ran behind training and are not drawn."
 
 
-def limits(facts: RunFacts) -> list[str]:
+def limits(facts: Run) -> list[str]:
     """What limits the run and which setting changes it, as in `entente runs explain`."""
     return explain_run(facts.steps, facts.settings).sentences if facts.steps else []
 
 
-def lag(facts: RunFacts) -> str:
+def lag(facts: Run) -> str:
     """The policy lags of the trained rows."""
-    rows = sum(facts.rows.lags.values())
-    own, budget = facts.rows.lags.get(0, 0), facts.settings.get("storage", {}).get("max_policy_lag", "?")
-    return f"{own / max(1, rows):.0%} of the rows were trained by the version that drew them; the budget is {budget}."
+    steps = [figures for figures in facts.steps.values() if "train/policy_lag_0_share" in figures]
+    if not (rows := sum(figures.get("train/decisions", 0.0) for figures in steps)):
+        return "No row has been trained on yet, so there is no policy lag."
+    own = sum(figures["train/policy_lag_0_share"] * figures.get("train/decisions", 0.0) for figures in steps)
+    budget = facts.settings.get("storage", {}).get("max_policy_lag", "?")
+    return f"{own / rows:.0%} of the rows were trained by the version that drew them; the staleness budget is {budget}."
 
 
-def queue(facts: RunFacts) -> str:
+def queue(facts: Run) -> str:
     """What the queue and its controller did over the whole run."""
     counted = {
         "advantage groups became too old untrained": facts.total("queue/expired"),
@@ -159,6 +175,129 @@ def ladder(points: Sequence[TrackPoint]) -> str:
     if first.tactical is not None and last.tactical is not None:
         said += f" Tactical positions solved: {first.tactical.mean:.0%} at first, {last.tactical.mean:.0%} at last."
     return said
+
+
+# -- a match ----------------------------------------------------------------------------------------------------------------
+
+
+def describe_match(record: MatchRecord) -> str:
+    """The players of a match, and which of their differences the figures show."""
+    asked, table = record.settings, record.table
+    where = "the standard start" if asked.start == "standard" else "held-out positions"
+    seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
+    how = asked.how((*asked.players, asked.opponents))
+    head = f"{table.games} games of {asked.years} years from {where}{seats}; {how}{'; ' if how else ''}"
+    head += f"intervals resample whole {cluster_noun(asked)}, {table.clusters} in all."
+    for pair in table.pairs:
+        difference = pair.difference
+        interval = difference.describe("+.3f", cluster_noun(asked, pairs=True)).removeprefix("95 % interval ")
+        need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
+        head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
+    return " ".join([head, *(f"{sentence}." for sentence in table.answer_sentences)])
+
+
+# -- runs side by side ------------------------------------------------------------------------------------------------------
+
+
+def verdicts(found: Compared) -> list[str]:
+    """For each other run: whether its last version is stronger than the first run's."""
+    first = found.runs[0]
+    headline = {pair.other: pair for pair in found.paired if pair.label == HEADLINE}
+    return [paired(headline[run.name], first.name) if run.name in headline else _unscored(first, run) for run in found.runs[1:]]
+
+
+def paired(pair: Paired, first: str) -> str:
+    """One paired difference in words."""
+    ours, theirs = (f"{name} (version {version})" for name, version in zip((first, pair.other), pair.versions, strict=True))
+    if isinstance(pair.found, str):
+        return f"The scores '{pair.label}' of {first} and {pair.other} cannot be paired: {pair.found}."
+    difference, starts = pair.found.difference, f"the same {pair.found.forks:,} starts against {pair.opponents}"
+    interval = difference.interval
+    if interval is None:
+        why = describe_shortage(difference.clusters, "source games")
+        return f"From {starts}, {theirs} and {ours} are {difference.mean:+.2f} centres apart, without an interval: {why}."
+    if interval == (0, 0):
+        return f"{theirs} and {ours} gain as much from {starts}, on the average of every source game."
+    bounds = f"95 % interval {format_interval(interval, '+.2f')} over {difference.clusters} source games"
+    if pair.found.shown:
+        more = "more" if difference.mean > 0 else "fewer"
+        return f"{theirs} gains {abs(difference.mean):.2f} centres {more} than {ours} from {starts}, {bounds}."
+    need = pair.found.forks_to_show
+    enough = f"; about {need:,} starts would show a difference of {difference.mean:+.2f}" if need else ""
+    return f"{theirs} and {ours} are not told apart by {starts}: {bounds} holds 0{enough}."
+
+
+def next_commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
+    """Commands that answer what the files leave open: a reason and the command line."""
+    first, root = found.runs[0].name, root_flag(runs_root)
+    commands = []
+    for pair in found.paired:
+        if pair.label == HEADLINE and isinstance(pair.found, str):
+            match = f"--players newest,{first}:newest --start held-out --opponents {pair.opponents} --years 1 --measure gained"
+            commands.append(
+                (
+                    f"Measure {pair.other} and {first} from the same positions",
+                    f"entente evaluate --run {pair.other} {match}{root}",
+                )
+            )
+    return commands
+
+
+def _unscored(first: RunFacts, other: RunFacts) -> str:
+    lacking = [run.name for run in (first, other) if HEADLINE not in run.scores]
+    return (
+        f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no score of a last version yet, so none is compared."
+    )
+
+
+# -- a what-if question -----------------------------------------------------------------------------------------------------
+
+
+def describe_change(found: WhatIf, changed: OrderSets | None, version: str) -> str:
+    """What differs, in words.
+
+    Args:
+        changed: other orders; None if a player gave them, or nobody.
+        version: the player who gave them; empty: there is none.
+    """
+    phase = found.position.board.phase
+    if version:
+        return f"{found.power.title()} in {phase} by {version}"
+    parts = []
+    for power, orders in (changed or {}).items():
+        played = found.position.orders.get(power, ())
+        new, old = ([each for each in some if each not in others] for some, others in ((orders, played), (played, orders)))
+        if new:
+            parts.append(f"{power.title()} in {phase}: {', '.join(new)} instead of {', '.join(old) or 'nothing'}")
+    return "; ".join(parts) or f"{found.power.title()} in {phase} as it was played"
+
+
+def what_if_verdict(found: WhatIf) -> str:
+    """The answer in one sentence, which claims a difference only where the interval excludes 0."""
+    who, years = found.power.title(), f"{found.how.years} year{'s' if found.how.years > 1 else ''}"
+    difference, pairs = found.difference, f"{len(found.pairs)} pairs of forks with equal luck"
+    interval = difference.describe("+.2f", "pairs")
+    if set(found.spread) == {0}:
+        return f"Nothing changes for {who}: after {years} it has as many centres in both forks of each of {pairs}."
+    if difference.excludes_zero:
+        more = "more" if difference.mean > 0 else "fewer"
+        gained = f"{who} has {abs(difference.mean):.2f} centres {more} after {years} than with the orders that were played"
+        return f"{gained} ({interval}; {pairs})."
+    needed = clusters_to_show([pair.difference(found.power) for pair in found.pairs])
+    hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(found.pairs) else ""
+    return f"No difference is shown for {who} after {years}: {difference.mean:+.2f} centres ({interval}; {pairs}).{hint}"
+
+
+def telling_sentence(found: WhatIf) -> str:
+    """What happened in the most telling pair."""
+    played, changed = (fork.end.centres[POWERS.index(found.power)] for fork in (found.telling.played, found.telling.changed))
+    return (
+        f"Pair {found.telling.number} has the largest difference: {found.power.title()} ends with {changed} centres, and with "
+        f"{played} after the orders that were played."
+    )
+
+
+# -- words ------------------------------------------------------------------------------------------------------------------
 
 
 def _small(value: float) -> str:

@@ -1,18 +1,18 @@
-"""Writes the answer to a what-if question as one HTML file without scripts, network access or other files; and its sentences."""
+"""Writes the answer to a what-if question as one HTML file without scripts, network access or other files;"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.intervals import clusters_to_show, format_interval
+from evaluation.intervals import format_interval
 from evaluation.what_if import OrderSets, WhatIf
 from game.board import Board
 from game.render import draw_board
 from game.scores import horizon_reached
 from game.snapshot import POWERS, make_snapshot
-from reports.write_page import page_template
+from reports import sentences
+from reports.write_page import page_template, write_page
 from rollouts.fork import PlayedPly
-from storage.runs import durable_write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,50 +50,6 @@ def telling_phases(found: WhatIf) -> list[ShownPhase]:
     ]
 
 
-def describe_change(found: WhatIf, changed: OrderSets | None, version: str) -> str:
-    """What differs, in words.
-
-    Args:
-        changed: other orders; None if a player gave them, or nobody.
-        version: the player who gave them; empty: there is none.
-    """
-    phase = found.position.board.phase
-    if version:
-        return f"{found.power.title()} in {phase} by {version}"
-    parts = []
-    for power, orders in (changed or {}).items():
-        played = found.position.orders.get(power, ())
-        new, old = ([each for each in some if each not in others] for some, others in ((orders, played), (played, orders)))
-        if new:
-            parts.append(f"{power.title()} in {phase}: {', '.join(new)} instead of {', '.join(old) or 'nothing'}")
-    return "; ".join(parts) or f"{found.power.title()} in {phase} as it was played"
-
-
-def verdict(found: WhatIf) -> str:
-    """The answer in one sentence, which claims a difference only where the interval excludes 0."""
-    who, years = found.power.title(), f"{found.how.years} year{'s' if found.how.years > 1 else ''}"
-    difference, pairs = found.difference, f"{len(found.pairs)} pairs of forks with equal luck"
-    interval = difference.describe("+.2f", "pairs")
-    if set(found.spread) == {0}:
-        return f"Nothing changes for {who}: after {years} it has as many centres in both forks of each of {pairs}."
-    if difference.excludes_zero:
-        more = "more" if difference.mean > 0 else "fewer"
-        gained = f"{who} has {abs(difference.mean):.2f} centres {more} after {years} than with the orders that were played"
-        return f"{gained} ({interval}; {pairs})."
-    needed = clusters_to_show([pair.difference(found.power) for pair in found.pairs])
-    hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(found.pairs) else ""
-    return f"No difference is shown for {who} after {years}: {difference.mean:+.2f} centres ({interval}; {pairs}).{hint}"
-
-
-def telling_sentence(found: WhatIf) -> str:
-    """What happened in the most telling pair."""
-    played, changed = (fork.end.centres[POWERS.index(found.power)] for fork in (found.telling.played, found.telling.changed))
-    return (
-        f"Pair {found.telling.number} has the largest difference: {found.power.title()} ends with {changed} centres, and with "
-        f"{played} after the orders that were played."
-    )
-
-
 def centre_rows(found: WhatIf) -> list[tuple[str, str, str, str, str]]:
     """Power, centres at the end with both orders, difference, its interval; the asked power first."""
     rows = []
@@ -116,17 +72,17 @@ def write_what_if(found: WhatIf, change: str, command: str, file: Path) -> None:
         game=found.position.game,
         phase=found.position.board.long_phase.title(),
         change=change,
-        verdict=verdict(found),
+        verdict=sentences.what_if_verdict(found),
         players=", ".join(found.how.players),
         years=found.how.years,
         rows=centre_rows(found),
         spread=found.spread,
         power=found.power.title(),
-        telling=telling_sentence(found),
+        telling=sentences.telling_sentence(found),
         phases=[_drawn(shown) for shown in telling_phases(found)],
-        command=command,
+        commands=[("The same question again", command)],
     )
-    durable_write(file, page.encode())
+    write_page(file, page)
 
 
 def _board(ply: PlayedPly) -> Board:

@@ -1,9 +1,12 @@
-"""Begins every page of this program: one HTML file without network access or other files, from a template beside its code."""
+"""Builds every page: one HTML file without network access or other files, from a template over `base.html.jinja`."""
 
+import shlex
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from storage.run_roots import as_given
+from storage.runs import durable_write
 from telemetry.errors import InputError
 
 _HERE = Path(__file__).parent
@@ -17,6 +20,16 @@ def page_template(name: str, folder: Path = _HERE) -> Template:
     return environment.get_template(name)
 
 
+def write_page(file: Path, html: str, what: str = "page") -> None:
+    """Write a page.
+
+    Raises:
+        InputError: its folder does not exist.
+    """
+    check_folder(file, what)
+    durable_write(file, html.encode())
+
+
 def check_folder(file: Path, what: str = "page") -> None:
     """Check that there is a folder for the page, before it is made.
 
@@ -25,3 +38,13 @@ def check_folder(file: Path, what: str = "page") -> None:
     """
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' to write the {what} to: make it, or name another with --output")
+
+
+def root_flag(runs_root: Path) -> str:
+    """The flag that names the folder of runs, if it is not the usual one."""
+    return "" if runs_root == Path("runs") else f" --runs-root {shlex.quote(as_given(runs_root))}"
+
+
+def of_run(name: str, runs_root: Path) -> str:
+    """The flags that name a run in a command."""
+    return f"--run {shlex.quote(name)}{root_flag(runs_root)}"

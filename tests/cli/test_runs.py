@@ -10,7 +10,7 @@ import pytest
 from cli import main
 from cli.commands import command_line
 from pipeline.run_settings import RunSettings, check_settings, resumed_settings
-from reports.run_list import list_runs
+from reports.read_run import list_runs
 from storage.runs import RunPaths, held, resolve_run
 from telemetry.errors import InputError
 
@@ -24,7 +24,7 @@ def make_run(name: str, *, age: float, done: int = 0, steps: int = 4, summary: b
     lines = [json.dumps({"step": step, "time/step_s": 1.0, "rollout/decisions": 10.0}) for step in range(1, done + 1)]
     paths.metrics.write_text("\n".join(lines))
     if summary:
-        paths.summary.write_text(json.dumps({"base_score": 0.25, "trained_score": 1.5, "steps": done}))
+        paths.summary.write_text(json.dumps({"base_score": 0.25, "trained_score": 1.5, "steps": done, "decisions": 43}))
     for file in (paths.settings, paths.metrics):
         os.utime(file, (NOW - age, NOW - age))
     return paths
@@ -55,7 +55,7 @@ def test_every_run_has_a_line_the_latest_last_and_nothing_else_has(several: Path
         ("begun", ("interrupted", 0, 4)),
     ]
     done = list_runs(several)[0]
-    assert (done.base_score, done.trained_score, done.decisions, done.written) == (0.25, 1.5, 40, NOW - 30)
+    assert (done.base_score, done.trained_score, done.decisions, done.written) == (0.25, 1.5, 43, NOW - 30)
     assert done.size == sum(file.stat().st_size for file in Path("runs/done").rglob("*") if file.is_file())
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from evaluation.track import read_track
-from reports.read_run import read_run
+from reports.run_facts import read_facts
 from storage.adapters import read_adapter
 from storage.ledger import MAIN, read_ledger, recorded_steps
 from storage.lesson_shelf import lesson_uses
@@ -68,7 +68,7 @@ def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwis
         table = open_lessons(paths.lessons / f"round-000{number}" / "000000.arrow").table
         visited = {*zip(table["policy_version"].to_pylist(), table["adapter_hash"].to_pylist(), strict=True)}
         assert [f"version {version} ({digest})" for version, digest in visited] == [student]
-    facts = read_run(paths)
+    facts = read_facts(paths)
     taught = [figures for step, figures in facts.steps.items() if step > 2]
     assert facts.done == rounds[-1]["version"] and len(taught) == facts.done - 2, "the report has the steps of the rounds"
     assert not any("train/return_mean" in figures for figures in taught), "nothing was played, so there is no return"

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.run_settings import layered_settings, preset_names
 from reports.page import html_of
-from reports.read_run import NO_ROWS, RunFacts, read_run
+from reports.run_facts import RunFacts, read_facts
 from storage.runs import RunPaths
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -78,7 +78,7 @@ def presets() -> dict[str, Any]:
 @pytest.fixture
 def page_of(presets: dict[str, Any]) -> Callable[[RunPaths], Page]:
     """Makes the page of a run's folder and reads it."""
-    return lambda paths: Page(html_of(read_run(paths), presets, paths.root.parent))
+    return lambda paths: Page(html_of(read_facts(paths), presets, paths.root.parent))
 
 
 def metric_lines(paths: RunPaths) -> list[dict[str, float]]:
@@ -100,13 +100,11 @@ def facts(**changes: Any) -> RunFacts:
         "settings": SETTINGS,
         "steps": {},
         "mismatch": {},
-        "scores": {},
         "summary": None,
-        "begun_step": 0,
         "quiet_s": 1.0,
         "at_work": False,
         "environment": None,
-        "rows": NO_ROWS,
+        "alerts": [],
         "troubles": [],
     }
     return RunFacts(**given | changes)

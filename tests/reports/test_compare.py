@@ -15,7 +15,7 @@ from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, Gain, Score
 from pipeline.run_settings import RunSettings
-from reports import compare_sentences
+from reports import sentences
 from reports.compare_page import html_of
 from reports.compared import Compared, compare_runs
 from reports.return_curve import MOST_POINTS, return_curve
@@ -107,7 +107,7 @@ def test_a_difference_is_claimed_only_where_its_interval_excludes_0(make, more: 
     write_score(first, score([value + dice.choice([0.25, -0.25]) for value in worth]))
     write_score(second, score([value + dice.choice([0.25, -0.25]) + more for value in worth]))
     found = compared(first, second)
-    (verdict,) = compare_sentences.verdicts(found)
+    (verdict,) = sentences.verdicts(found)
     page = Page(html_of(found, Path("runs")))
     assert verdict in page.text
     if more:
@@ -121,14 +121,14 @@ def test_a_difference_is_claimed_only_where_its_interval_excludes_0(make, more: 
 def test_scores_that_cannot_be_paired_name_the_match_that_can(make):
     first, second = make("a"), make("b")
     write_score(first, score([1.0, 2.0]))
-    assert compare_sentences.verdicts(compared(first, second)) == ["b has no score of a last version yet, so none is compared."]
+    assert sentences.verdicts(compared(first, second)) == ["b has no score of a last version yet, so none is compared."]
     record = score([1.0, 2.0])
     old = json.loads((first.scores / "trained.json").read_bytes())
     del old["score"]["gains"]  # as an earlier release wrote it
     (second.scores / "trained.json").write_text(json.dumps(old))
-    (said,) = compare_sentences.verdicts(compared(first, second))
+    (said,) = sentences.verdicts(compared(first, second))
     assert "an earlier release" in said
-    ((_, line),) = compare_sentences.next_commands(compared(first, second), first.root.parent)
+    ((_, line),) = sentences.next_commands(compared(first, second), first.root.parent)
     assert line.startswith(f"entente evaluate --run b --players newest,a:newest --start held-out --opponents {record.opponents}")
     assert line.endswith(f" --runs-root {first.root.parent}")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.explain import explain_run
-from reports.read_figures import read_figures
+from reports.read_run import read_run
 from storage.runs import RunPaths
 from tests.conftest import Entente
 
@@ -27,8 +27,8 @@ def test_rollouts_that_come_too_slowly_are_the_bottleneck_and_a_shallow_buffer_i
     assert "rollouts are SIMULATED: 2 start groups of run 'first', 2 a second at most" in done.stderr + done.stdout
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["simulated_from"] == "first" and "trained_score" not in summary
-    settings, steps = read_figures(RunPaths(workplace.folder / "runs" / "simulated"))
-    told = explain_run(steps, settings)
+    run = read_run(RunPaths(workplace.folder / "runs" / "simulated"))
+    told = explain_run(run.steps, run.settings)
     assert max(told.parts, key=told.parts.__getitem__) == "rollouts", told
     said = " ".join(told.sentences)
     assert "waiting for rollouts" in said and "The buffer was exhausted" in said

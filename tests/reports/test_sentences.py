@@ -5,9 +5,9 @@ import pytest
 from evaluation.score_files import ScoreRecord
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
-from reports import pipeline_plots
+from reports import plots
 from reports.page import named_scores
-from reports.sentences import duration, hidden_rollouts, mismatch, verdict
+from reports.sentences import hidden_rollouts, mismatch, verdict
 from tests.reports.conftest import SETTINGS, facts
 
 
@@ -36,15 +36,9 @@ def test_the_verdict_claims_no_more_than_the_intervals_bear(trained: tuple[float
 
 
 def test_a_verdict_over_few_source_games_has_no_interval_and_says_what_one_takes():
-    """Also where a file of an earlier release has one: eight positions of two games are two clusters."""
     words = verdict({"base": record(0.6, 0.4, 0.8, games=2), "trained": record(1.0, 0.9, 1.2, version=4, games=2)})
     assert "gains +1.00 supply centres" in words and "8 held-out positions of 2 source games" in words and "[" not in words
     assert words.endswith("There is no interval: 2 source games, and an interval takes 6.") and "helped" not in words
-
-
-def test_a_verdict_names_what_was_not_scored():
-    assert verdict({}) == "Nothing has been scored yet."
-    assert "the trained policy has not been scored" in verdict({"base": record(0.6, 0.4, 0.8)})
 
 
 @pytest.mark.parametrize(
@@ -82,17 +76,9 @@ def test_parts_of_a_step_add_up_to_its_wall_time_and_rollouts_behind_training_ar
     overlapped = facts(steps={1: step})
     assert hidden_rollouts(overlapped) == " Another 5 s of rollouts ran behind training and are not drawn."
     parts = step | {"time/rollout_wait_s": 3.0, "train/update_s": 6.0, "train/plan_s": 2.0}
-    told = pipeline_plots.times(facts(steps={1: parts})) or ""
+    told = plots.times(facts(steps={1: parts})) or ""
     assert (
         "rollouts 30%, select 0%, plan 20%, forward 0%, backward 0%, optimiser 40%, save 0%, publish 0%, orchestration 10%"
         in told
     )
     assert hidden_rollouts(facts(steps={1: step | {"time/rollout_s": 3.0}})) == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.4, "0 s"), (89, "89 s"), (91, "2 minutes"), (3600, "60 minutes"), (7200, "2 hours"), (86400 * 3, "3 days")],
-)
-def test_a_duration_is_said_as_a_person_would(seconds: float, said: str):
-    assert duration(seconds) == said

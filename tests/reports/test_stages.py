@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import pipeline_plots
+from reports import plots
 from reports.explain import explain_run
 from reports.page import html_of
 from telemetry.stages import STAGES, TRAINER_STAGES, stages_of, trainer_stages_of
@@ -28,7 +28,7 @@ def test_they_add_up_to_the_step_also_where_a_figure_is_longer_than_it():
 
 def test_the_report_and_explain_run_tell_the_same_stages_by_the_same_names(presets):
     run = facts(steps={1: STEP})
-    alt = re.search(r'aria-label="Where the time of the steps went: ([^"]*)."', pipeline_plots.times(run) or "")
+    alt = re.search(r'aria-label="Where the time of the steps went: ([^"]*)."', plots.times(run) or "")
     assert alt is not None
     explained = explain_run({1: STEP}, {})
     assert alt[1] == ", ".join(f"{name} {explained.share(name):.0%}" for name in explained.parts)

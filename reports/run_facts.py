@@ -1,0 +1,138 @@
+"""Reads all that a page shows of a run: what `read_run` reads, its scores, matches and curve, and figures from its rows.
+
+No figure is computed that a file holds already. What cannot be read is listed in `troubles`. Nothing is written into the run.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from evaluation.match_files import MatchRecord, PlayerRating, read_matches, read_ratings
+from evaluation.score_files import ScoreRecord, read_scores
+from evaluation.track import TrackPoint, read_track
+from reports.read_run import Run, read_run
+from reports.return_curve import CurvePoint, return_curve
+from storage.asking import connect
+from storage.control import ProducerStatus, read_producers
+from storage.files import FILES
+from storage.league_files import LeagueStep, newest_league
+from storage.ledger import read_ledger
+from storage.lineages import last_step, lineage_at
+from storage.runs import RunPaths
+from telemetry.errors import DataError, InputError
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """Figures from the stored rows."""
+
+    return_of_all: Mapping[int, float] = field(default_factory=dict)
+    """Per policy version, the mean return of every complete decision it drew, trained on or not."""
+    failures: Sequence[tuple[str, int]] = ()
+    """Reasons why forks ended early, with their number of forks that have rows, most first."""
+    refused: Sequence[tuple[str, str]] = ()
+    """Refused shards, each with the reason as a sentence."""
+    decisions: int = 0
+    """Stored rows, without those of refused shards."""
+    played: Sequence[tuple[str, str, int, int]] = ()
+    """Producer, inference worker, start groups and decisions of each pair of the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts(Run):
+    """All facts for the report of a run."""
+
+    begun_step: int = 0
+    """Newest step whose batch is in the ledger; 0 if none."""
+    curve: Sequence[CurvePoint] = ()
+    """Mean return of the rows that were trained on, over the steps."""
+    scores: Mapping[str, ScoreRecord] = field(default_factory=dict)
+    """By label."""
+    track: Sequence[TrackPoint] = ()
+    """Strength by policy version."""
+    matches: Sequence[MatchRecord] = ()
+    """Matches of versions and scripted players, in the order in which they ended."""
+    ratings: Sequence[PlayerRating] = ()
+    """Players of all matches, best first."""
+    league: LeagueStep | None = None
+    """The past versions that the newest step met; None without a league."""
+    producers: Sequence[ProducerStatus] = ()
+    """The last status of each rollout producer."""
+    rows: RowFacts | None = None
+    """Figures from the stored rows; None if they were not asked for or cannot be read."""
+
+
+def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
+    """Read all facts that exist.
+
+    Args:
+        rows: whether the stored rows are read, which takes the longer the more there are.
+
+    Raises:
+        InputError: there is no run in that folder.
+    """
+    run = read_run(paths)
+    troubles = list(run.troubles)
+    if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
+        troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
+    producers, unread = read_producers(paths)
+    troubles += unread
+
+    def rows_of(step: int) -> pa.Table | None:
+        return read_ledger(paths, lineage_at(paths, step), step)
+
+    def whole(read: Callable[[], _Found], what: str, otherwise: _Found) -> _Found:
+        try:
+            return read()
+        except (DataError, InputError) as error:  # InputError: a reward of a package that is not installed here
+            troubles.append(f"{what} left out: {error}")
+            return otherwise
+
+    found = RunFacts(
+        **{each.name: getattr(run, each.name) for each in fields(run)},
+        begun_step=last_step(paths),
+        curve=whole(lambda: return_curve(sorted(run.steps), rows_of), "The curve is", []),
+        scores=whole(lambda: read_scores(paths), "Scores are", {}),
+        track=whole(lambda: read_track(paths), "The track of strength is", []),
+        matches=whole(lambda: read_matches(paths.matches), "Matches are", []),
+        ratings=whole(lambda: read_ratings(paths.matches), "Ratings are", []),
+        league=whole(lambda: newest_league(paths), "The league is", None),
+        producers=producers,
+        rows=whole(lambda: _rows(paths, run.settings.get("storage", {})), "Rows are", None) if rows else None,
+    )
+    entries = [entry.touched() for folder in (paths.ledger, paths.shards, paths.scores) for entry in FILES.entries(folder)]
+    quiet_s = min([found.quiet_s, *(time.time() - touched for touched in entries)])
+    return replace(found, troubles=troubles, quiet_s=quiet_s)
+
+
+def _rows(paths: RunPaths, storage: Mapping[str, Any]) -> RowFacts | None:
+    if not paths.shards.is_dir():
+        return None
+    with connect(paths.root, blend=storage.get("blend"), discount=storage.get("discount", 1.0)) as connection:
+        return _ask(connection)
+
+
+def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
+    drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
+    failed = """
+        SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
+        GROUP BY reason ORDER BY forks DESC, reason
+    """
+    played = """
+        SELECT producer, worker, count(DISTINCT start_group)::INTEGER, count(*)::INTEGER FROM decisions
+        GROUP BY ALL ORDER BY ALL
+    """
+    (decisions,) = connection.sql("SELECT count(*) FROM decisions").fetchall()[0]
+    return RowFacts(
+        return_of_all=dict(connection.sql(drawn).fetchall()),
+        failures=connection.sql(failed).fetchall(),
+        refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
+        decisions=decisions,
+        played=connection.sql(played).fetchall(),
+    )
