@@ -36,7 +36,7 @@ from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_pos
 from pipeline.run_settings import MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings, settings_of
 from pipeline.search_teacher import DECISION_S, SearchTeacher
 from pipeline.shared_cache import find_shared_cache
-from reports.read_figures import read_figures
+from reports.read_run import read_run
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import open_cache
@@ -258,7 +258,7 @@ def _time(settings: RunSettings, decisions: int) -> Forecast:
             same = settings_of(paths).inference.model == settings.inference.model
         except InputError:
             continue
-        steps = [figures for figures in read_figures(paths)[1].values() if figures.get("rollout/decisions")] if same else []
+        steps = [figures for figures in read_run(paths).steps.values() if figures.get("rollout/decisions")] if same else []
         if steps:
             seconds, drawn = (sum(figures.get(name, 0.0) for figures in steps) for name in ("time/step_s", "rollout/decisions"))
             return {
