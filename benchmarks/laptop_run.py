@@ -12,7 +12,7 @@ from benchmarks.entente_run import run_entente
 from pipeline.run_settings import CACHE_FOLDER, RunSettings, layered_settings
 from storage.gather import Batch
 from storage.index import open_index
-from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
 from telemetry.progress import reporter
@@ -69,7 +69,7 @@ def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows
     try:
         run_entente([*arguments, *words], settings.runs_root, name)
         index = open_index(paths, blend=settings.storage.blend, discount=settings.storage.discount)
-        rows = read_ledger(paths, MAIN, max(recorded_steps(paths, MAIN)))
+        rows = read_ledger(paths, last_step(paths))
         if rows is None or not rows.num_rows:
             raise TrainingError("the last step of the recorded run had no rows: give another --seed")
         batch = index.gather(rows)

@@ -151,7 +151,6 @@ def step_query(step: int) -> SelectionQuery:
         policy_version=VERSIONS - 1,
         max_policy_lag=MAX_POLICY_LAG,
         start_groups=STEP_SHARDS,
-        lineage="bench",
         seed=0,
     )
 

@@ -119,22 +119,22 @@ def step(
 
 
 def _chosen_from(number: int, run: str, runs_root: Path) -> None:
-    from pipeline.run_settings import settings_at
+    from pipeline.run_settings import settings_of
     from storage.as_of import read_past_choice, rewind_index
     from storage.index import open_index
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
-    storage, then = settings_at(paths, number).storage, read_past_choice(paths, number)
+    storage, then = settings_of(paths).storage, read_past_choice(paths, number)
     index = open_index(paths, blend=storage.blend, discount=storage.discount)
-    counts = rewind_index(index, paths, then).counts
+    counts = rewind_index(index, then).counts
     trained = set(zip(*(then.rows[name].to_pylist() for name in ("shard", "start_group", "power", "phase")), strict=True))
     table = Table("start group", "power", "phase", "decisions", "spread", "lag", "trained on", box=None)
     for shard, group, power, phase, decisions, spread, lag in index.fetch(_ELIGIBLE):
         chosen = "yes" if (shard, group, power, phase) in trained else ""
         table.add_row(str(group), power, phase, str(decisions), f"{spread:.3g}", str(lag), chosen)
     asked = then.query
-    head = f"step {number} of run {run}, lineage {then.lineage}: {counts['eligible']} advantage groups could be trained on"
+    head = f"step {number} of run {run}: {counts['eligible']} advantage groups could be trained on"
     rule = f"lag up to {asked.max_policy_lag} behind version {asked.policy_version}; {asked.start_groups} start groups wanted"
     others = ", ".join(f"{counts[name]} {name}" for name in ("used", "unusable", "ahead", "expired", "no_spread"))
     _print(Text(head, style="bold"), *(Text(line) for line in (rule, f"others: {others}", then.shortage) if line), table)

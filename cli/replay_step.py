@@ -35,13 +35,13 @@ def replay_step(
         entente runs replay-step --run mine --step 7 --json
     """
     from pipeline.find_model import model_of
-    from pipeline.run_settings import check_objective, settings_at
+    from pipeline.run_settings import check_objective, settings_of
     from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
-    settings = settings_at(paths, step)
+    settings = settings_of(paths)
     check_objective(settings)
     model = model_of(settings, runs_root, run)
     apply_threads(usable_cores())

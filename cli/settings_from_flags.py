@@ -23,17 +23,31 @@ SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any sett
 
 
 def settings_from(
-    preset: str, config: list[Path] | None, flags: RunSettings | None, *, resume: bool = False, fork: bool = False
+    preset: str,
+    config: list[Path] | None,
+    flags: RunSettings | None,
+    *,
+    resume: bool = False,
+    init_from: str = "",
+    dry_run: bool = False,
 ) -> RunSettings:
     """The checked settings tree. Only flags that were given override. A resumed run starts from its own settings.
 
+    Args:
+        init_from: step of another run from which the run begins; see `settings_from_step`.
+        dry_run: no model is made for it.
+
     Raises:
-        InputError: see `layered_settings` and `resumed_settings`.
+        InputError: see `layered_settings`, `resumed_settings` and `settings_from_step`.
     """
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
     if resume:
-        settings = resumed_settings(config or (), overrides, fork=fork)
+        settings = resumed_settings(config or (), overrides)
         if overrides.get("run") == LATEST:
             sys.stderr.write(f"run {settings.run}, the latest in {settings.runs_root}\n")
         return settings
+    if init_from:
+        from pipeline.init_from import settings_from_step
+
+        return settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
     return layered_settings(preset, config or (), overrides)

@@ -152,7 +152,7 @@ def _opened_run(run: str, runs_root: Path, as_of: int | None) -> "Iterator[tuple
     Raises:
         InputError: there is no such run.
     """
-    from pipeline.run_settings import RunSettings, settings_at, settings_of
+    from pipeline.run_settings import RunSettings, settings_of
     from storage.runs import GAMES_FOLDER, RunPaths, runs_in
 
     games = runs_root / GAMES_FOLDER
@@ -165,7 +165,7 @@ def _opened_run(run: str, runs_root: Path, as_of: int | None) -> "Iterator[tuple
             yield paths.root, RunSettings()
         return
     paths = RunPaths(runs_root / which_run(run, runs_root))
-    yield paths.root, settings_of(paths) if as_of is None else settings_at(paths, as_of)
+    yield paths.root, settings_of(paths)
 
 
 def _form(format: Format | None, output: Path | None) -> Format:

@@ -24,8 +24,8 @@ def train(
     preset: Preset = "laptop",
     config: ConfigFiles = None,
     resume: Annotated[bool, Parameter(help="Continue the run that --run names from its files.", negative="")] = False,
-    fork_lineage: Annotated[
-        str, Parameter(help="With --resume: continue after the newest checkpoint with other settings, as a lineage of this name.")
+    init_from: Annotated[
+        str, Parameter(help="RUN:STEP: begin a new run from an old step of another run: its weights, with settings of your own.")
     ] = "",
     json: AsJson = False,
     dry_run: DryRun = False,
@@ -51,35 +51,35 @@ def train(
 
         entente train --run mine --resume --steps 80   more steps for a run that is done
 
-        entente train --run mine --resume --fork-lineage hot --training.learning-rate 1e-3
+        entente train --init-from mine:20 --run hot --training.learning-rate 1e-3   a new run from step 20 of another
 
         entente train --steps 500 --dry-run         what that would take, without starting it
     """
-    if fork_lineage and not resume:
-        raise InputError("--fork-lineage continues an existing run: give --resume and --run too")
-    chosen = settings_from(preset, config, settings, resume=resume, fork=bool(fork_lineage))
+    if init_from and resume:
+        raise InputError("--init-from begins a new run: leave out --resume, or --init-from")
+    chosen = settings_from(preset, config, settings, resume=resume, init_from=init_from, dry_run=dry_run)
     if dry_run:
         from pipeline.dry_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
-    _, summary = train_run(chosen, resume=resume, fork_lineage=fork_lineage)
+    _, summary = train_run(chosen, resume=resume)
     for line in _lines(summary):
         print(line)
     if json:
         print(jsonlib.dumps(summary))
 
 
-def train_run(chosen: RunSettings, *, resume: bool, fork_lineage: str = "") -> tuple[RunPaths, dict[str, Any]]:
+def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str, Any]]:
     """Train a run to its end with a Prefect server and progress on standard error; its folder and its summary."""
     from flows.open_run import check_inputs, with_run_name
 
-    check_inputs(chosen, resume=resume, fork_lineage=fork_lineage)
+    check_inputs(chosen, resume=resume)
     from flows.train_policy import train_policy
 
     chosen = with_run_name(chosen)
     try:
         with prefect_server(), progress_shown():
-            return chosen.paths, run_flow(train_policy(chosen, resume=resume, fork_lineage=fork_lineage))
+            return chosen.paths, run_flow(train_policy(chosen, resume=resume))
     except BaseException as error:
         if chosen.paths.settings.is_file() and not isinstance(error, InputError):
             root = "" if chosen.runs_root == Path("runs") else f" --runs-root {as_given(chosen.runs_root)}"

@@ -41,8 +41,8 @@ from pipeline.step_figures import StepClock
 from pipeline.teach import VISITED_GROUPS, TeacherPool
 from pipeline.threads import usable_cores
 from records.policy_version import BASE, PolicyVersion
+from storage.ledger import last_step
 from storage.lesson_shelf import LessonQuery, lessons_in_use
-from storage.lineages import last_step
 from storage.retention import drop_old_adapters
 from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, durable_write
@@ -111,7 +111,7 @@ async def _improve_once(
     """One round; what an earlier attempt left is found, not made again. Returns the newest version."""
     began = time.monotonic()
     await asyncio.to_thread(begin_round, resources.paths, number, improve, student)
-    lessons = await asyncio.to_thread(lessons_in_use, resources.paths, round_name(number), resources.resume_point.lineage)
+    lessons = await asyncio.to_thread(lessons_in_use, resources.paths, round_name(number))
     if not lessons:
         await asyncio.to_thread(check_student, resources.paths, number, student)
         lessons = await _label_all(resources, settings, improve, teachers, number)

@@ -32,13 +32,11 @@ from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
 from pipeline.past_versions import open_opponent_engine
-from pipeline.producer_desk import next_free_number
-from pipeline.resources import PRODUCER, Resources
+from pipeline.resources import Resources
 from pipeline.rollout_side import SideSettings
 from pipeline.run_settings import (
     MODEL_FOLDER,
     RunSettings,
-    changed_settings,
     check_objective,
     check_prompts,
     check_resumed,
@@ -54,7 +52,6 @@ from storage.control import ControlDesk
 from storage.files import FILES
 from storage.learnable_process import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
-from storage.lineages import check_new_lineage, current_lineage
 from storage.run_roots import as_given
 from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
 from tasks.alerts import with_hooks
@@ -81,7 +78,7 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
 
 
-def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: str = "") -> CardPlan:
+def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     """Check all inputs that can be checked before a server starts or a game is played; returns the cards that the run takes.
 
     Raises:
@@ -96,7 +93,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     with_hooks(settings.alerts, settings.runs_root)
     FILES.check(settings.runs_root)
     if resume or settings.run:
-        _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
+        _check_what_is_there(settings, resume=resume)
     if settings.pipeline.task_runner == "dask":
         check_scheduler(settings.pipeline.dask_address)
     if settings.simulated.from_run:
@@ -109,13 +106,11 @@ def check_inputs(settings: RunSettings, *, resume: bool = False, fork_lineage: s
     return cards
 
 
-def _check_what_is_there(settings: RunSettings, *, resume: bool, fork_lineage: str) -> None:
+def _check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
     """Refuse a name that is taken, or settings that the resumed run cannot use. Repeat this once the run's lock is held."""
     if resume:
-        check_resumed(settings_of(settings.paths), settings, fork=bool(fork_lineage))
+        check_resumed(settings_of(settings.paths), settings)
         check_ledgers(settings.paths, settings.storage)
-        if fork_lineage:
-            check_new_lineage(settings.paths, fork_lineage)
     elif FILES.exists(settings.paths.settings):
         raise InputError(
             f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
@@ -171,9 +166,7 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
 
 
 @asynccontextmanager
-async def open_run(
-    settings: RunSettings, *, resume: bool = False, fork_lineage: str = "", trains_alone: bool = False
-) -> AsyncIterator[Resources]:
+async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone: bool = False) -> AsyncIterator[Resources]:
     """The resources of a new run, or with `resume` of an existing one, ready to play and train.
 
     Args:
@@ -184,7 +177,7 @@ async def open_run(
             it, or it has already done more steps than `settings.steps`.
     """
     outlive_worker()
-    cards = check_inputs(settings, resume=resume, fork_lineage=fork_lineage)
+    cards = check_inputs(settings, resume=resume)
     engine_threads, trainer_threads = settings.threads
     if trains_alone:
         trainer_threads = settings.threads_if(overlap=False)[1]
@@ -200,7 +193,7 @@ async def open_run(
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         # Another process may have trained a run of this name while this one prepared.
-        _check_what_is_there(settings, resume=resume, fork_lineage=fork_lineage)
+        _check_what_is_there(settings, resume=resume)
         if not resume:
             there_before = {entry.path.name for entry in FILES.entries(paths.root)} - {paths.lock.name}
             stack.push(partial(_remove_refused_run, paths, there_before))  # pushed first, so it runs last
@@ -214,7 +207,6 @@ async def open_run(
         for sentence in restore_ledgers(paths, settings.storage) if resume else ():
             reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
-        fork = _fork(settings, fork_lineage) if fork_lineage else None
         share = trainer_share(cards, settings.inference)
         simulated = settings.simulated.from_run
         # Where producers play all rollouts, one engine is enough: for scores.
@@ -226,7 +218,6 @@ async def open_run(
             training,
             settings.storage,
             trainer_threads,
-            fork,
             cards=cards.trainer,
             card_share=share,
         )
@@ -328,19 +319,6 @@ def _remove_refused_run(
     if not there_before:
         shutil.rmtree(paths.root)
     return False
-
-
-def _fork(settings: RunSettings, name: str) -> dict[str, Any]:
-    """Name and changed settings of a new lineage, for the trainer. Stores the old lineage's settings beside its ledger."""
-    stored, paths = settings_of(settings.paths), settings.paths
-    changed = changed_settings(stored, settings)
-    changes = ", ".join(f"{setting} {after!r} for {before!r}" for setting, (before, after) in changed.items())
-    reporter().say(f"lineage '{name}' begins: {changes or 'the settings are the same'}")
-    old_settings = paths.ledger / current_lineage(paths) / "settings.json"
-    if current_lineage(paths) != name and old_settings.parent.name in FILES.folders(paths.ledger):
-        durable_write(old_settings, stored.model_dump_json(indent=1).encode())
-    first = next_free_number(paths, PRODUCER) if "rollouts.start_groups" in changed else None
-    return {"name": name, "changed": changed, "first_group": first}
 
 
 def _check_resume_point(settings: RunSettings, found: ResumePoint) -> None:

@@ -43,7 +43,7 @@ from pipeline.settings_form import merge_more, split_more
 from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import FILES
-from storage.lineages import last_step, lineage_path
+from storage.ledger import last_step
 from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name, durable_write, held
 from tasks.alerts import raise_alert, with_hooks
@@ -215,9 +215,7 @@ def _sweep(ended: FlowRun, runs_root: Path) -> SweepState | None:
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
     """The parameters with which `train-policy` continues the run, or begins it anew if it has no folder."""
-    has_folder, lineage = settings.run and FILES.exists(settings.paths.settings), str(ended.parameters.get("fork_lineage") or "")
-    if lineage and FILES.exists(lineage_path(settings.paths, lineage)):
-        lineage = ""  # it exists already, and the run continues in it
+    has_folder = settings.run and FILES.exists(settings.paths.settings)
     if has_folder:  # another version may have started it, with other defaults
         try:
             settings = settings.model_copy(update={"prompts": settings_of(settings.paths).prompts})
@@ -226,7 +224,6 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
     return ended.parameters | {
         "settings": split_more(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
         "resume": bool(has_folder),
-        "fork_lineage": lineage,
     }
 
 

@@ -45,19 +45,18 @@ _CLEAR_EVERY = 20
 
 
 @flow(name="train-policy", flow_run_name=training_name)
-async def train_policy(settings: SettingsParameter, resume: bool = False, fork_lineage: str = "") -> dict[str, Any]:
+async def train_policy(settings: SettingsParameter, resume: bool = False) -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
     Args:
         settings: All settings of the run.
         resume: Continue the run that `settings.run` names after its newest step.
-        fork_lineage: With `resume`, continue in a new lineage of this name, whose settings may differ.
     """
     check_given(settings.runs_root, settings=settings)
     began, settings = time.monotonic(), with_run_name(settings)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary
-    async with open_run(settings, resume=resume, fork_lineage=fork_lineage) as resources:
+    async with open_run(settings, resume=resume) as resources:
         scores = await score_policy(resources, settings, "base")
         with open_log(resources, settings) as log, freeze_old_objects():
             orchestration_share = await _train_steps(resources, settings, log)

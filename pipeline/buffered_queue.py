@@ -21,7 +21,6 @@ from pipeline.rollout_source import RolloutSource
 from pipeline.run_settings import PipelineSettings
 from pipeline.stretches import GroupNumbers, groups_per_task
 from records.policy_version import BASE, PolicyVersion
-from storage.lineages import step_numbers
 from telemetry.progress import reporter
 
 BACKFILL_MAX = 1.0
@@ -71,7 +70,7 @@ class BufferedQueue(RolloutQueue):
                 producers_max=pipeline.producers_max,
             )
         )
-        self._numbers = GroupNumbers(step_numbers(resources.paths, self._wanted))
+        self._numbers = GroupNumbers(self._wanted)
         self._group_s: deque[float] = deque(maxlen=32)  # seconds per start group of the newest stretches
         self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be started
         self._full = False  # pipeline.ready_groups_max is reached

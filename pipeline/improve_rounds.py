@@ -19,7 +19,7 @@ from search.search import check_search
 from search.settings import SearchSettings
 from storage.files import FILES, make_directory
 from storage.json_files import read_object
-from storage.lineages import last_step
+from storage.ledger import last_step
 from storage.runs import RunPaths, durable_write
 from telemetry.errors import InputError
 from telemetry.setting_marks import Settings

@@ -22,7 +22,6 @@ from rollouts.settings import RolloutSettings
 from storage.adapters import published_versions
 from storage.files import FILES
 from storage.league_files import LeagueMember, LeagueStep, publish_league, read_league
-from storage.lineages import StepNumbers, step_numbers
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_plies, open_shard
 from telemetry.errors import DataError, InputError
@@ -57,22 +56,18 @@ class League:
         """
         if not settings.has_league:
             return settings
-        numbers = self._numbers if producer == LOCAL_PRODUCER else StepNumbers(per_step=self._start_groups)
-        found = self.at(producer, numbers.step_of(first_group), served)
+        found = self.at(producer, first_group // self._start_groups + 1, served)
         there = {BASE_VERSION, *published_versions(self._paths)}
         if gone := [member.version for member in found.members if member.version not in there]:
             raise InputError(
                 f"policy version {gone[0]} of run '{self._paths.root.name}' is in its league in step {found.step}, but its "
-                "adapter was removed: restore it from a copy, or continue with other rollouts.opponents by --fork-lineage"
+                "adapter was removed: restore it from a copy, or begin another run from a step of this one (--init-from) with "
+                "other rollouts.opponents"
             )
         table = [(name, weight) for name, weight in settings.opponent_table if name != LEAGUE]
         shares = [weight for name, weight in settings.opponent_table if name == LEAGUE]
         table += [(f"v{member.version}", sum(shares) * member.weight) for member in found.members]
         return settings.model_copy(update={"opponents": table_text(table)})
-
-    @property
-    def _numbers(self) -> StepNumbers:
-        return step_numbers(self._paths, self._start_groups)
 
     def at(self, producer: str, step: int, served: int) -> LeagueStep:
         """The league of a producer's step, from its file; the first call for a step writes the file.
@@ -90,7 +85,7 @@ class League:
 
     def _tally(self, before: int) -> Tally:
         """Wins and forks by version, of the local start groups of the `RECENT_STEPS` steps before step `before`."""
-        folder, end = self._paths.shards / LOCAL_PRODUCER, self._numbers.first_of(before)
+        folder, end = self._paths.shards / LOCAL_PRODUCER, (before - 1) * self._start_groups
         first = end - RECENT_STEPS * self._start_groups
         names = [name for name in FILES.names(folder) if (match := SHARD_NAME.fullmatch(name)) and first <= int(match[1]) < end]
         shards = [folder / name for name in sorted(names)]

@@ -20,7 +20,6 @@ from storage.adapters import read_adapter
 from storage.files import FILES
 from storage.follow import LOOKAHEAD
 from storage.ledger import ledger_path
-from storage.lineages import step_numbers
 from storage.shards import Coverage, coverage
 from telemetry.errors import DataError
 from telemetry.progress import reporter
@@ -50,7 +49,7 @@ class LockstepQueue(RolloutQueue):
     def play_ahead(self, step: int) -> None:
         """If overlapped, start the rollouts of the step after `step` under the version that is served now."""
         if self._overlapped and step < self._last_step:
-            chosen = ledger_path(self._resources.paths, self._resources.resume_point.lineage, step)
+            chosen = ledger_path(self._resources.paths, step)
             for stretch in self._missing(step + 1):
                 self._begin(replace(stretch, after=chosen))
             self._begun = step + 1
@@ -113,9 +112,9 @@ class LockstepQueue(RolloutQueue):
 
     def _missing(self, step: int) -> Iterable[Stretch]:
         """Stretches of the step that no shard contains: all of them, except in a resumed run."""
-        if FILES.exists(ledger_path(self._resources.paths, self._resources.resume_point.lineage, step)):
+        if FILES.exists(ledger_path(self._resources.paths, step)):
             return []  # the rows are selected already, and the trainer will use exactly these
-        first = step_numbers(self._resources.paths, self._wanted).first_of(step)
+        first = (step - 1) * self._wanted
         published = coverage(self._resources.paths, PRODUCER, first, self._wanted)
         self._note_published(published)
         task_size = groups_per_task(self._wanted, self._pipeline, None)

@@ -24,7 +24,6 @@ from records.rows import Decision, Ply
 from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
-from storage.lineages import step_numbers
 from storage.schema import as_array
 from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 from telemetry.errors import disk_full
@@ -87,7 +86,7 @@ async def play_stretch(
     """
     began = time.monotonic()
     with resources.spans.span("rollout"):
-        first_of_step = step_numbers(resources.paths, resources.rollouts.start_groups).first_of(step)
+        first_of_step = (step - 1) * resources.rollouts.start_groups
         positions = await asyncio.to_thread(start_positions, resources, step)
         mine = positions[first_group - first_of_step :][:count]
         settings = resources.rollouts.at(step)

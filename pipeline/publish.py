@@ -40,7 +40,7 @@ from evaluation.strength import POLICY
 from game.players import SEARCHES
 from inference.publish_weights import publish_weights
 from pipeline.find_model import model_of
-from pipeline.run_settings import MODEL_FOLDER, RunSettings, changed_settings, layered_settings, settings_at
+from pipeline.run_settings import MODEL_FOLDER, RunSettings, changed_settings, layered_settings, settings_of
 from records.policy_version import BASE_VERSION
 from reports.imitation_plot import CURVE
 from storage.adapters import ADAPTER_FILES
@@ -106,7 +106,7 @@ def find_version(name: str, runs_root: Path) -> Source:
     """
     version = resolve_contestant(name, "", runs_root)
     run = RunPaths(runs_root / version.run)
-    settings = settings_at(run, version.version)
+    settings = settings_of(run)
     return Source(base=model_of(settings, runs_root, version.run), version=version, run=run, settings=settings)
 
 
@@ -168,11 +168,14 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
     return to
 
 
-def publish_model(source: Source, to: Path, runs_root: Path, figures: Sequence[Path] = ()) -> Path:
+def publish_model(
+    source: Source, to: Path, runs_root: Path, figures: Sequence[Path] = (), *, most_bytes: float = MOST_BYTES
+) -> Path:
     """Write a small model as the folder `to`, with the version's adapter merged into its base.
 
     Args:
         figures: files of matches in which the model was measured, beside those of a version's run; the card shows them.
+        most_bytes: weights that take more are rounded to bfloat16.
 
     Raises:
         InputError: the folder exists, the model is too large, or a file of figures is not about it.
@@ -183,7 +186,7 @@ def publish_model(source: Source, to: Path, runs_root: Path, figures: Sequence[P
         if source.version is None and (source.base / CURVE).is_file():
             shutil.copyfile(source.base / CURVE, folder / CURVE)
         taken = sum(file.stat().st_size for file in folder.iterdir())
-        dtype = publish_weights(source.base, source.adapter, folder, MOST_BYTES - _CARD_ROOM - taken)
+        dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_ROOM - taken)
         _write_config(source.base, folder, {"dtype": dtype})
         recipe = _base_recipe(source.base) | _training(source) | {"weights": dtype}
         shown = f"models/{to.name}" if to.is_absolute() else to.as_posix()
@@ -233,8 +236,8 @@ def push_folder(folder: Path, repository: str) -> str:
 
 
 def _base_recipe(base: Path) -> dict[str, Any]:
-    """The recipe of a base that was made here, without folders of this machine."""
-    recipe = read_object(base / RECIPE)
+    """The recipe of a base that was made here, without folders of this machine; of another base an empty one."""
+    recipe = read_object(base / RECIPE) if (base / RECIPE).is_file() else {"settings": {}}
     recorded = recipe["settings"].get("recorded")
     return (
         recipe | {"settings": recipe["settings"] | {"recorded": [Path(file).name for file in recorded]}} if recorded else recipe

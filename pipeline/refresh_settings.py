@@ -12,8 +12,7 @@ from state_cache.settings import CacheSettings
 from state_cache.store import MANIFEST, version_name
 from state_cache.verify import list_caches
 from storage.files import FILES
-from storage.ledger import STEP_NAME
-from storage.lineages import last_step, step_numbers
+from storage.ledger import last_step, ledger_path, recorded_steps
 from storage.runs import RunPaths, check_name, run_names
 from telemetry.errors import InputError
 from telemetry.progress import reporter
@@ -31,7 +30,7 @@ def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings
     paths = RunPaths(runs_root / check_name(run, "run"))
     stored = settings_of(paths)
     # All rollouts of a step with a ledger are published. Rollouts of later steps may be published in any order.
-    groups = step_numbers(paths, stored.rollouts.start_groups).first_of(last_step(paths) + 1)
+    groups = last_step(paths) * stored.rollouts.start_groups
     if not groups:
         raise InputError(f"run '{run}' has not trained a step yet: refresh the cache once it has")
     if not 0 < share < 1:
@@ -44,9 +43,9 @@ def newest_run(runs_root: Path) -> str:
     """Name of the run with the newest ledger; empty if there is no ledger."""
     written: dict[str, int] = {}
     for run in run_names(runs_root):
-        ledger = RunPaths(runs_root / run).ledger
-        for step in (ledger / lineage / name for lineage in FILES.folders(ledger) for name in FILES.names(ledger / lineage)):
-            if STEP_NAME.fullmatch(step.name) and (marks := FILES.marks(step)) is not None:
+        paths = RunPaths(runs_root / run)
+        for step in recorded_steps(paths):
+            if (marks := FILES.marks(ledger_path(paths, step))) is not None:
                 written[run] = max(written.get(run, 0), marks[1])
     return max(written, key=lambda run: written[run], default="")
 

@@ -26,7 +26,6 @@ from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from storage.files import FILES
-from storage.lineages import lineage_at
 from storage.retention import RetentionSettings
 from storage.rewards import check_blend
 from storage.run_roots import RunsFolder, located
@@ -34,7 +33,7 @@ from storage.runs import RunPaths, check_name, check_run_name, refresh_run, reso
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
-from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, ChangeRule, Seed, Settings, change_rule
+from telemetry.setting_marks import MAY_CHANGE, STAYS, ChangeRule, Seed, Settings, change_rule
 from telemetry.sinks import TelemetrySettings
 from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
@@ -105,13 +104,13 @@ class RunSettings(Settings):
     """The state cache: positions from which forks start."""
     prompts: PromptSettings = PromptSettings()
     """Format of prompts and completions."""
-    rollouts: Annotated[RolloutSettings, MAY_CHANGE_IN_A_FORK] = RolloutSettings()
+    rollouts: RolloutSettings = RolloutSettings()
     """The rollouts of one step."""
     outside: Annotated[OutsideSettings, MAY_CHANGE] = OutsideSettings()
     """How endpoints among the opponents are asked."""
-    storage: Annotated[StorageSettings, MAY_CHANGE_IN_A_FORK] = StorageSettings()
+    storage: StorageSettings = StorageSettings()
     """Returns and the staleness budget."""
-    training: Annotated[TrainingSettings, MAY_CHANGE_IN_A_FORK] = TrainingSettings()
+    training: TrainingSettings = TrainingSettings()
     """The GRPO step."""
     evaluation: Annotated[EvaluationSettings, MAY_CHANGE] = EvaluationSettings()
     """How playing strength is measured."""
@@ -205,13 +204,8 @@ def check_prompts(settings: RunSettings) -> None:
             )
 
 
-def resumed_settings(
-    files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None, *, fork: bool = False
-) -> RunSettings:
+def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
     """Checked settings of a resumed run: its stored settings, changed by files and overrides.
-
-    Args:
-        fork: the run continues in a new lineage, where more settings may change.
 
     Raises:
         InputError: no run is named, it does not exist, or a setting that may not change would change.
@@ -232,7 +226,7 @@ def resumed_settings(
         settings = RunSettings.model_validate(merge_layers(stored.model_dump(), {**changes, "runs_root": root}))
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
-    check_resumed(stored, settings, fork=fork)
+    check_resumed(stored, settings)
     check_settings(settings)
     check_objective(settings)
     return settings
@@ -254,19 +248,17 @@ def _rule(name: str) -> ChangeRule:
     return change_rule(RunSettings, name.split("."))
 
 
-def check_resumed(stored: RunSettings, wanted: RunSettings, *, fork: bool = False) -> None:
-    """Check that a run may be resumed with the settings `wanted`; with `fork`, in a new lineage.
+def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
+    """Check that a run may be resumed with the settings `wanted`.
 
     Raises:
         InputError: a setting changed that may not; names it and both values.
     """
     for name, (before, after) in changed_settings(stored, wanted).items():
-        forkable = _rule(name) is MAY_CHANGE_IN_A_FORK
-        if not (fork and forkable):
-            cure = "leave it out, continue in a new lineage with --fork-lineage NAME," if forkable else "leave it out,"
+        if _rule(name) is STAYS:
             raise InputError(
                 f"run '{stored.run}' was started with {name} {_in_short(before)} and cannot continue with {_in_short(after)}: "
-                f"{cure} or start another run"
+                "leave it out, or begin another run, from a step of this one with --init-from"
             )
 
 
@@ -310,21 +302,6 @@ def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
         model = str(copied) if copied.is_dir() else model
     inference = settings.inference.model_copy(update={"model": model})
     return settings.model_copy(update={"run": paths.root.name, "runs_root": root, "inference": inference})
-
-
-def settings_at(paths: RunPaths, step: int) -> RunSettings:
-    """The settings of a step's lineage; the run may have forked after the step.
-
-    Raises:
-        InputError: see `settings_of`.
-    """
-    settings = settings_of(paths)
-    file = paths.ledger / lineage_at(paths, step) / "settings.json"
-    return (
-        _relocated(RunSettings.model_validate(json.loads(FILES.fetch(file).read_bytes())), paths)
-        if FILES.exists(file)
-        else settings
-    )
 
 
 def check_settings(settings: RunSettings) -> None:

@@ -12,7 +12,6 @@ from game.board import Board
 from game.render import draw_board, frame_around, order_locations
 from game.snapshot import make_snapshot
 from storage.ledger import read_ledger
-from storage.lineages import lineage_at
 from storage.runs import RunPaths
 from storage.shards import open_plies
 from telemetry.wandb_run import Picture, Table
@@ -40,7 +39,7 @@ def step_tables(paths: RunPaths, step: int) -> list[Table]:
 
 def _sampled_game(paths: RunPaths, step: int) -> list[list[Any]]:
     """The decisions of the first row's fork that the step trained on, in game order. The ledger's order is random."""
-    rows = read_ledger(paths, lineage_at(paths, step), step)
+    rows = read_ledger(paths, step)
     if rows is None or not rows.num_rows:
         return []
     first, *others = rows.to_pylist()

@@ -73,11 +73,11 @@ compares the two.
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
 parameters. `entente train --help` shows the twenty most important settings with the preset's values, and `--help-all` all of
-them. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is resumed. One
-marked ⑂ may change only in a new lineage (`--fork-lineage`). Any other may not change."""
+them. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is resumed. Any
+other may not change."""
 
 
-_MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.IN_A_FORK: " ⑂", ChangeRule.NEVER: ""}
+_MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.RECORDED: " ↻", ChangeRule.NEVER: ""}
 
 
 def _table(settings: list[Setting], cut: int) -> str:

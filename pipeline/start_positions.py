@@ -5,22 +5,19 @@ count only up to one that is complete before any task of the step can start: rol
 largest policy lag, for every buffer depth. So a step that is repeated draws the same.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from game.snapshot import Snapshot
 from pipeline.resources import PRODUCER, RolloutResources
 from rollouts.seeds import seed_of
 from state_cache.sampling import learnable_weights, sample_start_positions
-from storage.lineages import step_numbers
-from storage.runs import RunPaths
 
 
 def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapshot, str]]:
     """(snapshot, power that the policy plays) of each start group of `step`. Repeated calls return the same."""
     rollouts, train = resources.rollouts, resources.cache.train
-    first_unknown = partial(_first_unknown_group, resources.paths, rollouts.start_groups, step, resources.max_policy_lag)
-    weights = _weights(resources, first_unknown)
+    complete = max(0, step - 1 - resources.max_policy_lag)
+    weights = _weights(resources, complete)
     return sample_start_positions(train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, weights=weights)
 
 
@@ -36,26 +33,16 @@ def producer_positions(
         version: policy version up to whose step past returns count.
     """
     rollouts, train, size = resources.rollouts, resources.cache.train, resources.rollouts.start_groups
-    first_unknown = partial(step_numbers(resources.paths, size).first_of, version + 1)
-    weights = _weights(resources, first_unknown)
+    weights = _weights(resources, version)
     seed, found = seed_of("producer", producer, resources.seed), []
     for number in range(first_group // size, (first_group + count - 1) // size + 1):
         found += sample_start_positions(train, size, seed, number + 1, sampling=rollouts.sampling, weights=weights)
     return found[first_group % size :][:count]
 
 
-def _first_unknown_group(paths: RunPaths, start_groups: int, step: int, max_policy_lag: int) -> int:
-    """The first start group of the training flow whose returns the draw of `step` may not know."""
-    complete = max(0, step - 1 - max_policy_lag)
-    return step_numbers(paths, start_groups).first_of(complete + 1)
-
-
-def _weights(resources: RolloutResources, before: Callable[[], int]) -> Sequence[float]:
-    """Weight of each position in a draw; empty if all have the same.
-
-    Args:
-        before: the first start group of the training flow that does not count; asked only where past returns do.
-    """
+def _weights(resources: RolloutResources, complete: int) -> Sequence[float]:
+    """Weight of each position in a draw that may know the returns of `complete` steps; empty if all have the same."""
     if resources.rollouts.sampling != "learnable":
         return ()
-    return learnable_weights(resources.cache.train, resources.past_returns.spreads_before(PRODUCER, before()))
+    before = complete * resources.rollouts.start_groups
+    return learnable_weights(resources.cache.train, resources.past_returns.spreads_before(PRODUCER, before))

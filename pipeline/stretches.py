@@ -11,7 +11,6 @@ from pipeline.resources import PRODUCER
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
 from storage.files import FILES
-from storage.lineages import StepNumbers
 from storage.runs import RunPaths
 from storage.shards import SHARD_NAME, coverage
 
@@ -45,10 +44,10 @@ def groups_per_task(start_groups: int, pipeline: PipelineSettings, group_s: floa
 class GroupNumbers:
     """Assigns start-group numbers."""
 
-    def __init__(self, numbers: StepNumbers) -> None:
-        """`numbers`: which numbers belong to which step."""
-        self._numbers = numbers
-        self._next = numbers.first_group
+    def __init__(self, per_step: int) -> None:
+        """`per_step`: number of start groups of a step."""
+        self._per_step = per_step
+        self._next = 0
         self._given_back: list[Stretch] = []
 
     def next(self, count: int) -> Stretch:
@@ -60,8 +59,8 @@ class GroupNumbers:
                 heapq.heappush(self._given_back, rest)
             return Stretch(stretch.first_group, min(count, stretch.count), stretch.step)
         first = self._next
-        step = self._numbers.step_of(first)
-        taken = min(count, self._numbers.first_of(step + 1) - first)
+        step = self._step_of(first)
+        taken = min(count, step * self._per_step - first)
         self._next = first + taken
         return Stretch(first, taken, step)
 
@@ -76,13 +75,16 @@ class GroupNumbers:
             sentences about damaged shards, which are set aside; their start groups are played again.
         """
         published = [int(found[1]) for name in FILES.names(paths.shards / PRODUCER) if (found := SHARD_NAME.fullmatch(name))]
-        newest = max(published, default=-1)
-        if newest < self._numbers.first_group:
+        if not published:
             return ()
-        first = self._numbers.first_of(self._numbers.step_of(newest) - LOOK_BACK_STEPS)
+        newest = max(published)
+        first = max(0, self._step_of(newest) - 1 - LOOK_BACK_STEPS) * self._per_step
         found = coverage(paths, PRODUCER, first, newest - first + 1)
         self._next = max([newest + 1, *(shard.next_start_group for shard in found.published)])
         for start, count in found.missing:
             for number in range(start, start + count):
-                self.give_back(Stretch(number, 1, self._numbers.step_of(number)))
+                self.give_back(Stretch(number, 1, self._step_of(number)))
         return found.set_aside
+
+    def _step_of(self, number: int) -> int:
+        return number // self._per_step + 1

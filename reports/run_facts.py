@@ -20,8 +20,7 @@ from storage.asking import connect
 from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
 from storage.league_files import LeagueStep, newest_league
-from storage.ledger import read_ledger
-from storage.lineages import last_step, lineage_at
+from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 
@@ -85,7 +84,7 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
     troubles += unread
 
     def rows_of(step: int) -> pa.Table | None:
-        return read_ledger(paths, lineage_at(paths, step), step)
+        return read_ledger(paths, step)
 
     def whole(read: Callable[[], _Found], what: str, otherwise: _Found) -> _Found:
         try:

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from benchmarks.entente_run import run_entente, train_command
+from benchmarks.trainer_arms import Steps
 from benchmarks.trainer_cases import Case, made_up_batch, offsets_of
 from decoding.model_files import read_config
 from inference.engine_cards import vllm_build
@@ -132,20 +133,12 @@ def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], list[st
 def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
     """Gradient of a step on made-up rows, as a function of the token budget; its policy and its rows."""
     gc.collect()  # an earlier policy
-    settings = TrainingSettings(lora_rank=RANK, device=job.device, dtype=job.dtype, recompute=recompute)
+    settings = TrainingSettings(lora_rank=RANK, device=job.device, dtype=job.dtype)
     model = model_folder(job)
     policy = Policy(model, settings)
-    policy.recompute(recompute)
-    batch = made_up_batch(CASES[job.device], vocabulary=int(read_config(model)["vocab_size"]))
-    updater_of = functools.cache(lambda budget: Updater(policy, settings.model_copy(update={"token_budget": budget})))
-
-    def step(budget: int) -> None:
-        updater = updater_of(budget)
-        updater.accumulate(batch, range(len(batch.returns)), batch.returns.astype(np.float32))
-        if updater.layout.fallback:
-            raise StageFailed(updater.layout.fallback, "training.layout = 'padded'")
-
-    return step, policy, batch
+    steps, batch = Steps(policy, settings), made_up_batch(CASES[job.device], vocabulary=int(read_config(model)["vocab_size"]))
+    step_of = functools.cache(lambda budget: steps.ours(token_budget=budget, recompute=recompute))  # it checks its layout once
+    return lambda budget: step_of(budget)(batch), policy, batch
 
 
 def measured(work: Any, device: torch.device) -> tuple[float, float]:

@@ -20,7 +20,6 @@ from storage.as_of import make_next_standings, read_past_choice, rewind_tables
 from storage.files import FILES
 from storage.index import Index, open_index
 from storage.lessons import open_lessons
-from storage.lineages import counts_as_used, current_lineage
 from storage.played_games import game_files, game_rows
 from storage.run_roots import located
 from storage.runs import GAMES_FOLDER, RunPaths, refresh_run
@@ -118,14 +117,14 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
         make_next_standings(index, paths)
     else:
         then = read_past_choice(paths, as_of)
-        make_standings(connection, then.query, rewind_tables(index, paths, then))
+        rewind_tables(index, then)
+        make_standings(connection, then.query)
         payload = f"FROM ({payload}) SEMI JOIN decisions USING (decision_id)"
     tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
     for name, rows in {
         "live": _stacked(tables, _LISTS),
         "stored_lessons": _lessons(paths, index, as_of),
         "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
-        "ancestry": _ancestry(paths),
         "metrics": _metrics(index, paths.metrics),
         "workers": _workers(index, paths.workers),
         "worker_log": _worker_log(index, paths.worker_log),
@@ -290,12 +289,6 @@ def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
 def _game_files(folder: Path) -> pa.Table:
     """Files of games played in the browser. They are read, and played again, only when a query asks for their rows."""
     return pa.table({"file": pa.array([str(file) for file in game_files(folder)], pa.string())})
-
-
-def _ancestry(paths: RunPaths) -> pa.Table:
-    """The current lineage and those it was forked from, each with its last step that counts."""
-    counted = counts_as_used(paths, current_lineage(paths))
-    return pa.table({"lineage": list(counted), "until": pa.array(counted.values(), pa.int32())})
 
 
 def _metrics(index: Index, file: Path) -> pa.Table:

@@ -38,16 +38,13 @@ class Choice:
         }
 
 
-def batch_query(
-    settings: StorageSettings, *, step: int, policy_version: int, start_groups: int, lineage: str, seed: int
-) -> SelectionQuery:
+def batch_query(settings: StorageSettings, *, step: int, policy_version: int, start_groups: int, seed: int) -> SelectionQuery:
     """The query of `step` under a run's settings."""
     return SelectionQuery(
         step=step,
         policy_version=policy_version,
         max_policy_lag=settings.max_policy_lag,
         start_groups=start_groups,
-        lineage=lineage,
         seed=seed,
         max_uses=settings.max_uses,
         draw=settings.draw,
@@ -62,7 +59,6 @@ def choose_batch(
     step: int,
     policy_version: int,
     start_groups: int,
-    lineage: str,
     seed: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Choice:
@@ -70,11 +66,10 @@ def choose_batch(
 
     Args:
         policy_version: the version that the trainer holds.
-        lineage: the lineage of the step.
         seed: seed of the draw.
         sleep: waits for a number of seconds; tests replace it.
     """
-    query = batch_query(settings, step=step, policy_version=policy_version, start_groups=start_groups, lineage=lineage, seed=seed)
+    query = batch_query(settings, step=step, policy_version=policy_version, start_groups=start_groups, seed=seed)
     began = time.monotonic()
     index.refresh()
     selection = index.select_batch(query)

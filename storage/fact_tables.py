@@ -25,7 +25,7 @@ GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
 _FATES = Path(__file__).with_name("fates.sql").read_text()
 _START_GROUPS = Path(__file__).with_name("start_groups.sql").read_text()
 _FACTS, _RECORDS = ("decisions", "advantage_groups", "plies"), ("used_groups", "batches")
-_USED_GROUP = ["lineage", "step", "shard", "start_group", "power", "phase"]
+_USED_GROUP = ["step", "shard", "start_group", "power", "phase"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class FactTables:
         )
         self._start_groups = [f"INSERT INTO start_groups BY NAME {_START_GROUPS}"] if start_groups else []
         refused = pa.schema({"shard": pa.string(), "sentence": pa.string()}).empty_table()
-        record = record_rows("", 0, ROWS_SCHEMA.empty_table())
+        record = record_rows(0, ROWS_SCHEMA.empty_table())
         for table, rows in {
             "plies": PLY_FACTS.empty_table(),
             "batches": record,
@@ -136,7 +136,7 @@ class FactTables:
         """
         self._name_going(shards)
         for usable, has_spread, uses, groups in self.connection.sql(_FATES).fetchall():
-            settled.fates[usable, has_spread, tuple((use["lineage"], use["step"]) for use in uses)] += groups
+            settled.fates[usable, has_spread, uses] += groups
         played, recorded = (
             self.connection.sql(f"SELECT {counted} FROM {table} SEMI JOIN going USING (shard)").fetchall()[0]
             for table, counted in (
@@ -169,9 +169,9 @@ class FactTables:
             self.connection.execute(f"DROP TABLE {table}")
             self.connection.execute(f"ALTER TABLE rest RENAME TO {table}")
 
-    def open_ledgers(self) -> set[tuple[str, int]]:
-        """(lineage, step) of the ledgers that have rows in the tables."""
-        return set(self.connection.sql("SELECT DISTINCT lineage, step FROM batches").fetchall())
+    def open_ledgers(self) -> set[int]:
+        """Steps of the ledgers that have rows in the tables."""
+        return {step for (step,) in self.connection.sql("SELECT DISTINCT step FROM batches").fetchall()}
 
     def clear(self) -> None:
         """Delete everything."""
@@ -229,13 +229,13 @@ class FactTables:
 _GROUPS_VIEW = """
 CREATE VIEW "groups" AS
 SELECT g.*, (
-    SELECT count(DISTINCT (b.lineage, b.step)) FROM batches AS b
+    SELECT count(DISTINCT b.step) FROM batches AS b
     WHERE b.shard = g.shard AND b.start_group = g.start_group AND b.power = g.power AND b.phase = g.phase
 ) AS used
 FROM advantage_groups AS g
 """
 
 
-def record_rows(lineage: str, step: int, rows: pa.Table) -> pa.Table:
+def record_rows(step: int, rows: pa.Table) -> pa.Table:
     """Rows of a ledger with the columns of `batches`."""
-    return with_constants(numbered(rows.replace_schema_metadata(None), "place"), lineage=lineage, step=step)
+    return with_constants(numbered(rows.replace_schema_metadata(None), "place"), step=step)

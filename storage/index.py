@@ -30,7 +30,6 @@ import pyarrow as pa
 from storage.fact_tables import FactTables
 from storage.gather import Batch, gather
 from storage.intake import EVERY_VERSION, Intake
-from storage.lineages import counts_as_used
 from storage.look_ahead import LookAhead
 from storage.mapped import MappedShard, MappedShards, ShardDamaged
 from storage.packing import PackingBuffers
@@ -133,7 +132,7 @@ class Index:
         self._intake = Intake(self._paths, self._tables, self._mapped, rule=self._tables.rule if trust else "", oldest=oldest)
         self._intake.refresh()
 
-    def _settled(self, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> Counter[str]:
+    def _settled(self, query: SelectionQuery) -> Counter[str]:
         """The counts of the advantage groups that the query cannot reach; their facts leave the tables."""
         if self._reach is None:
             return Counter()
@@ -141,7 +140,7 @@ class Index:
             self._open_anew(query.policy_version - query.max_policy_lag)
         lag = max(query.max_policy_lag, self._reach.max_policy_lag)
         self._intake.settle(Reach(policy_version=query.policy_version, max_policy_lag=lag).oldest)
-        return self._intake.settled.standings(counts_as_used, query.max_uses)
+        return self._intake.settled.standings(query.max_uses)
 
     @property
     @_locked
@@ -157,16 +156,14 @@ class Index:
     @_locked
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step, as `select_batch.sql` defines them. Call `refresh` first to include new shards."""
-        used = counts_as_used(self._paths, query.lineage)
-        settled = self._settled(query, used)
-        return replace(select(self.connection, query, used, settled), seen=self.seen())
+        settled = self._settled(query)
+        return replace(select(self.connection, query, settled), seen=self.seen())
 
     @_locked
     def eligible(self, query: SelectionQuery) -> Eligible:
         """How much `select_batch` could choose from. Call `refresh` first to include new shards."""
-        used = counts_as_used(self._paths, query.lineage)
-        settled = self._settled(query, used)
-        return eligible(self.connection, query, used, settled)
+        settled = self._settled(query)
+        return eligible(self.connection, query, settled)
 
     @_locked
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
@@ -248,7 +245,7 @@ class Index:
 
     @_locked
     def newest_step(self) -> int:
-        """The newest step of any lineage whose ledger names a row; 0 if there is none."""
+        """The newest step whose ledger names a row; 0 if there is none."""
         ((newest,),) = self.connection.sql("SELECT coalesce(max(step), 0) FROM batches").fetchall()
         return max(int(newest), self._intake.settled.newest_step)
 

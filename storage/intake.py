@@ -80,8 +80,9 @@ class Intake:
         self.oldest = oldest
         self._for_steps = for_steps
         self._producers: dict[str, NumberedFiles] = {}
-        self._lineages: dict[str, NumberedFiles] = {}
-        self._ledgers: dict[str, Ranges] = {}
+        self._ledgers = NumberedFiles(paths.ledger, STEP_NAME, "step-{:06d}.arrow".format)
+        self._recorded: Ranges | None = None
+        """Steps whose ledgers were read or are counted; None before the first refresh."""
         self._tombstones = NumberedFiles(paths.retired, TOMBSTONE_NAME, "snap-{:06d}.parquet".format)
         self._covered = self._opened = False
 
@@ -148,7 +149,7 @@ class Intake:
     def _close_ledgers(self) -> None:
         """Count the ledgers read so far with the settled shards; those that name no other shard need not be read again."""
         self._tables.drop_settled_records()
-        self.settled.ledgers = {lineage: Ranges(steps.as_lists()) for lineage, steps in self._ledgers.items()}
+        self.settled.ledgers = Ranges(self._recorded.as_lists() if self._recorded is not None else ())
         self.settled.still_open = self._tables.open_ledgers()
 
     def facts_of(self, shards: Sequence[CoveredShard]) -> IndexSnapshot:
@@ -233,26 +234,24 @@ class Intake:
             self.known.add(shard, held=False, retired=found[shard.name][1])
 
     def _take_in_ledgers(self) -> None:
-        follow_folders(self._paths.ledger, self._lineages, STEP_NAME, "step-{:06d}.arrow")
+        counted = self.settled.ledgers
+        if self._recorded is None:
+            self._recorded = Ranges(counted.as_lists())
+            steps = (step for first, after in counted.as_lists() for step in range(first, after))
+            self._ledgers.pass_over(step for step in steps if step not in self.settled.still_open)
         waiting: list[pa.Table] = []
         try:
-            for lineage, files in self._lineages.items():
-                counted = self.settled.ledgers.get(lineage, Ranges())
-                if lineage not in self._ledgers:
-                    self._ledgers[lineage] = Ranges(counted.as_lists())
-                    steps = (step for first, after in counted.as_lists() for step in range(first, after))
-                    files.pass_over(step for step in steps if (lineage, step) not in self.settled.still_open)
-                for step, path in files.new_files():
-                    try:
-                        record = record_rows(lineage, step, read_ledger_file(path))
-                    except DataError:
-                        files.retry(step)  # else the next refresh would treat its rows as unused
-                        raise
-                    self._ledgers[lineage].add(step, step + 1)
-                    gone = [shard for shard in record["shard"].unique().to_pylist() if self.known.is_settled(shard)]
-                    if step not in counted:
-                        self.overtaken |= bool(gone)
-                    waiting.append(record.filter(~pc.field("shard").isin(gone)) if gone else record)
+            for step, path in self._ledgers.new_files():
+                try:
+                    record = record_rows(step, read_ledger_file(path))
+                except DataError:
+                    self._ledgers.retry(step)  # else the next refresh would treat its rows as unused
+                    raise
+                self._recorded.add(step, step + 1)
+                gone = [shard for shard in record["shard"].unique().to_pylist() if self.known.is_settled(shard)]
+                if step not in counted:
+                    self.overtaken |= bool(gone)
+                waiting.append(record.filter(~pc.field("shard").isin(gone)) if gone else record)
         finally:  # the ledgers before it are not returned again
             self._tables.add_records(waiting)
 

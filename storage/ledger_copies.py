@@ -12,7 +12,6 @@ from pathlib import Path
 from storage.adapters import published_versions
 from storage.files import FILES
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
-from storage.lineages import current_lineage, lineage_at
 from storage.runs import RunPaths, set_aside
 from storage.settings import StorageSettings
 from telemetry.errors import DataError
@@ -27,10 +26,10 @@ def checkpoint_steps(paths: RunPaths) -> list[int]:
     return sorted({int(match[1]) for match in found if CHECKPOINT_MANIFEST in FILES.names(paths.checkpoint(int(match[1])))})
 
 
-def ledgers_to_copy(paths: RunPaths, lineage: str, step: int, storage: StorageSettings) -> list[Path]:
+def ledgers_to_copy(paths: RunPaths, step: int, storage: StorageSettings) -> list[Path]:
     """The ledgers whose rows a step after `step` may draw, and that of `step` itself."""
     first = min(step, _first_in_reach(step, storage))
-    found = (ledger_path(paths, lineage_at(paths, each, lineage), each) for each in range(max(1, first), step + 1))
+    found = (ledger_path(paths, each) for each in range(max(1, first), step + 1))
     return [path for path in found if FILES.exists(path)]
 
 
@@ -82,11 +81,10 @@ def _first_in_reach(step_done: int, storage: StorageSettings) -> int:
 
 def _faults(paths: RunPaths) -> tuple[int, Mapping[int, tuple[Path, str]]]:
     """The last trained step, and the lost or damaged ledgers: step -> its path, and "missing" or "damaged"."""
-    lineage = current_lineage(paths)
     done = max([0, *checkpoint_steps(paths), *published_versions(paths)])
     faults = {}
-    for step in sorted({*range(1, done + 1), *recorded_steps(paths, lineage)}):
-        path = ledger_path(paths, lineage_at(paths, step, lineage), step)
+    for step in sorted({*range(1, done + 1), *recorded_steps(paths)}):
+        path = ledger_path(paths, step)
         try:
             read_ledger_file(path)
         except DataError:
@@ -100,7 +98,7 @@ def _copy_of(paths: RunPaths, ledger: Path) -> Path | None:
         copy = paths.checkpoint(step) / ledger.name
         if FILES.exists(copy):
             try:
-                read_ledger_file(FILES.fetch(copy), lineage=ledger.parent.name)
+                read_ledger_file(FILES.fetch(copy))
             except DataError:
                 continue
             return FILES.fetch(copy)

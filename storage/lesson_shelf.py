@@ -1,6 +1,6 @@
 """Chooses the lessons of a trainer's step, and gathers them into arrays.
 
-A lesson is used as often as ledgers of the lineage's history name it. The choice is deterministic: the same files, ledgers and
+A lesson is used as often as ledgers of the run name it. The choice is deterministic: the same files, ledgers and
 seed give the same lessons. A file is verified when it is opened, and its bytes are compared again before each use. A damaged file
 is set aside with a sentence. This module computes no loss.
 """
@@ -20,7 +20,6 @@ from storage.files import FILES
 from storage.gather import Batch
 from storage.ledger import read_ledger, recorded_steps
 from storage.lessons import LessonRef, open_lessons, recorded_lessons
-from storage.lineages import counts_as_used
 from storage.mapped import ShardDamaged
 from storage.runs import RunPaths, check_name, set_aside
 from storage.schema import as_array
@@ -36,7 +35,7 @@ class LessonQuery:
     count: int
     """Maximum number of lessons."""
     max_uses: int
-    """Steps of the lineage that may use a lesson."""
+    """Steps that may use a lesson."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +49,16 @@ class LessonBatch:
     """[R] the teacher's probability of each row."""
 
 
-def lesson_uses(paths: RunPaths, lineage: str) -> Counter[int]:
-    """Steps of the lineage's history that used each lesson, by lesson id."""
-    uses: Counter[int] = Counter()
-    for name, until in counts_as_used(paths, lineage).items():
-        ledgers = (read_ledger(paths, name, step) for step in recorded_steps(paths, name) if step <= until)
-        uses.update(lesson.lesson_id for ledger in ledgers if ledger is not None for lesson in recorded_lessons(ledger))
-    return uses
+def lesson_uses(paths: RunPaths) -> Counter[int]:
+    """Steps that used each lesson, by lesson id."""
+    ledgers = (read_ledger(paths, step) for step in recorded_steps(paths))
+    return Counter(lesson.lesson_id for ledger in ledgers if ledger is not None for lesson in recorded_lessons(ledger))
 
 
-def lessons_in_use(paths: RunPaths, round_name: str, lineage: str) -> int:
+def lessons_in_use(paths: RunPaths, round_name: str) -> int:
     """Lessons of a round that steps have begun to use, counted by the round's files; 0 if no ledger names one."""
-    shelf = LessonShelf(paths, lineage, 0)
-    uses, known = lesson_uses(paths, lineage), shelf._known(round_name)
+    shelf = LessonShelf(paths, 0)
+    uses, known = lesson_uses(paths), shelf._known(round_name)
     return len(known) if any(uses[lesson.lesson_id] for lesson in known) else 0
 
 
@@ -88,10 +84,10 @@ class LessonShelf:
         refused: one sentence for each file that was set aside.
     """
 
-    def __init__(self, paths: RunPaths, lineage: str, seed: int) -> None:
+    def __init__(self, paths: RunPaths, seed: int) -> None:
         """`seed`: seed of the choice."""
         self.refused: list[str] = []
-        self._paths, self._lineage, self._seed = paths, lineage, seed
+        self._paths, self._seed = paths, seed
         self._files: dict[str, MappedFile] = {}
         self._uses: Counter[int] | None = None  # read when it is first needed: few runs have lessons
 
@@ -127,7 +123,7 @@ class LessonShelf:
 
     def _counted(self) -> Counter[int]:
         if self._uses is None:
-            self._uses = lesson_uses(self._paths, self._lineage)
+            self._uses = lesson_uses(self._paths)
         return self._uses
 
     def _known(self, round_name: str) -> list[LessonRef]:

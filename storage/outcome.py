@@ -1,6 +1,6 @@
 """The outcome of a step: the losses and gradient norms that a replay of the step must reproduce.
 
-`ledger/<lineage>/step-000137.json` is written once, beside the step's ledger, when the step's checkpoint exists. It outlives
+`ledger/step-000137.json` is written once, beside the step's ledger, when the step's checkpoint exists. It outlives
 checkpoint and adapter. It has the loss of every micro-batch, so a replay that differs can say where. Training does not need it.
 """
 
@@ -61,34 +61,34 @@ class Outcome:
         return [list(update.micro_batches) for update in self.updates]
 
 
-def outcome_path(paths: RunPaths, lineage: str, step: int) -> Path:
+def outcome_path(paths: RunPaths, step: int) -> Path:
     """Path of the outcome of this step."""
-    return ledger_path(paths, lineage, step).with_suffix(".json")
+    return ledger_path(paths, step).with_suffix(".json")
 
 
-def write_outcome(paths: RunPaths, lineage: str, step: int, outcome: Outcome) -> None:
+def write_outcome(paths: RunPaths, step: int, outcome: Outcome) -> None:
     """Record the outcome of `step`, unless one is recorded."""
-    path = outcome_path(paths, lineage, step)
+    path = outcome_path(paths, step)
     if not FILES.exists(path):
-        record = {"lineage": lineage, "step": step, **asdict(outcome)}
+        record = {"step": step, **asdict(outcome)}
         FILES.publish(path, lambda aside: aside.write_text(json.dumps(record, indent=1)))
 
 
-def read_outcome(paths: RunPaths, lineage: str, step: int) -> Outcome | None:
+def read_outcome(paths: RunPaths, step: int) -> Outcome | None:
     """The outcome of `step`; None if none is recorded.
 
     Raises:
-        DataError: the file is damaged, or belongs to another step or lineage.
+        DataError: the file is damaged, or belongs to another step.
     """
-    path = outcome_path(paths, lineage, step)
+    path = outcome_path(paths, step)
     try:
         stored = read_object(path)
-        owner, number = stored.pop("lineage"), stored.pop("step")
+        number = stored.pop("step")
         outcome = Outcome(**{**stored, "updates": [UpdateOutcome(**update) for update in stored["updates"]]})
     except FileNotFoundError:
         return None
     except (DataError, TypeError, KeyError) as error:
         raise DataError(f"'{path}' is no outcome of a step ({error}): restore it from a copy") from error
-    if (owner, number) != (lineage, step):
-        raise DataError(f"'{path}' is the outcome of step {number} of lineage '{owner}': it is a copy or was renamed; remove it")
+    if number != step:
+        raise DataError(f"'{path}' is the outcome of step {number}: it is a copy or was renamed; remove it")
     return outcome

@@ -19,7 +19,7 @@ from pydantic import Field
 from storage.adapters import published_versions
 from storage.file_store import Entry
 from storage.files import FILES, is_running
-from storage.ledger import STEP_NAME, read_ledger_file
+from storage.ledger import ledger_path, read_ledger_file, recorded_steps
 from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
 from telemetry.errors import DataError
@@ -221,8 +221,8 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes temporary names."""
-    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.improve]
-    outer = [paths.shards, paths.lessons, paths.ledger]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.improve, paths.ledger]
+    outer = [paths.shards, paths.lessons]
     return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in FILES.folders(folder))]
 
 
@@ -233,12 +233,8 @@ def _numbers(folder: Path, pattern: re.Pattern[str], whole: str) -> Iterator[int
             yield int(match[1])
 
 
-def _ledgers(paths: RunPaths, after: int) -> Iterator[Path]:
-    for lineage in FILES.folders(paths.ledger):
-        for name in sorted(FILES.names(paths.ledger / lineage)):
-            match = STEP_NAME.fullmatch(name)
-            if match and int(match[1]) > after:
-                yield paths.ledger / lineage / name
+def _ledgers(paths: RunPaths, after: int) -> list[Path]:
+    return [ledger_path(paths, step) for step in recorded_steps(paths) if step > after]
 
 
 def _versions_in(ledger: Path) -> set[int]:

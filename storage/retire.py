@@ -8,7 +8,6 @@ lost.
 
 from dataclasses import dataclass
 
-from storage.files import FILES
 from storage.index import Index, open_index
 from storage.ledger import read_ledger, recorded_steps
 from storage.retention import Removable, RetentionSettings, whole_checkpoints
@@ -49,8 +48,8 @@ class RunAge:
 def retirable(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettings) -> list[CoveredShard]:
     """Shards to retire now, those of the oldest policy first; `index` must be up to date.
 
-    Only shards whose rows are not needed any more: all of them lie behind the staleness budget and its grace, and no ledger of
-    any lineage names one in a step that may be replayed or repeated.
+    Only shards whose rows are not needed any more: all of them lie behind the staleness budget and its grace, and no ledger
+    names one of a step that may be replayed or repeated.
     """
     if settings.shards_gb == 0:
         return []
@@ -71,9 +70,8 @@ def retirable(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSet
 
 
 def _named_after(paths: RunPaths, step: int) -> set[str]:
-    """The shards that ledgers of any lineage name in later steps."""
-    later = [(name, each) for name in FILES.folders(paths.ledger) for each in recorded_steps(paths, name) if each > step]
-    ledgers = (read_ledger(paths, name, each) for name, each in later)
+    """The shards that ledgers of later steps name."""
+    ledgers = (read_ledger(paths, each) for each in recorded_steps(paths) if each > step)
     return {shard for ledger in ledgers if ledger is not None for shard in ledger["shard"].unique().to_pylist()}
 
 

@@ -1,21 +1,14 @@
 -- Which rows a trainer step uses. Two statements; both are pure in the tables and their parameters.
 --
 -- 1. The standing of every advantage group for a trainer at $policy_version, by the first rule it breaks:
---      used       ledgers of the lineage, or of those it was forked from up to the fork, name it $max_uses times
---                 ($lineages, each with the last step of it that counts, $until)
+--      used       ledgers name it $max_uses times
 --      unusable   fewer than 2 decisions, a failed one, a rejected order, or a return that is not a number
 --      ahead      a row is of a version that the trainer has not reached (it went back to a checkpoint)
 --      expired    its oldest row lies more than $max_policy_lag versions behind
 --      no_spread  its returns differ by $min_spread at most, or by a millionth (rounding of float32 components): no gradient
 --      eligible   none of these
 CREATE OR REPLACE TEMP TABLE standings AS
-WITH counted AS (SELECT unnest($lineages::VARCHAR[]) AS lineage, unnest($until::INTEGER[]) AS until),
-uses AS (
-    SELECT shard, start_group, power, phase, count(*)::INTEGER AS uses
-    FROM used_groups JOIN counted USING (lineage)
-    WHERE step <= until
-    GROUP BY ALL
-)
+WITH uses AS (SELECT shard, start_group, power, phase, count(*)::INTEGER AS uses FROM used_groups GROUP BY ALL)
 SELECT
     producer,
     shard,
@@ -38,7 +31,7 @@ FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);
 --    What is drawn ($draw) is a whole start group, with all its eligible advantage groups, or a single advantage group; as many
 --    as $start_groups start groups, or as the advantage groups that so many of them hold on average.
 --    Drawn without replacement with weight $freshness ^ lag of the oldest row (Efraimidis and Spirakis: the smallest -ln(u) / weight
---    are taken, here by their logarithms), u a hash of lineage, seed, step and the name of what is drawn (md5: DuckDB may change
+--    are taken, here by their logarithms), u a hash of seed, step and the name of what is drawn (md5: DuckDB may change
 --    its own). With $balance_powers each power gets one before any gets a second one, and so on; start groups in which the
 --    policy plays several powers are balanced by themselves and count as one power.
 WITH start_groups AS (
@@ -69,7 +62,7 @@ drawable AS (
 keyed AS (
     SELECT
         *,
-        md5_number_upper(concat_ws(':', $lineage, $seed, $step, producer, start_group, part)) AS hashed,
+        md5_number_upper(concat_ws(':', $seed, $step, producer, start_group, part)) AS hashed,
         ln(-ln((hashed // 4096 + 0.5) / 4503599627370496)) - oldest_lag * ln($freshness) AS draw_key
     FROM drawable
 ),

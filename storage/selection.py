@@ -37,8 +37,6 @@ class SelectionQuery:
     """Largest lag of the oldest row of an advantage group, versions."""
     start_groups: int
     """Maximum number of start groups."""
-    lineage: str
-    """The lineage of the step; part of the draw's seed."""
     seed: int
     """Seed of the draw."""
     max_uses: int = 1
@@ -104,20 +102,18 @@ class Selection:
 def select(
     connection: duckdb.DuckDBPyConnection,
     query: SelectionQuery,
-    counts_as_used: Mapping[str, int],
     settled: Mapping[str, int] = MappingProxyType({}),
 ) -> Selection:
     """Rows for one step from the tables of an index.
 
     Args:
-        counts_as_used: lineages whose ledgers count as used, each with its last step that counts.
         settled: advantage groups by standing that are not in the tables, because no step can reach them (`storage/settled.py`).
 
     Raises:
         InputError: the user's query breaks a rule (`storage/own_selection.py`).
     """
     _, choice = connection.extract_statements(_SQL)
-    make_standings(connection, query, counts_as_used)
+    make_standings(connection, query)
     if query.selection:
         drawn = order_candidates(connection, query).slice(length=query.start_groups).select(["shard", "start_group"])
         places, parts = pa.array(range(drawn.num_rows), pa.int64()), pa.repeat("", drawn.num_rows)
@@ -136,11 +132,9 @@ def select(
     return Selection(rows=rows, start_groups=start_groups, counts=counts, query=query)
 
 
-def eligible(
-    connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int], settled: Mapping[str, int]
-) -> Eligible:
+def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, settled: Mapping[str, int]) -> Eligible:
     """How much the step could choose from; `settled` as in `select`."""
-    make_standings(connection, query, counts_as_used)
+    make_standings(connection, query)
     counted = """
         SELECT
             count(DISTINCT (shard, start_group)) FILTER (standing = 'eligible'),
@@ -156,10 +150,10 @@ def eligible(
     return Eligible(start_groups=start_groups, advantage_groups=advantage_groups, expired=expired)
 
 
-def make_standings(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, counts_as_used: Mapping[str, int]) -> None:
+def make_standings(connection: duckdb.DuckDBPyConnection, query: SelectionQuery) -> None:
     """Make the table `standings`: for each advantage group, whether the step can train on it, and if not, why. See `select`."""
     standing, _ = connection.extract_statements(_SQL)
-    values = asdict(query) | {"lineages": list(counts_as_used), "until": list(counts_as_used.values())}
+    values = asdict(query)
     connection.execute(standing, {name: values[name] for name in standing.named_parameters})
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from storage.query_text import query_text
-from telemetry.setting_marks import Settings
+from telemetry.setting_marks import MAY_CHANGE_RECORDED, Settings
 
 BLENDS: dict[str, dict[str, float]] = {
     "centres": {"centres_gained": 1.0},
@@ -35,9 +35,9 @@ class StorageSettings(Settings):
     """
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Factor per later decision of the same power in the fork; 1: no discount, as the horizon is short."""
-    max_policy_lag: Annotated[int, Field(ge=0)] = 2
+    max_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 2
     """Policy versions that the oldest row of an advantage group may lag behind the trainer."""
-    hard_policy_lag: Annotated[int, Field(ge=0)] = 0
+    hard_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 0
     """Policy lag up to which a step takes older rows if there are too few; no effect unless larger than `max_policy_lag`."""
     shortage_wait_s: Annotated[float, Field(ge=0)] = 0.0
     """Seconds that a step waits for more rows before it takes older or fewer; 0 if no other producer plays."""

@@ -1,18 +1,17 @@
 """Settled shards: every row is too old for any step to come. A trainer's index keeps counts of them in place of facts.
 
 What a selection says about them follows from their advantage groups alone: whether one could be trained on, whether its returns
-differed, and which steps used it. Groups that are equal in this are one entry with their number. So the counts of a selection
-are those over the facts of the whole run, for every lineage and every number of uses, and their size follows the steps.
+differed, and how many steps used it. Groups that are equal in this are one entry with their number. So the counts of a selection
+are those over the facts of the whole run, for every number of uses.
 
 `index/settled-000003.json` is such a record. With it a new index reads neither the facts of settled shards nor the ledgers that
 name nothing else. It counts only for the same returns, and if exactly the shards that it was made from are still there. Else it
 is made again from the parts. A record is published once; deleting it costs time only.
 """
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -24,10 +23,10 @@ from storage.ranges import Ranges
 from storage.snapshots import CoveredShard
 from telemetry.errors import DataError
 
-Fate = tuple[bool, bool, tuple[tuple[str, int], ...]]
-"""What counts of an advantage group: usable, has spread (both as in `select_batch.sql`), and the (lineage, step) that used it."""
+Fate = tuple[bool, bool, int]
+"""What counts of an advantage group: usable, has spread (both as in `select_batch.sql`), and how many steps used it."""
 _NAME = re.compile(r"settled-(\d{6,})\.json")
-_LAYOUT = 1
+_LAYOUT = 2
 _KEPT = 2  # the newest, and one in case it is damaged
 _MODULUS = 1 << 128
 NO_VERSION = -(1 << 31)
@@ -44,10 +43,10 @@ class Settled:
     """Producer -> start groups that the names of settled shards cover."""
     marks: int = 0
     """Sum of a hash of each settled shard's name, size and write time."""
-    ledgers: dict[str, Ranges] = field(default_factory=dict)
-    """Lineage -> steps whose uses are counted."""
-    still_open: set[tuple[str, int]] = field(default_factory=set)
-    """(lineage, step) of those ledgers that also name other shards, so that they must be read again."""
+    ledgers: Ranges = field(default_factory=Ranges)
+    """Steps whose uses are counted."""
+    still_open: set[int] = field(default_factory=set)
+    """Steps of those ledgers that also name other shards, so that they must be read again."""
     fates: Counter[Fate] = field(default_factory=Counter)
     """Advantage groups by fate."""
     decisions: int = 0
@@ -56,12 +55,9 @@ class Settled:
     """Maximum over their rows in ledgers."""
     newest_step: int = 0
     """Newest step of a ledger that names one of them."""
-    _counted: tuple[object, Counter[str]] | None = None
-    """The last result of `standings`, and what it was asked: a long run has a hundred thousand fates."""
 
     def add(self, shards: Iterable[CoveredShard], below: int) -> None:
         """Count these shards as settled, whose fates were added."""
-        self._counted = None
         self.below = max(self.below, below)
         for shard in shards:
             self.shards.setdefault(shard.producer, Ranges()).add(shard.number, shard.next_start_group)
@@ -72,28 +68,21 @@ class Settled:
         members = [shard for shard in known if shard.number in self.shards.get(shard.producer, ())]
         return members if sum(map(_mark, members)) % _MODULUS == self.marks else None
 
-    def standings(self, counts_as_used: Mapping[str, int], max_uses: int) -> Counter[str]:
+    def standings(self, max_uses: int) -> Counter[str]:
         """Settled advantage groups by standing (`select_batch.sql`), for a trainer whose step reaches none of them.
-
-        Args:
-            counts_as_used: lineages whose ledgers count as used, each with its last step that counts.
 
         Returns:
             counts of `used`, `unusable`, `expired`, and `expired_with_spread`, which is a part of `expired`.
         """
-        asked = tuple(counts_as_used.items()), max_uses
-        if self._counted is not None and self._counted[0] == asked:
-            return self._counted[1]
         found: Counter[str] = Counter()
         for (usable, has_spread, uses), groups in self.fates.items():
-            if sum(step <= counts_as_used.get(lineage, -1) for lineage, step in uses) >= max_uses:
+            if uses >= max_uses:
                 found["used"] += groups
             elif not usable:
                 found["unusable"] += groups
             else:
                 found["expired"] += groups
                 found["expired_with_spread"] += groups if has_spread else 0
-        self._counted = asked, found
         return found
 
 
@@ -111,9 +100,9 @@ def write_settled(folder: Path, settled: Settled, rule: str) -> None:
         "below": settled.below,
         "shards": {producer: ranges.as_lists() for producer, ranges in settled.shards.items()},
         "marks": settled.marks,
-        "ledgers": {lineage: ranges.as_lists() for lineage, ranges in settled.ledgers.items()},
-        "still_open": sorted([lineage, step] for lineage, step in settled.still_open),
-        "fates": json.dumps([[*fate, groups] for fate, groups in settled.fates.items()], separators=(",", ":")),
+        "ledgers": settled.ledgers.as_lists(),
+        "still_open": sorted(settled.still_open),
+        "fates": [[*fate, groups] for fate, groups in settled.fates.items()],
         "decisions": settled.decisions,
         "orders_rejected": settled.orders_rejected,
         "max_policy_lag": settled.max_policy_lag,
@@ -143,14 +132,9 @@ def _settled_of(record: dict[str, Any]) -> Settled:
         below=record["below"],
         shards={producer: Ranges(ranges) for producer, ranges in record["shards"].items()},
         marks=record["marks"],
-        ledgers={lineage: Ranges(ranges) for lineage, ranges in record["ledgers"].items()},
-        still_open={(lineage, step) for lineage, step in record["still_open"]},
-        fates=Counter(
-            {
-                (usable, spread, tuple((lineage, step) for lineage, step in uses)): groups
-                for usable, spread, uses, groups in json.loads(record["fates"])
-            }
-        ),
+        ledgers=Ranges(record["ledgers"]),
+        still_open=set(record["still_open"]),
+        fates=Counter({(usable, spread, uses): groups for usable, spread, uses, groups in record["fates"]}),
         decisions=record["decisions"],
         orders_rejected=record["orders_rejected"],
         max_policy_lag=record["max_policy_lag"],

@@ -29,7 +29,7 @@ FROM (
 
 -- Policy lag of the rows of each step.
 CREATE VIEW lag AS
-SELECT lineage, step, policy_lag, count(*)::INTEGER AS decisions
+SELECT step, policy_lag, count(*)::INTEGER AS decisions
 FROM batches GROUP BY ALL ORDER BY ALL;
 
 -- Snapshots that forks began at, with their returns.
@@ -47,10 +47,9 @@ SELECT
     max(d.policy_version) AS newest_version
 FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
 
--- The rows that the steps of the current lineage and its ancestors trained on.
+-- The rows that the steps trained on.
 CREATE VIEW trained AS
-SELECT b.* FROM batches AS b JOIN ancestry AS a ON b.lineage = a.lineage AND b.step <= a.until
-ORDER BY b.step, b.place;
+FROM batches ORDER BY step, place;
 
 -- Positions that a teacher labelled, with its most probable order set and the first proposal, which the student would play.
 CREATE VIEW lessons AS

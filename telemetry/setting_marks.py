@@ -52,14 +52,14 @@ class ChangeRule(Enum):
 
     ON_RESUME = "on resume"
     """At any time: neither the run's rows nor its weights depend on it."""
-    IN_A_FORK = "in a fork"
-    """Only in a new lineage: rows or weights depend on it."""
+    RECORDED = "on resume, and recorded"
+    """At any time: which rows a step uses depends on it, and each ledger records its value."""
     NEVER = "never"
-    """In no resumed run: the checkpoint's weights depend on it."""
+    """In no resumed run: rows or weights depend on it."""
 
 
 MAY_CHANGE = ChangeRule.ON_RESUME
-MAY_CHANGE_IN_A_FORK = ChangeRule.IN_A_FORK
+MAY_CHANGE_RECORDED = ChangeRule.RECORDED
 STAYS = ChangeRule.NEVER
 
 

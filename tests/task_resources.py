@@ -19,7 +19,7 @@ def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **g
         "model": run.parent,
         "seed": 5,
         "cache": StateCache(path=run.parent, settings=CacheSettings(), train=tuple(positions), held_out=()),
-        "resume_point": ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
+        "resume_point": ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
         "max_policy_lag": 2,
         "provenance": {"run": run.name},
     }

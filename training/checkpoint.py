@@ -2,7 +2,7 @@
 
 `checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and
 of every random generator (`trainer.safetensors`), copies of the newest ledgers, and a manifest, written last. The manifest holds
-the step, the lineage, the values that are not tensors, the size and SHA-256 of each file, and a checksum of itself. A folder
+the step, the values that are not tensors, the size and SHA-256 of each file, and a checksum of itself. A folder
 whose manifest or files do not match is not a checkpoint. No file is a pickle, so reading a checkpoint runs no code. A folder is
 written under another name, fsynced and renamed, so a checkpoint is complete or absent after a kill.
 """
@@ -44,8 +44,6 @@ class TrainerState:
 
     step: int
     """Steps done; the policy version of its adapter."""
-    lineage: str
-    """Lineage of the step."""
     settings_hash: str
     """Hash of the training settings of the step."""
     skipped_in_a_row: int = 0
@@ -101,16 +99,11 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
     (aside / CHECKPOINT_MANIFEST).write_text(sealed(record))
 
 
-def load_checkpoint(
-    paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer, *, lineage: str | None = None
-) -> TrainerState:
+def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer) -> TrainerState:
     """Restore policy, optimiser and random generators bitwise from the checkpoint of `step`. On an error nothing is changed.
 
-    Args:
-        lineage: the lineage that the checkpoint must have; None: any.
-
     Raises:
-        DataError: a file is missing, truncated or altered, or the checkpoint is of another step or lineage.
+        DataError: a file is missing, truncated or altered, or the checkpoint is of another step.
         InputError: a release with another checkpoint format wrote it.
     """
     folder = FILES.fetch_folder(paths.checkpoint(step))
@@ -120,11 +113,8 @@ def load_checkpoint(
         if not FILES.fetch_again(folder):
             raise
         state, values = _verified(folder)
-    if state.step != step or lineage not in (None, state.lineage):
-        raise DataError(
-            f"checkpoint '{folder}' is of step {state.step} of lineage '{state.lineage}', "
-            f"but its place is that of step {step}{f' of lineage {lineage!r}' if lineage else ''}"
-        )
+    if state.step != step:
+        raise DataError(f"checkpoint '{folder}' is of step {state.step}, but its place is that of step {step}")
     try:
         fitting = check_state(load_tensors((folder / _TENSORS).read_bytes()), values, optimiser)
         policy.load_adapter(folder)

@@ -33,9 +33,7 @@ class ResumePoint:
     last: TrainedStep
     """The newest step with a whole checkpoint; in a fresh run the base model, without metrics."""
     set_aside: tuple[str, ...]
-    """One sentence for each damaged checkpoint or shard that is left out."""
-    lineage: str
-    """Lineage of the next steps."""
+    """One sentence for each damaged checkpoint that was skipped."""
 
     @property
     def step_done(self) -> int:
@@ -44,9 +42,9 @@ class ResumePoint:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {"last": self.last.to_json(), "set_aside": list(self.set_aside), "lineage": self.lineage}
+        return {"last": self.last.to_json(), "set_aside": list(self.set_aside)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "ResumePoint":
         """What `to_json` wrote."""
-        return cls(last=TrainedStep.from_json(fields["last"]), set_aside=tuple(fields["set_aside"]), lineage=fields["lineage"])
+        return cls(last=TrainedStep.from_json(fields["last"]), set_aside=tuple(fields["set_aside"]))

@@ -1,6 +1,6 @@
 """Records updates that were skipped because their loss or gradient was not finite. After three in a row the run stops.
 
-    <run>/not_finite/<lineage>-step-000123-update-0.json
+    <run>/not_finite/step-000123-update-0.json
 
 The file names every row of the update, with the columns of a ledger, its lessons, and the loss of each micro-batch. The rows are
 also in the step's ledger, so they are not chosen again.
@@ -35,7 +35,7 @@ class SkippedUpdate:
     """Lessons of the update."""
 
 
-def write_skipped_rows(paths: RunPaths, lineage: str, step: int, found: SkippedUpdate, rows: pa.Table) -> Path:
+def write_skipped_rows(paths: RunPaths, step: int, found: SkippedUpdate, rows: pa.Table) -> Path:
     """Write the file of a skipped update.
 
     Args:
@@ -47,7 +47,6 @@ def write_skipped_rows(paths: RunPaths, lineage: str, step: int, found: SkippedU
     named = rows.filter(pa.array(np.isin(rows["decision_id"].to_numpy(), found.decision_ids))).select(ROWS_SCHEMA.names)
     record = {
         "step": step,
-        "lineage": lineage,
         "update": found.number,
         # Written as text, because JSON has no infinity and no NaN.
         "loss": str(found.outcome.loss),
@@ -56,7 +55,7 @@ def write_skipped_rows(paths: RunPaths, lineage: str, step: int, found: SkippedU
         "rows": named.to_pylist(),
         "lessons": list(found.lesson_ids),
     }
-    file = paths.root / "not_finite" / f"{lineage}-step-{step:06d}-update-{found.number}.json"
+    file = paths.root / "not_finite" / f"step-{step:06d}-update-{found.number}.json"
     file.parent.mkdir(exist_ok=True)
     durable_write(file, json.dumps(record, indent=1).encode())
     return file

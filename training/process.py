@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ class TrainerProcess:
         training: TrainingSettings,
         storage: StorageSettings,
         threads: int,
-        fork: Mapping[str, Any] | None = None,
         cards: Sequence[Card] = (),
         card_share: float = 0.0,
     ) -> None:
@@ -54,7 +53,6 @@ class TrainerProcess:
 
         Args:
             threads: CPU threads of the child and its followers on this machine together.
-            fork: fields of a `training.lineage.Fork`, to continue under other settings.
             cards: GPUs that the child and its followers see, one for each; none: as this process.
             card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
         """
@@ -94,7 +92,6 @@ class TrainerProcess:
             "model": str(model),
             "training": training.model_dump(mode="json"),
             "storage": storage.model_dump(mode="json"),
-            "fork": fork,
         }
         self._resume_point: ResumePoint | None = None
         try:

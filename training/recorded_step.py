@@ -1,4 +1,4 @@
-"""Gathers the files that a recorded step is repeated from: its ledger, the rows and lessons that the ledger names, its lineage.
+"""Gathers the files that a recorded step is repeated from: its ledger, the rows and lessons that the ledger names.
 
 They are put into the folder of another run. Rows and lessons are linked, because a published file never changes. The run that
 they come from is not changed and may be in progress.
@@ -9,32 +9,23 @@ import shutil
 from storage.files import FILES
 from storage.ledger import ledger_path, read_ledger
 from storage.lessons import recorded_lessons
-from storage.lineages import lineage_path, read_lineage
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 
 
-def copy_lineages(paths: RunPaths, to: RunPaths, lineage: str) -> None:
-    """Copy the records of a lineage and its parents."""
-    while (fork := read_lineage(paths, lineage)) is not None:
-        lineage_path(to, lineage).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(FILES.fetch(lineage_path(paths, lineage)), lineage_path(to, lineage))
-        lineage = fork.parent
-
-
-def copy_step(paths: RunPaths, to: RunPaths, lineage: str, step: int) -> None:
+def copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
     """Copy the ledger of `step`, and link the shards and lessons that it names.
 
     Raises:
         InputError: one of these files is gone.
         DataError: the ledger is damaged.
     """
-    rows = read_ledger(paths, lineage, step)
+    rows = read_ledger(paths, step)
     if rows is None:
         raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
-    copy = ledger_path(to, lineage, step)
+    copy = ledger_path(to, step)
     copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(FILES.fetch(ledger_path(paths, lineage, step)), copy)
+    shutil.copyfile(FILES.fetch(ledger_path(paths, step)), copy)
     for name in dict.fromkeys(rows["shard"].to_pylist()):
         shard, link = paths.shards / name, to.shards / name
         if not FILES.exists(shard):

@@ -23,14 +23,13 @@ from storage.files import FILES
 from storage.index import open_index
 from storage.ledger import read_ledger, recorded_steps
 from storage.ledger_copies import checkpoint_steps
-from storage.lineages import lineage_at, read_lineage
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
 from training.policy import Policy, choose_device
-from training.recorded_step import copy_lineages, copy_step
+from training.recorded_step import copy_step
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
 from training.trainer import Trainer
@@ -108,15 +107,11 @@ class _Replayer:
         self,
         paths: RunPaths,
         scratch: RunPaths,
-        lineage: str,
         model: Path,
         training: TrainingSettings,
         storage: StorageSettings,
     ) -> None:
         self._paths, self._scratch = paths, scratch
-        self._lineage = lineage
-        fork = read_lineage(paths, lineage)
-        self._first = fork.after_step if fork else 0  # earlier steps had other settings
         self._training, self._storage = training.model_copy(update={"keep_checkpoints": 1}), storage
         self._policy = Policy(model, training)
 
@@ -125,13 +120,13 @@ class _Replayer:
         trainer = self._resumed(step)
         start = trainer.step_done
         steps = range(start + 1, step + 1)
-        outcomes = (read_outcome(self._paths, self._lineage, number) for number in steps)
+        outcomes = (read_outcome(self._paths, number) for number in steps)
         if any(outcome.processes > 1 for outcome in outcomes if outcome):
             tolerance = TOLERANCES[self._training.dtype]  # several processes sum in another order
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
         returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
-        replayed = read_outcome(self._scratch, self._lineage, step)
+        replayed = read_outcome(self._scratch, step)
         if difference is None and tolerance is not EXACT:
             difference = self._weights_differ(steps, tolerance)
         if replayed is not None:
@@ -153,10 +148,9 @@ class _Replayer:
 
     def _resumed(self, step: int) -> Trainer:
         """A trainer resumed from the nearest whole checkpoint before `step`, with copies of all files that it needs."""
-        kept = [start for start in reversed(checkpoint_steps(self._paths)) if self._first <= start < step]
-        for start in [*kept, 0] if self._first == 0 else kept:
+        for start in [*(kept for kept in reversed(checkpoint_steps(self._paths)) if kept < step), 0]:
             shutil.rmtree(self._scratch.root)
-            for folder in (self._scratch.checkpoints, self._scratch.ledger / self._lineage, self._scratch.shards):
+            for folder in (self._scratch.checkpoints, self._scratch.ledger, self._scratch.shards):
                 folder.mkdir(parents=True)
             try:
                 # Copied, because a trainer deletes old checkpoints.
@@ -164,18 +158,14 @@ class _Replayer:
                     shutil.copytree(FILES.fetch_folder(self._paths.checkpoint(start)), self._scratch.checkpoint(start))
             except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
                 continue
-            copy_lineages(self._paths, self._scratch, self._lineage)
             for number in range(start + 1, step + 1):
-                copy_step(self._paths, self._scratch, self._lineage, number)
-            trainer = Trainer(self._scratch, self._policy, self._training, self._storage, lineage=self._lineage)
+                copy_step(self._paths, self._scratch, number)
+            trainer = Trainer(self._scratch, self._policy, self._training, self._storage)
             if trainer.step_done == start:
                 return trainer
             for sentence in trainer.set_aside:
                 reporter().say(f"passed over: {sentence}".replace(str(self._scratch.root), str(self._paths.root)))
-        raise InputError(
-            f"lineage '{self._lineage}' of run '{self._paths.root.name}' goes on from step {self._first}, and no checkpoint from "
-            f"there to step {step} is kept: it cannot be replayed"
-        )
+        raise InputError(f"no checkpoint of run '{self._paths.root.name}' before step {step} can be used: it cannot be replayed")
 
     def _returns_differ(self, steps: range) -> Difference | None:
         """The first row whose recorded return differs from the return computed from its stored reward components."""
@@ -206,7 +196,7 @@ class _Replayer:
 
     def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
         """Compare one step; with EXACT also its adapter hash with the recorded and the published one, if they are kept."""
-        recorded, again = read_outcome(self._paths, self._lineage, step), read_outcome(self._scratch, self._lineage, step)
+        recorded, again = read_outcome(self._paths, step), read_outcome(self._scratch, step)
         if recorded is None or again is None:
             return None
         if len(recorded.updates) != len(again.updates):
@@ -237,7 +227,7 @@ class _Replayer:
         again = load_file(self._scratch.adapter(step) / weights_file)
         gap = sum(float((published[name].double() - again[name].double()).abs().sum()) for name in published)
         mean = gap / sum(weights.numel() for weights in published.values())
-        updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, self._lineage, number)))
+        updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, number)))
         allowed = tolerance.weights * self._training.learning_rate * updates
         if mean <= allowed:
             return None
@@ -274,7 +264,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
             scratch = RunPaths(Path(folder) / "run")
             scratch.root.mkdir()
             try:
-                replayer = _Replayer(paths, scratch, lineage_at(paths, step), model, training, storage)
+                replayer = _Replayer(paths, scratch, model, training, storage)
                 return replayer.run(step, recorded, EXACT if on_cpu else TOLERANCES[training.dtype])
             except EntenteError as error:
                 error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the scratch folder is removed
@@ -289,18 +279,17 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
     Raises:
         InputError: the step does not exist or is not done yet, or was made under other settings.
     """
-    lineage = lineage_at(paths, step)
-    steps, name = recorded_steps(paths, lineage), paths.root.name
+    steps, name = recorded_steps(paths), paths.root.name
     if step not in steps:
         if steps and 0 < step < steps[-1]:
             raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
         there = f"has steps 1 to {steps[-1]}" if steps else "has none yet"
         raise InputError(f"step {step} never was: run '{name}' {there}")
-    recorded = read_outcome(paths, lineage, step)
+    recorded = read_outcome(paths, step)
     if recorded is None:
         why = "is not done yet: ask again later" if step == steps[-1] else "has no outcome beside its ledger to be compared with"
         raise InputError(f"step {step} of run '{name}' {why}")
-    rows = read_ledger(paths, lineage, step)
+    rows = read_ledger(paths, step)
     if rows is not None and metadata_of(rows)["settings_hash"] != settings_hash(training):
         raise InputError(
             f"step {step} of run '{name}' was made under other training settings than '{paths.settings}' has now: "

@@ -26,7 +26,6 @@ from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from telemetry.parent import end_with_parent
 from training.leader import gather_followers
-from training.lineage import Fork
 from training.mismatch import mismatch_metrics
 from training.parallel import OutOfStep
 from training.policy import Policy
@@ -107,8 +106,7 @@ def _open(message: dict[str, Any], lock: ExitStack, on_loss: Callable[[str], Non
     model = Path(message["model"])
     peers = gather_followers(model, training, paths.root.name, on_loss)
     policy = Policy(model, training, peers and peers.base_parts)
-    fork = Fork(**message["fork"]) if message.get("fork") else None
-    return Trainer(paths, policy, training, storage, fork=fork, peers=peers)
+    return Trainer(paths, policy, training, storage, peers=peers)
 
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from telemetry.setting_marks import MAY_CHANGE, STAYS, Seed, Settings
+from telemetry.setting_marks import MAY_CHANGE, Seed, Settings
 
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 """Tokens whose ratio to the policy that drew them is outside these bounds are left out: a guard against faults, not a trust
@@ -41,11 +41,11 @@ class TinyModelSettings(Settings):
 class TrainingSettings(Settings):
     """The GRPO step: LoRA, loss, optimiser, layout, and the mismatch limits."""
 
-    lora_rank: Annotated[int, STAYS, Field(ge=1, le=512)] = 16
+    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     """Rank of the adapter."""
-    lora_targets: Annotated[tuple[str, ...], STAYS] = ()
+    lora_targets: tuple[str, ...] = ()
     """Linear layers of a block that the adapter changes, such as q_proj and v_proj; none: all that the model's family offers."""
-    lora_alpha: Annotated[float, STAYS, Field(gt=0)] = 32.0
+    lora_alpha: Annotated[float, Field(gt=0)] = 32.0
     """Numerator of the adapter's scale, alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
     """AdamW learning rate, the highest of the schedule; 5e-6 for 7B-class models, about 3e-3 for the tiny one."""
@@ -139,7 +139,7 @@ class TrainingSettings(Settings):
     """Largest allowed 99th percentile of the difference, nats, if the trainer computes in bfloat16."""
     keep_checkpoints: Annotated[int, MAY_CHANGE, Field(ge=1)] = 3
     """Number of newest checkpoints that are kept."""
-    seed: Annotated[Seed, STAYS] = 0
+    seed: Seed = 0
     """Seed of the adapter's initial weights."""
 
     @model_validator(mode="after")

@@ -22,7 +22,6 @@ from storage.ledger import read_ledger, recorded_steps, write_ledger
 from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
-from storage.lineages import lineage_at
 from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.retention import RetentionSettings
@@ -31,10 +30,9 @@ from storage.runs import RunPaths, set_aside
 from storage.selection import Reach, selection_rule
 from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
-from telemetry.errors import DataError, TrainingError
+from telemetry.errors import DataError, InputError, TrainingError
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.entropy_target import entropy_weight
-from training.lineage import Fork, choose_lineage
 from training.messages import ResumePoint, TrainedStep
 from training.mismatch import Mismatch, check_mismatch, measure_mismatch
 from training.not_finite import write_skipped_rows
@@ -65,7 +63,6 @@ class Trainer:
     """Owns the policy and its optimiser for one run, and resumes from the run's newest whole checkpoint.
 
     Attributes:
-        lineage: lineage of the next steps.
         step_done: the newest step with a whole checkpoint; the policy version that the trainer holds.
         metrics_done: metrics of that step.
         published: that version as published; the base model before the first step.
@@ -79,20 +76,16 @@ class Trainer:
         training: TrainingSettings,
         storage: StorageSettings,
         *,
-        lineage: str | None = None,
-        fork: Fork | None = None,
         peers: Peers | None = None,
     ) -> None:
         """Restore the newest whole checkpoint, and publish its version if that was not done.
 
         Args:
-            lineage: None for the run's current lineage.
-            fork: opens a new lineage, which may have other settings.
             peers: processes that share the updates.
 
         Raises:
-            InputError: the settings are not those of the lineage, or another release wrote the checkpoint.
-            DataError: a file that the lineage needs is gone or damaged.
+            InputError: the checkpoint was made under other settings, or another release wrote the checkpoint.
+            DataError: a file of the run is damaged.
         """
         self._paths = paths
         self._policy = policy
@@ -105,25 +98,29 @@ class Trainer:
         self.metrics_done: dict[str, float] = {}
         self.published = BASE
         self.set_aside: list[str] = []
-        state = self._restore(lineage)
+        state = self._restore()
         self._index = Index(
             paths,
             blend=storage.blend,
             discount=storage.discount,
             reach=Reach(policy_version=self.step_done, max_policy_lag=max(storage.max_policy_lag, storage.hard_policy_lag)),
         )
-        self.lineage = lineage or choose_lineage(paths, state, self._settings_hash, storage, fork)
-        self._shelf = LessonShelf(paths, self.lineage, training.seed)
+        self._shelf = LessonShelf(paths, training.seed)
         if state is not None:
+            if state.settings_hash != self._settings_hash:
+                raise InputError(
+                    f"checkpoint '{paths.checkpoint(state.step)}' was made under other training settings than are given now: "
+                    f"resume with the run's own settings, or begin another run from it with --init-from {paths.root.name}:"
+                    f"{state.step}"
+                )
             self.published = self._publish(state)
-        self._to_repeat = [step for step in recorded_steps(paths, self.lineage) if step > self.step_done]
+        self._to_repeat = [step for step in recorded_steps(paths) if step > self.step_done]
 
-    def _restore(self, lineage: str | None) -> TrainerState | None:
-        """Load the newest whole checkpoint of the lineage; damaged ones are set aside. None if there is none."""
+    def _restore(self) -> TrainerState | None:
+        """Load the newest whole checkpoint; damaged ones are set aside. None if there is none."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
-                belongs_to = lineage_at(self._paths, step, lineage)
-                state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser, lineage=belongs_to)
+                state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser)
             except DataError as error:
                 set_aside(self._paths.checkpoint(step))
                 self.set_aside.append(str(error))
@@ -136,10 +133,8 @@ class Trainer:
 
     def resume_point(self) -> ResumePoint:
         """The state from which the run continues."""
-        self._index.refresh()
-        damaged = (*self.set_aside, *(sentence for _, sentence in self._index.refused))
         last = TrainedStep(published=self.published, metrics=self.metrics_done)
-        return ResumePoint(last=last, set_aside=damaged, lineage=self.lineage)
+        return ResumePoint(last=last, set_aside=tuple(self.set_aside))
 
     def fresh_rows(self) -> int:
         """Number of rows that the trainer's version drew, at most MISMATCH_ROWS."""
@@ -154,7 +149,6 @@ class Trainer:
             step=step,
             policy_version=self.step_done,
             start_groups=start_groups,
-            lineage=self.lineage,
             seed=self._settings.seed,
         )
         found = self._index.eligible(query)
@@ -211,7 +205,7 @@ class Trainer:
             updates = list(self._updates(step, batch, powers, taught))
         finally:
             for found in self._updater.skipped:
-                file = write_skipped_rows(self._paths, self.lineage, step, found, rows)
+                file = write_skipped_rows(self._paths, step, found, rows)
                 logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
@@ -287,7 +281,6 @@ class Trainer:
             step=step,
             policy_version=self.step_done,
             start_groups=start_groups,
-            lineage=self.lineage,
             seed=self._settings.seed,
         )
         if choice.patient:
@@ -313,7 +306,7 @@ class Trainer:
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         about |= ledger_entry(lessons)
         about |= {"selection": choice.selection.query.to_json(), "shortage": choice.shortage, "seen": choice.selection.seen}
-        if not write_ledger(self._paths, self.lineage, step, choice.selection.rows, about | selection_rule()):
+        if not write_ledger(self._paths, step, choice.selection.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"
@@ -327,7 +320,7 @@ class Trainer:
         Raises:
             DataError: there is no such ledger.
         """
-        rows = read_ledger(self._paths, self.lineage, step)
+        rows = read_ledger(self._paths, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
         return rows
@@ -344,7 +337,6 @@ class Trainer:
         """Save the step's checkpoint, and publish its version from it."""
         state = TrainerState(
             step=step,
-            lineage=self.lineage,
             settings_hash=self._settings_hash,
             skipped_in_a_row=self._updater.skipped_in_a_row,
             metrics=metrics,
@@ -353,7 +345,7 @@ class Trainer:
             entropy=self._updater.entropy,
             moving=self._updater.moving,
         )
-        ledgers = ledgers_to_copy(self._paths, self.lineage, step, self._storage)
+        ledgers = ledgers_to_copy(self._paths, step, self._storage)
         save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints, ledgers)
         return self._publish(state)
 
@@ -362,7 +354,7 @@ class Trainer:
         published = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
         if state.outcome is not None:
             outcome = replace(state.outcome, adapter_hash=published.adapter_hash)
-            write_outcome(self._paths, state.lineage, state.step, outcome)
+            write_outcome(self._paths, state.step, outcome)
         return published
 
     def _outcome(self, updates: list[Update]) -> Outcome:

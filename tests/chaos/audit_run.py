@@ -29,7 +29,7 @@ _TOLD = [
 
 def ledgers(paths: RunPaths) -> pa.Table:
     """All ledgers, with the step as a column."""
-    files = sorted((paths.ledger / "main").glob("step-*.arrow"))
+    files = sorted(paths.ledger.glob("step-*.arrow"))
     tables = [pyarrow.ipc.open_file(file).read_all().replace_schema_metadata(None) for file in files]
     steps = [pa.array([_step(file)] * table.num_rows, pa.int64()) for file, table in zip(files, tables, strict=True)]
     return pa.concat_tables([table.append_column("step", step) for table, step in zip(tables, steps, strict=True)])
@@ -55,7 +55,7 @@ def audit(paths: RunPaths, steps: int, max_lag: int = 0) -> None:
     Raises:
         AssertionError: one does not hold; says which.
     """
-    recorded = sorted(_step(file) for file in (paths.ledger / "main").glob("step-*.arrow"))
+    recorded = sorted(_step(file) for file in paths.ledger.glob("step-*.arrow"))
     assert recorded == list(range(1, steps + 1)), "step numbers run on without a gap"
     published = {int(path.name[1:]) for path in paths.adapters.glob("v*")}
     assert published <= set(recorded) and published >= set(recorded[-20:]), "old ones may go"

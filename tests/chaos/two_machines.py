@@ -182,7 +182,7 @@ class Sides:
 
     def steps_done(self) -> int:
         """Steps whose ledger is in the bucket."""
-        return len([key for key in _keys(self.store, f"runs/{RUN}/ledger/main/") if key.endswith(".arrow")])
+        return len([key for key in _keys(self.store, f"runs/{RUN}/ledger/") if key.endswith(".arrow")])
 
     def is_done(self) -> bool:
         """Whether the training has ended."""

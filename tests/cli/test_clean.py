@@ -110,7 +110,7 @@ def test_what_cannot_be_cleaned_is_refused_in_a_sentence_and_nothing_goes(entent
 
 
 def test_a_run_whose_ledger_cannot_be_read_keeps_everything(entente, runs):
-    ledger = runs["going"].ledger / "main" / "step-000031.arrow"
+    ledger = runs["going"].ledger / "step-000031.arrow"
     ledger.parent.mkdir()
     ledger.write_bytes(b"torn")
     done = entente("runs", "clean", "--no-prefect")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from cli import main
-from storage.ledger import MAIN, read_ledger
+from storage.ledger import read_ledger
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def inspect(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 @pytest.fixture
 def used(trained) -> dict:
     """A row that step 1 trained on."""
-    ledger = read_ledger(trained[1], MAIN, 1)
+    ledger = read_ledger(trained[1], 1)
     assert ledger is not None
     return ledger.to_pylist()[0]
 

@@ -9,7 +9,7 @@ import pytest
 from cli.main import run
 from pipeline.run_settings import RunSettings, layered_settings, preset_names
 from pipeline.settings_reference import reference, settings_in
-from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_IN_A_FORK, STAYS
+from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_RECORDED, STAYS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
@@ -42,8 +42,10 @@ def test_every_setting_is_told_with_what_it_takes_and_whether_a_resumed_run_may_
     told = {setting.name: setting for setting in settings_in()}
     assert [name for name, setting in told.items() if not setting.description] == []
     assert told["rollouts.forks_per_group"].kind == "integer, ≥ 2 and ≤ 256"
-    marked = {name: told[name].changes for name in ("training.lora_rank", "training.loss", "inference.urls", "evaluation.seed")}
-    assert list(marked.values()) == [STAYS, MAY_CHANGE_IN_A_FORK, MAY_CHANGE, MAY_CHANGE]
+    marked = {
+        name: told[name].changes for name in ("training.loss", "storage.max_policy_lag", "inference.urls", "evaluation.seed")
+    }
+    assert list(marked.values()) == [STAYS, MAY_CHANGE_RECORDED, MAY_CHANGE, MAY_CHANGE]
     written = tomllib.loads("\n".join(f"x{i} = {each.default}" for i, each in enumerate(told.values()) if each.default != "none"))
     assert len(written) >= len(told) - 3, "defaults are written as TOML has them"
 

@@ -43,7 +43,7 @@ def manifest(paths: RunPaths, version: int) -> dict[str, Any]:
 
 def used_rows(paths: RunPaths) -> dict[int, list[dict[str, Any]]]:
     """What each step trained on, by its ledger."""
-    ledgers = {step: read_ledger(paths, "main", step) for step in recorded_steps(paths, "main")}
+    ledgers = {step: read_ledger(paths, step) for step in recorded_steps(paths)}
     return {step: ledger.to_pylist() for step, ledger in ledgers.items() if ledger is not None}
 
 
@@ -63,7 +63,7 @@ def test_the_run_folder_holds_everything_that_the_design_names(trained):
     _, paths, _ = trained
     settings = json.loads(paths.settings.read_text())
     assert settings["steps"] == 2 and settings["rollouts"]["horizon_years"] == 1, "preset and file, resolved"
-    assert recorded_steps(paths, "main") == [1, 2]
+    assert recorded_steps(paths) == [1, 2]
     assert sorted(path.name for path in paths.adapters.iterdir()) == ["v000001", "v000002"]
     assert sorted(path.name for path in paths.checkpoints.iterdir()) == ["step_000001", "step_000002"]
     steps = [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()]
@@ -154,7 +154,7 @@ main()
     assert "trainer and engine disagree on version 0" in sentence and "Traceback" not in done.stderr
     paths = RunPaths(workplace.folder / "runs" / "liar")
     assert {row["temperature"] for row in rows(paths)} == {1.0}
-    assert not ledger_path(paths, "main", 1).exists() and not list(paths.adapters.iterdir())
+    assert not ledger_path(paths, 1).exists() and not list(paths.adapters.iterdir())
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from evaluation.track import read_track
 from reports.run_facts import read_facts
 from storage.adapters import read_adapter
-from storage.ledger import MAIN, read_ledger, recorded_steps
+from storage.ledger import read_ledger, recorded_steps
 from storage.lesson_shelf import lesson_uses
 from storage.lessons import open_lessons, recorded_lessons
 from storage.runs import RunPaths
@@ -58,9 +58,9 @@ def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwis
     assert [each["round"] for each in rounds] == [1, 2] and all(each["lessons"] > 6 for each in rounds)
     track = {point.version: point.score.mean for point in read_track(paths)}
     assert all(each["score/track"] == track[each["version"]] for each in rounds), "each round ends with a score"
-    steps = recorded_steps(paths, MAIN)
+    steps = recorded_steps(paths)
     assert rounds[-1]["version"] == steps[-1] > rounds[0]["version"] > 2
-    uses = lesson_uses(paths, MAIN)
+    uses = lesson_uses(paths)
     assert set(uses.values()) == {2} and len(uses) == sum(each["lessons"] for each in rounds)
     students = [json.loads((paths.improve / f"round-000{number}.json").read_bytes())["student"] for number in (1, 2)]
     assert students[0] != students[1]
@@ -82,7 +82,7 @@ def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwis
 def test_training_goes_on_after_a_round_and_a_round_may_have_rollouts_too(workplace, copy):
     paths = copy("mixed")
     (found,) = improved(workplace, "mixed", "--rollouts")["rounds"]
-    ledgers = [read_ledger(paths, MAIN, step) for step in range(3, found["version"] + 1)]
+    ledgers = [read_ledger(paths, step) for step in range(3, found["version"] + 1)]
     assert all(ledger is not None and recorded_lessons(ledger) for ledger in ledgers)
     assert any(ledger.num_rows for ledger in ledgers if ledger is not None)
     done = workplace.process("train", "--run", "mixed", "--resume", "--steps", str(found["version"] + 1))
@@ -91,7 +91,7 @@ def test_training_goes_on_after_a_round_and_a_round_may_have_rollouts_too(workpl
 
 def test_a_round_that_was_killed_ends_with_the_weights_of_one_that_was_not(workplace, copy, two_rounds):
     killed, (whole, (found, _)) = copy("killed-round"), two_rounds
-    for until in (lambda: any(killed.lessons.rglob("*.arrow")), lambda: len(recorded_steps(killed, MAIN)) > 3):
+    for until in (lambda: any(killed.lessons.rglob("*.arrow")), lambda: len(recorded_steps(killed)) > 3):
         process = workplace.start("improve", "--run", "killed-round", *WORDS.split())
         while process.poll() is None and not until():
             time.sleep(0.02)
@@ -103,7 +103,7 @@ def test_a_round_that_was_killed_ends_with_the_weights_of_one_that_was_not(workp
     (again,) = improved(workplace, "killed-round")["rounds"]
     assert again["version"] == found["version"]
     assert read_adapter(killed, again["version"]) == read_adapter(whole, found["version"])
-    uses, uses_of_whole = lesson_uses(killed, MAIN), lesson_uses(whole, MAIN)
+    uses, uses_of_whole = lesson_uses(killed), lesson_uses(whole)
     assert len(uses) == found["lessons"] and uses == {lesson: uses_of_whole[lesson] for lesson in uses}
 
 

@@ -48,7 +48,7 @@ def trains(paths: RunPaths) -> bool:
 def trained_on(paths: RunPaths) -> Counter[str]:
     """Rows that steps used, by producer."""
     used: Counter[str] = Counter()
-    for file in (paths.ledger / "main").glob("step-*.arrow"):
+    for file in paths.ledger.glob("step-*.arrow"):
         used.update(shard.split("/")[0] for shard in pyarrow.ipc.open_file(file).read_all()["shard"].to_pylist())
     return used
 

@@ -50,7 +50,7 @@ class Place:
     async def ended(self, state: Any, settings: RunSettings | dict[str, Any]) -> FlowRun:
         """A flow run of these settings, or parameters, that came to this state."""
         if isinstance(settings, RunSettings):
-            settings = {"settings": settings.model_dump(mode="json"), "resume": False, "fork_lineage": ""}
+            settings = {"settings": settings.model_dump(mode="json"), "resume": False}
         async with get_client() as client:
             run = await client.create_flow_run_from_deployment(self.deployment, parameters=settings, state=Pending())
             await client.set_flow_run_state(run.id, Running(), force=True)
@@ -69,7 +69,7 @@ class Place:
         paths = RunPaths(self.root / run).create()
         paths.settings.write_text(self.settings(run=run, **changed).model_dump_json())
         for step in range(1, steps + 1):
-            FILES.publish(paths.ledger / "main" / f"step-{step:06d}.arrow", lambda aside: aside.write_bytes(b""))
+            FILES.publish(paths.ledger / f"step-{step:06d}.arrow", lambda aside: aside.write_bytes(b""))
         return paths
 
 

@@ -19,7 +19,7 @@ def begin_run(root: Path, name: str, steps: int, cache: CacheSettings | None = N
     settings = layered_settings("laptop", overrides={"run": name, "runs_root": root})
     if cache is not None:
         settings = settings.model_copy(update={"cache": cache})
-    ledger = root / name / "ledger" / "main"
+    ledger = root / name / "ledger"
     ledger.mkdir(parents=True)
     (root / name / "settings.json").write_text(settings.model_dump_json())
     for step in range(1, steps + 1):
@@ -50,7 +50,7 @@ def test_the_newest_run_is_the_one_that_trained_last(tmp_path: Path):
     assert newest_run(tmp_path) == ""
     for age, name in enumerate(("late", "early")):
         begin_run(tmp_path, name, 1)
-        step = tmp_path / name / "ledger" / "main" / "step-000001.arrow"
+        step = tmp_path / name / "ledger" / "step-000001.arrow"
         os.utime(step, (1000 - age, 1000 - age))
     begin_run(tmp_path, "untrained", 0)
     assert newest_run(tmp_path) == "late"

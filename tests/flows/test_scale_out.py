@@ -54,7 +54,7 @@ def shards(paths: RunPaths) -> list[Path]:
 def trained_on(paths: RunPaths) -> Counter[str]:
     """Rows that steps used, by producer."""
     used: Counter[str] = Counter()
-    for file in (paths.ledger / "main").glob("step-*.arrow"):
+    for file in paths.ledger.glob("step-*.arrow"):
         rows = pyarrow.ipc.open_file(file).read_all()
         used.update(str(shard).split("/")[0] for shard in rows["shard"].to_pylist())
     return used

@@ -27,7 +27,7 @@ class Engines:
         self.served: list[int] = []
         self.heard: list[int] = []
         last = TrainedStep(published=step(step_done) if step_done else BASE, metrics={})
-        self.resume_point = ResumePoint(last=last, set_aside=(), lineage="main")
+        self.resume_point = ResumePoint(last=last, set_aside=())
         self.paths = self.control = None
 
     async def serve(self, policy: PolicyVersion) -> None:

@@ -38,7 +38,7 @@ def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: P
         paths=RunPaths(tmp_path), model=tmp_path, seed=0, rollouts=RolloutSettings(),
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
         host=host, engine=engine, scorer=scorer, tokens=nothing, trainer=nothing,
-        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
+        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
         provenance={}, past_returns=nothing, max_policy_lag=2,
     )  # fmt: skip
     asyncio.run(resources.serve(PolicyVersion(version=7, adapter=tmp_path, adapter_hash="hash")))

@@ -20,7 +20,6 @@ from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
 from records.policy_version import BASE, PolicyVersion
 from storage.control import ControlDesk, read_control
-from storage.lineages import open_lineage
 from storage.runs import RunPaths
 from storage.totals import Eligible
 from telemetry import progress
@@ -103,7 +102,7 @@ def queue(
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS),
         paths=paths or RunPaths(Path("/nonexistent")),
-        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=(), lineage="main"),
+        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
         trainer=field,
         control=control,
         spans=Spans(),
@@ -505,7 +504,7 @@ def test_in_step_and_overlapped_the_next_steps_start_groups_are_begun_once_and_h
                 await settled()
                 (ahead,) = field.running
                 assert (ahead.step, ahead.count) == (step + 1, START_GROUPS)
-                assert ahead.after == Path(f"/nonexistent/ledger/main/step-{step:06d}.arrow")
+                assert ahead.after == Path(f"/nonexistent/ledger/step-{step:06d}.arrow")
                 slow = step % 2
                 if not slow:
                     field.end()
@@ -531,22 +530,3 @@ def test_in_the_other_ways_nothing_is_played_ahead_on_request(field: Field, pipe
 
     scene(run)
     assert field.begun == []
-
-
-@pytest.mark.parametrize("deterministic", [True, False], ids=["in step", "buffered"])
-def test_a_lineage_with_steps_of_another_size_plays_its_own_numbers(field: Field, tmp_path: Path, deterministic: bool):
-    paths = RunPaths(tmp_path / "run").create()
-    open_lineage(paths, "wide", parent="main", after_step=1, settings_hash="a", first_group=100)
-
-    async def run() -> None:
-        rollouts = queue(field, paths=paths, buffer_depth=0, deterministic=deterministic)
-        async with rollouts:
-            for step in (2, 3):
-                taken = await take(rollouts, step, field)
-                field.end()
-                await settled(taken)
-                field.train()
-
-    scene(run)
-    numbers = [(each.step, each.first_group + number) for each in field.begun for number in range(each.count)]
-    assert numbers == [(2, number) for number in range(100, 106)] + [(3, number) for number in range(106, 112)]

@@ -303,7 +303,7 @@ def test_what_would_make_a_resumed_run_another_one_is_refused_with_both_values(b
         resumed_settings((), {**begun, room: {leaf: after}} if room else {**begun, leaf: after})
 
 
-def test_a_resumed_run_keeps_the_text_of_its_query_and_another_text_needs_a_fork(tmp_path: Path):
+def test_a_resumed_run_keeps_the_text_of_its_query_and_another_text_is_refused(tmp_path: Path):
     file, named = tmp_path / "mine.sql", {"run": "queried", "runs_root": str(tmp_path)}
     file.write_text("FROM candidates SELECT shard, start_group ORDER BY spread DESC")
     settings = layered_settings("laptop", [], {**named, "storage": {"selection": str(file)}})
@@ -312,10 +312,9 @@ def test_a_resumed_run_keeps_the_text_of_its_query_and_another_text_needs_a_fork
     assert "spread DESC" in resumed_settings((), named).storage.selection
     changed = {**named, "storage": {"selection": str(file)}}
     with pytest.raises(
-        InputError, match=r"started with storage\.selection .*spread DESC.* cannot continue with .*lag.*--fork-lineage"
+        InputError, match=r"started with storage\.selection .*spread DESC.* cannot continue with .*lag.*--init-from"
     ):
         resumed_settings((), changed)
-    assert "BY lag" in resumed_settings((), changed, fork=True).storage.selection
     with pytest.raises(InputError, match=r"^storage\.selection must be one SELECT"):
         layered_settings("laptop", [], {"storage": {"selection": "DROP TABLE candidates"}})
 
@@ -325,11 +324,9 @@ def test_a_resumed_run_may_have_more_steps_and_another_engine_s_limits(begun: di
     assert (wanted.steps, wanted.inference.max_sequences, wanted.pipeline.buffer_depth) == (999, 5, 1)
 
 
-def test_a_fork_may_change_what_it_learns_by_and_nothing_that_its_weights_rest_on(begun: dict[str, Any]):
-    assert resumed_settings((), {**begun, "training": {"clip_low": 0.1}}, fork=True).training.clip_low == 0.1
-    for name, changed in {"training.lora_rank": {"training": {"lora_rank": 3}}, "seed": {"seed": 7}}.items():
-        with pytest.raises(InputError, match=f"started with {re.escape(name)} "):
-            resumed_settings((), {**begun, **changed}, fork=True)
+def test_a_resumed_run_may_have_another_staleness_budget_because_each_ledger_records_it(begun: dict[str, Any]):
+    wanted = resumed_settings((), {**begun, "storage": {"max_policy_lag": 1, "hard_policy_lag": 0}})
+    assert wanted.storage.max_policy_lag == 1
 
 
 def test_the_own_line_is_in_place_where_every_power_is_the_policy_s_unless_a_setting_says_otherwise(tmp_path: Path):
@@ -342,10 +339,6 @@ def test_the_own_line_is_in_place_where_every_power_is_the_policy_s_unless_a_set
     assert layered_settings("laptop", (), every | last).prompts.own_line == "last"
     typed = {**every, "prompts": {"chat": "none"}}
     assert RunSettings.model_validate(typed).model_dump(exclude_unset=True) == typed, "a flag would override a file"
-    # A run keeps its own, also in a lineage where all powers become the policy's.
-    paths = RunPaths(tmp_path / "mine").create()
-    paths.settings.write_text(layered_settings("laptop").model_dump_json())
-    assert resumed_settings([], {"run": "mine", "runs_root": tmp_path, **every}, fork=True).prompts.own_line == "last"
 
 
 def test_a_base_that_was_made_here_brings_its_prompts_and_other_prompts_are_refused(tmp_path: Path):

@@ -70,7 +70,7 @@ def test_visits_are_games_that_no_step_selects_and_a_second_visit_plays_nothing(
     asked = len(resources.engine.requests)  # type: ignore[attr-defined]
     assert asyncio.run(visit(resources, 1, 2)) == found and len(resources.engine.requests) == asked  # type: ignore[attr-defined]
     index = open_index(resources.paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=9, start_groups=9, lineage="main", seed=0)
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=9, start_groups=9, seed=0)
     assert index.select_batch(query).rows.num_rows == 0 and index.totals().decisions == found
 
 
@@ -164,7 +164,7 @@ def test_rounds_that_are_done_are_not_repeated_and_one_that_was_begun_keeps_its_
 
 def test_a_run_has_room_for_its_steps_and_a_round_says_how_many(tmp_path):
     settings = RunSettings(run="mine", runs_root=tmp_path, steps=2)
-    assert write_ledger(settings.paths, "main", 2, ROWS_SCHEMA.empty_table(), {})
+    assert write_ledger(settings.paths, 2, ROWS_SCHEMA.empty_table(), {})
     assert with_steps(settings.model_copy(update={"steps": 1})).steps == 2 and with_steps(settings).steps == 2
     assert ImproveSettings(positions=100, uses=2, lessons_per_step=64).steps == 4
     assert ImproveSettings(positions=16, uses=2, lessons_per_step=64).steps == 2

@@ -32,6 +32,6 @@ def test_a_version_without_a_folder_says_so_where_one_is_needed():
 
 def test_what_the_trainer_reports_comes_back_from_json_whole():
     step = TrainedStep(published=THREE, metrics={"train/loss": 0.5})
-    found = ResumePoint(last=step, set_aside=("step 4 is damaged",), lineage="hot")
+    found = ResumePoint(last=step, set_aside=("step 4 is damaged",))
     again = ResumePoint.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found and again.last.published.adapter == THREE.adapter and again.step_done == 3

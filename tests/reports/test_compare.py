@@ -19,7 +19,7 @@ from reports import sentences
 from reports.compare_page import html_of
 from reports.compared import Compared, compare_runs
 from reports.return_curve import MOST_POINTS, return_curve
-from storage.ledger import MAIN, ROWS_SCHEMA, ledger_path, write_ledger
+from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from tests.reports.conftest import Page
@@ -57,7 +57,7 @@ def make(tmp_path: Path) -> Callable[..., RunPaths]:
         paths.settings.write_text(RunSettings(run=name, **settings).model_dump_json())
         paths.environment.write_text(json.dumps({"torch": "2.9", "cpu_cores": "2"}))
         for step in range(1, count + 1):
-            write_ledger(paths, MAIN, step, ledger_rows(step, dice), {"settings_hash": "s", "selection": "{}", "shortage": ""})
+            write_ledger(paths, step, ledger_rows(step, dice), {"settings_hash": "s", "selection": "{}", "shortage": ""})
         lines = [{"step": step, "time/step_s": 2.0, "train/return_mean": 0.1 * step} for step in range(1, count + 1)]
         paths.metrics.write_text("\n".join(map(json.dumps, lines)))
         return paths
@@ -71,7 +71,7 @@ def compared(*runs: RunPaths) -> Compared:
 
 def test_a_damaged_ledger_is_said_and_the_rest_is_compared(make, capsys):
     first, second = make("a"), make("b")
-    file = ledger_path(second, MAIN, 2)
+    file = ledger_path(second, 2)
     file.write_bytes(file.read_bytes()[:-40])
     found = compared(first, second)
     (said,) = found.runs[1].troubles

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.run_settings import MODEL_FOLDER, settings_of
 from reports.inspect_rows import Inspector
-from storage.ledger import MAIN, read_ledger
+from storage.ledger import read_ledger
 from storage.runs import RunPaths
 from storage.shards import open_shard
 
@@ -59,7 +59,7 @@ def test_the_board_is_the_position_of_the_prompt_and_its_picture_has_the_orders(
 def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, stored):
     used = set()
     for step in (1, 2):
-        ledger = read_ledger(paths, MAIN, step)
+        ledger = read_ledger(paths, step)
         assert ledger is not None
         ids = ledger["decision_id"].to_pylist()
         assert all(rows.decision(row).steps == [step] for row in ids[:3])
@@ -69,7 +69,7 @@ def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, stored):
 
 
 def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, paths):
-    ledger = read_ledger(paths, MAIN, 2)
+    ledger = read_ledger(paths, 2)
     assert ledger is not None and ledger.num_rows
     first = ledger.to_pylist()[0]
     shown = rows.group(first["start_group"], first["power"].lower(), first["phase"])
@@ -85,5 +85,5 @@ def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, p
 
 def test_a_step_s_groups_hold_all_rows_of_its_ledger(rows, paths):
     figures, groups = rows.step(1)
-    ledger = read_ledger(paths, MAIN, 1)
+    ledger = read_ledger(paths, 1)
     assert ledger is not None and sum(group["decisions"] for group in groups) == ledger.num_rows == figures["train/decisions"]

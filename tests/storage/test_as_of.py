@@ -12,7 +12,6 @@ from storage.asking import connect
 from storage.choose_batch import choose_batch
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
-from storage.lineages import open_lineage
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import publish_shard
@@ -58,7 +57,7 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
     used: Counter[Group] = Counter()
     expected: dict[int, dict[Group, str]] = {}
     chosen: dict[int, list[int]] = {}
-    nexts, lineage, trainer = {"p0": 0, "p1": 0}, "main", Index(paths)
+    nexts, trainer = {"p0": 0, "p1": 0}, Index(paths)
     for step in range(1, 9):
         for _ in range(rng.randint(0, 3)):
             producer = rng.choice(["p0", "p1"])
@@ -68,42 +67,33 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
             some, plies = rows.make_shard_rows(rng, range(number, number + 1), producer, forks=3, policy_version=version)
             publish_shard(paths, producer, number, some, plies, {})
             published += [(producer, row) for row in some]
-        if step == 5:  # forked after step 3: what step 4 used is free again
-            used.subtract({(p, r.start_group, r.power, r.phase) for p, r in published if r.decision_id in chosen[4]})
-            open_lineage(paths, "hot", parent="main", after_step=3, settings_hash="x")
-            lineage, step_of = "hot", 4
-        else:
-            step_of = step if step < 5 else step - 1
-        choice = choose_batch(
-            trainer, settings, step=step_of, policy_version=step - 1, start_groups=2, lineage=lineage, seed=seed
-        ).selection
+        choice = choose_batch(trainer, settings, step=step, policy_version=step - 1, start_groups=2, seed=seed).selection
         expected[step] = standing_by_hand(published, used, step - 1, settings)
         chosen[step] = choice.rows["decision_id"].to_pylist()
         told = {"selection": choice.query.to_json(), "seen": trainer.seen(), "shortage": ""}
-        assert write_ledger(paths, lineage, step_of, choice.rows, told)
+        assert write_ledger(paths, step, choice.rows, told)
         for group in {(r["shard"].split("/")[0], r["start_group"], r["power"], r["phase"]) for r in choice.rows.to_pylist()}:
             used[group] += 1
-    for step in (1, 2, 3, 5, 6, 7, 8):
-        step_of = step if step < 5 else step - 1
+    for step in range(1, 9):
         index = open_index(paths)
-        again = rewind_index(index, paths, read_past_choice(paths, step_of))
+        again = rewind_index(index, read_past_choice(paths, step))
         found = index.fetch("SELECT producer, start_group, power, phase, standing FROM standings")
         assert {tuple(row[:4]): row[4] for row in found} == expected[step]
         assert again.rows["decision_id"].to_pylist() == chosen[step], "and the choice is the same"
-        with connect(paths.root, as_of=step_of) as asked:
+        with connect(paths.root, as_of=step) as asked:
             assert dict(asked.sql("select standing, count(*) from standings group by all").fetchall()) == Counter(
                 expected[step].values()
             )
             (tokens,) = asked.sql("select count(distinct decision_id) from tokens").fetchall()[0]
             (decisions,) = asked.sql("select count(*) from decisions").fetchall()[0]
             assert tokens == decisions == sum(1 for p, r in published if (p, r.start_group, r.power, r.phase) in expected[step])
-            assert asked.sql("select count(*) from batches where step >= ?", params=[step_of]).fetchall() == [(0,)]
+            assert asked.sql("select count(*) from batches where step >= ?", params=[step]).fetchall() == [(0,)]
 
 
 def test_a_step_that_never_was_or_does_not_tell_is_refused(paths: RunPaths) -> None:
     with pytest.raises(InputError, match="step 3 never was: run 'a' has none yet"):
         read_past_choice(paths, 3)
-    assert write_ledger(paths, "main", 1, ROWS_SCHEMA.empty_table(), {})
+    assert write_ledger(paths, 1, ROWS_SCHEMA.empty_table(), {})
     with pytest.raises(InputError, match="step 3 never was: run 'a' has steps 1 to 1"):
         read_past_choice(paths, 3)
     with pytest.raises(InputError, match="does not say what its rows were chosen from"):

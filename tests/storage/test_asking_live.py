@@ -20,7 +20,7 @@ from tests.storage.make_rows import make_shard_rows
 
 paths = RunPaths(Path(sys.argv[1]))
 index = Index(paths)
-query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, lineage="main", seed=0)
+query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, seed=0)
 for step in range(1, 100_000):
     decisions, plies = make_shard_rows(
         random.Random(step), range(step - 1, step), "busy", 4, policy_version=max(0, step - 2)
@@ -29,7 +29,7 @@ for step in range(1, 100_000):
     index.refresh()
     query = replace(query, step=step, policy_version=step - 1)
     rows = index.select_batch(query).rows
-    assert write_ledger(paths, "main", step, rows, {})
+    assert write_ledger(paths, step, rows, {})
     index.look_ahead(replace(query, step=step + 1, policy_version=step))
     assert len(index.gather(rows).decision_ids) == rows.num_rows
     with paths.metrics.open("a") as figures:

@@ -368,9 +368,9 @@ def test_a_lease_without_a_sign_of_life_is_taken_over_and_its_holder_writes_noth
             assert isinstance(store, BucketFiles)
             store._lose(run.root, "another process works on the run now")
             with pytest.raises(InputError, match="another process works on the run now"):
-                FILES.publish(run.ledger / "main" / "step-000001.arrow", lambda temp: temp.write_bytes(b"1"))
-            assert read_ledger(there, "main", 1) is None
-            assert FILES.publish(there.ledger / "main" / "step-000001.arrow", lambda temp: temp.write_bytes(b"1"))
+                FILES.publish(run.ledger / "step-000001.arrow", lambda temp: temp.write_bytes(b"1"))
+            assert read_ledger(there, 1) is None
+            assert FILES.publish(there.ledger / "step-000001.arrow", lambda temp: temp.write_bytes(b"1"))
 
 
 def test_a_holder_finds_out_that_its_lease_was_taken_over(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ def choose(paths: RunPaths, sleep: Any = None, **settings: Any) -> Choice:
         step=7,
         policy_version=6,
         start_groups=3,
-        lineage="main",
         seed=0,
         sleep=forbidden,
     )

@@ -151,13 +151,13 @@ def test_a_foreign_file_among_them_is_named_and_the_rest_goes_on(
 ) -> None:
     shard, _ = publish(range(1))
     publish(range(1, 2))
-    (paths.ledger / "main").mkdir()
+    paths.ledger.mkdir()
     stranger = {
         "shard": shard.path.with_name("000009.arrow"),
         "plies": shard.plies_path,
         "snapshot": paths.index / "snap-000001.parquet",
         "tombstone": paths.retired / "snap-000001.parquet",
-        "ledger folder": paths.ledger / "main" / "notes.txt",
+        "ledger folder": paths.ledger / "notes.txt",
     }[what]
     stranger.parent.mkdir(exist_ok=True)
     stranger.unlink(missing_ok=True)

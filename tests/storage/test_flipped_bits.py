@@ -21,7 +21,7 @@ from storage.selection import SelectionQuery
 from telemetry.errors import DataError
 
 FLIPS = 200
-QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
+QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, seed=0)
 
 
 @pytest.fixture

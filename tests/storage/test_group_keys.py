@@ -55,7 +55,7 @@ def groups_of(folder: Path, decisions: list[Decision]) -> set[frozenset[int]]:
     paths = RunPaths(folder).create()
     publish_shard(paths, "p0", 0, decisions, [], {}, next_start_group=3)
     index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=1, max_policy_lag=9, start_groups=9, lineage="main", seed=0)
+    query = SelectionQuery(step=1, policy_version=1, max_policy_lag=9, start_groups=9, seed=0)
     groups: dict[int, set[int]] = {}
     for row in index.select_batch(query).rows.to_pylist():
         groups.setdefault(row["advantage_group"], set()).add(row["decision_id"])

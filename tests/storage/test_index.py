@@ -19,7 +19,7 @@ from storage.selection import SelectionQuery
 from storage.shards import open_shard, publish_shard
 from telemetry.errors import DataError, InputError
 
-QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
+QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, seed=0)
 
 
 def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(paths: RunPaths, publish: Any) -> None:
@@ -63,8 +63,8 @@ def test_a_recorded_step_gathers_to_the_same_batch(paths: RunPaths, publish: Any
     publish(range(3), forks=5)
     index = open_index(paths)
     rows = index.select_batch(QUERY).rows
-    write_ledger(paths, "main", 1, rows, {})
-    first, again = index.gather(rows), Index(paths).gather(read_ledger(paths, "main", 1))
+    write_ledger(paths, 1, rows, {})
+    first, again = index.gather(rows), Index(paths).gather(read_ledger(paths, 1))
     for name in type(first).__slots__:
         assert np.array_equal(getattr(first, name), getattr(again, name)), name
 
@@ -111,7 +111,7 @@ def test_new_shards_and_ledgers_are_followed_without_listing_their_folders(
     publish(range(3))
     index = Index(paths)
     assert index.refresh() == 36
-    write_ledger(paths, "main", 1, index.select_batch(QUERY).rows, {})
+    write_ledger(paths, 1, index.select_batch(QUERY).rows, {})
     index.refresh()
     listed: list[Path] = []
     scandir = os.scandir
@@ -120,9 +120,9 @@ def test_new_shards_and_ledgers_are_followed_without_listing_their_folders(
     for first in range(3, 30, 3):
         publish(range(first, first + 3))
         assert index.refresh() == 36
-        write_ledger(paths, "main", first, index.select_batch(QUERY).rows, {})
+        write_ledger(paths, first, index.select_batch(QUERY).rows, {})
     assert index.refresh() == 0
-    assert set(listed) == {paths.shards, paths.ledger}
+    assert set(listed) == {paths.shards}
     publish(range(2), "new")
     assert index.refresh() == 24
     assert listed.count(paths.shards / "new") == 1
@@ -235,9 +235,9 @@ def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
     publish(range(2), forks=6)
     index = open_index(paths)
     rows = index.select_batch(QUERY).rows
-    write_ledger(paths, "main", 1, rows, {})
+    write_ledger(paths, 1, rows, {})
     connection = connect(paths.root)
-    assert connection.sql("SELECT shard, row FROM batches WHERE lineage = 'main' AND step = 1 ORDER BY place").fetchall() == list(
+    assert connection.sql("SELECT shard, row FROM batches WHERE step = 1 ORDER BY place").fetchall() == list(
         zip(rows["shard"].to_pylist(), rows["row"].to_pylist(), strict=True)
     )
     used = connection.sql('SELECT sum(n) FROM "groups" WHERE used = 1').fetchall()

@@ -17,57 +17,55 @@ from tests.damage import flip
 def chosen(paths: RunPaths, publish: Any) -> pa.Table:
     publish(range(3), forks=4)
     index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=9, lineage="main", seed=0)
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=9, seed=0)
     rows = index.select_batch(query).rows
     assert rows.num_rows > 4
     return rows
 
 
 def test_the_second_trainer_loses_the_step_and_leaves_the_first_s_bytes(paths: RunPaths, chosen: pa.Table) -> None:
-    assert write_ledger(paths, "main", 137, chosen, {"policy_version": "136"}) is True
-    path = ledger_path(paths, "main", 137)
+    assert write_ledger(paths, 137, chosen, {"policy_version": "136"}) is True
+    path = ledger_path(paths, 137)
     before = path.read_bytes()
-    assert write_ledger(paths, "main", 137, chosen.slice(0, 2), {}) is False
+    assert write_ledger(paths, 137, chosen.slice(0, 2), {}) is False
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ["step-000137.arrow"]
 
 
 def test_a_record_reads_back_in_its_order(paths: RunPaths, chosen: pa.Table) -> None:
     reversed_rows = chosen.take(list(range(chosen.num_rows))[::-1])
-    write_ledger(paths, "main", 2, reversed_rows, {"policy_version": "1"})
-    read = read_ledger(paths, "main", 2)
+    write_ledger(paths, 2, reversed_rows, {"policy_version": "1"})
+    read = read_ledger(paths, 2)
     assert read is not None
     assert read.to_pylist() == reversed_rows.to_pylist()
     assert read.schema.metadata[b"policy_version"] == b"1"
 
 
-def test_steps_of_one_lineage_are_not_another_s(paths: RunPaths, chosen: pa.Table) -> None:
-    for lineage, step in (("main", 3), ("main", 1), ("other", 2)):
-        assert write_ledger(paths, lineage, step, chosen, {})
-    (paths.ledger / "main" / ".step-000009.arrow.1-2.tmp").touch()
-    assert recorded_steps(paths, "main") == [1, 3]
-    assert recorded_steps(paths, "other") == [2]
-    assert recorded_steps(paths, "third") == []
-    assert read_ledger(paths, "main", 2) is None
+def test_steps_are_listed_in_order_and_a_file_being_written_is_none(paths: RunPaths, chosen: pa.Table) -> None:
+    for step in (3, 1):
+        assert write_ledger(paths, step, chosen, {})
+    (paths.ledger / ".step-000009.arrow.1-2.tmp").touch()
+    assert recorded_steps(paths) == [1, 3]
+    assert read_ledger(paths, 2) is None
 
 
 def test_an_empty_batch_can_be_recorded(paths: RunPaths) -> None:
-    assert write_ledger(paths, "main", 1, ROWS_SCHEMA.empty_table(), {})
-    read = read_ledger(paths, "main", 1)
+    assert write_ledger(paths, 1, ROWS_SCHEMA.empty_table(), {})
+    read = read_ledger(paths, 1)
     assert read is not None and read.num_rows == 0
 
 
 def test_rows_from_which_the_step_could_not_be_repeated_are_refused(paths: RunPaths, chosen: pa.Table) -> None:
     with pytest.raises(DataError, match="without checksum"):
-        write_ledger(paths, "main", 1, chosen.drop_columns(["checksum"]), {})
+        write_ledger(paths, 1, chosen.drop_columns(["checksum"]), {})
 
 
 def test_a_damaged_record_is_an_error_and_never_an_unused_row(paths: RunPaths, chosen: pa.Table) -> None:
-    write_ledger(paths, "main", 1, chosen, {})
-    path = ledger_path(paths, "main", 1)
+    write_ledger(paths, 1, chosen, {})
+    path = ledger_path(paths, 1)
     flip(path)
     with pytest.raises(DataError, match="step-000001"):
-        read_ledger(paths, "main", 1)
+        read_ledger(paths, 1)
     index = Index(paths)
     for _ in range(2):  # not only once: a second look must not take the rows for unused
         with pytest.raises(DataError, match="step-000001"):

@@ -20,30 +20,30 @@ def run(paths: RunPaths) -> RunPaths:
     """Six recorded steps; five are trained, and the checkpoints of the last two are kept."""
     rows = pa.table({field.name: pa.array(["1"] * 64).cast(field.type) for field in ROWS_SCHEMA}, ROWS_SCHEMA)
     for step in range(1, 7):
-        write_ledger(paths, "main", step, rows, {})
+        write_ledger(paths, step, rows, {})
     paths.adapter(5).mkdir(parents=True)
     for step in (4, 5):
         paths.checkpoint(step).mkdir(parents=True)
         (paths.checkpoint(step) / "manifest.json").write_text("{}")
-        for ledger in ledgers_to_copy(paths, "main", step, LAG):
+        for ledger in ledgers_to_copy(paths, step, LAG):
             shutil.copyfile(ledger, paths.checkpoint(step) / ledger.name)
     return paths
 
 
 def lose(run: RunPaths, step: int, how: str) -> None:
-    path = ledger_path(run, "main", step)
+    path = ledger_path(run, step)
     flip(path) if how == "damaged" else path.unlink()
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])
 @pytest.mark.parametrize("step", [4, 5])
 def test_a_ledger_whose_rows_could_be_drawn_again_is_restored_from_a_checkpoint(run: RunPaths, step: int, how: str) -> None:
-    before = ledger_path(run, "main", step).read_bytes()
+    before = ledger_path(run, step).read_bytes()
     lose(run, step, how)
     check_ledgers(run, LAG)
     (sentence,) = restore_ledgers(run, LAG)
     assert sentence.startswith(f"the ledger of step {step} is restored from checkpoint step_000005") and how in sentence
-    assert ledger_path(run, "main", step).read_bytes() == before and restore_ledgers(run, LAG) == []
+    assert ledger_path(run, step).read_bytes() == before and restore_ledgers(run, LAG) == []
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])
@@ -67,4 +67,4 @@ def test_one_out_of_reach_is_named_and_one_of_an_untrained_step_is_chosen_again(
     lose(run, 6, "damaged")
     first, last = restore_ledgers(run, LAG)
     assert "step 1 cannot be replayed" in first and "step 6 chooses its rows again" in last
-    assert read_ledger(run, "main", 6) is None
+    assert read_ledger(run, 6) is None

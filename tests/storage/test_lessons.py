@@ -35,8 +35,8 @@ def published(paths: RunPaths, lessons: list[Lesson]) -> list[Path]:
     return [lesson_path(paths, "r", first) for first in (0, 4)]
 
 
-def record(paths: RunPaths, step: int, chosen: list[LessonRef], lineage: str = "main") -> None:
-    assert write_ledger(paths, lineage, step, ROWS_SCHEMA.empty_table(), ledger_entry(chosen))
+def record(paths: RunPaths, step: int, chosen: list[LessonRef]) -> None:
+    assert write_ledger(paths, step, ROWS_SCHEMA.empty_table(), ledger_entry(chosen))
 
 
 def test_a_second_attempt_publishes_nothing(paths, lessons, published):
@@ -50,7 +50,7 @@ def test_a_second_attempt_publishes_nothing(paths, lessons, published):
 
 def test_a_chunk_without_lessons_is_a_file_without_rows(paths):
     assert publish_lessons(paths, "r", 0, [], {}) and open_lessons(lesson_path(paths, "r", 0)).table.num_rows == 0
-    assert LessonShelf(paths, "main", 0).choose(QUERY) == []
+    assert LessonShelf(paths, 0).choose(QUERY) == []
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_copied_file_is_refused(paths, published):
 
 @pytest.mark.parametrize("opened_before", [False, True], ids=["before it is opened", "after it was verified"])
 def test_a_flipped_bit_is_found_and_the_file_set_aside(paths, lessons, published, opened_before):
-    shelf = LessonShelf(paths, "main", 0)
+    shelf = LessonShelf(paths, 0)
     chosen = shelf.choose(LessonQuery(round="r", count=8, max_uses=1)) if opened_before else []
     content = bytearray(published[0].read_bytes())
     place = bytes(content).index(np.array(lessons[1].completion_ids, np.int32).tobytes())
@@ -104,16 +104,16 @@ def test_a_flipped_bit_is_found_and_the_file_set_aside(paths, lessons, published
 
 
 def test_a_lesson_that_is_not_the_one_named_is_refused(paths, published):
-    shelf = LessonShelf(paths, "main", 0)
+    shelf = LessonShelf(paths, 0)
     first, *_ = shelf.choose(QUERY)
     for wrong in (replace(first, checksum=first.checksum ^ 1), replace(first, row=99), replace(first, shard="r/000099.arrow")):
         with pytest.raises(ShardDamaged):
-            LessonShelf(paths, "main", 0).gather([wrong])
+            LessonShelf(paths, 0).gather([wrong])
 
 
 def test_gathered_rows_are_the_proposals_with_a_probability(paths, lessons, published):
     """By plain loops over the lessons as they were made."""
-    shelf = LessonShelf(paths, "main", 0)
+    shelf = LessonShelf(paths, 0)
     chosen = shelf.choose(LessonQuery(round="r", count=5, max_uses=1))
     found, by_id = shelf.gather(chosen), {lesson.lesson_id: lesson for lesson in lessons}
     wanted = []
@@ -139,7 +139,7 @@ def test_gathered_rows_are_the_proposals_with_a_probability(paths, lessons, publ
 def test_every_lesson_is_used_as_often_as_allowed_and_the_least_used_first(paths, lessons, published):
     """Over restarts before each step: how often a lesson was used is read from the ledgers."""
     uses, step = Counter(), 0
-    while chosen := (shelf := LessonShelf(paths, "main", 3)).choose(QUERY):
+    while chosen := (shelf := LessonShelf(paths, 3)).choose(QUERY):
         step += 1
         assert shelf.left(QUERY) == 8 * 2 - sum(uses.values())
         assert (
@@ -148,26 +148,26 @@ def test_every_lesson_is_used_as_often_as_allowed_and_the_least_used_first(paths
         uses.update(lesson.lesson_id for lesson in chosen)
         record(paths, step, chosen)
     assert step == 6 and set(uses.values()) == {2} and len(uses) == 8
-    assert lesson_uses(paths, "main") == uses
+    assert lesson_uses(paths) == uses
 
 
 def test_a_shelf_counts_the_uses_of_its_own_steps(paths, published):
-    shelf = LessonShelf(paths, "main", 3)
+    shelf = LessonShelf(paths, 3)
     first = shelf.choose(QUERY)
     record(paths, 1, first)
     shelf.count(first)
-    assert shelf.choose(QUERY) == LessonShelf(paths, "main", 3).choose(QUERY)
+    assert shelf.choose(QUERY) == LessonShelf(paths, 3).choose(QUERY)
     assert shelf.left(QUERY) == 13
 
 
 def test_the_choice_depends_on_the_lessons_and_the_seed_alone(paths, published):
-    known = LessonShelf(paths, "main", 0).choose(LessonQuery(round="r", count=99, max_uses=1))
+    known = LessonShelf(paths, 0).choose(LessonQuery(round="r", count=99, max_uses=1))
     chosen = choose_lessons(known, {}, QUERY, 0)
     assert chosen == choose_lessons(known[::-1], {}, QUERY, 0)
     assert any(chosen != choose_lessons(known, {}, QUERY, seed) for seed in range(1, 9))
 
 
 def test_a_ledger_of_before_names_no_lessons(paths):
-    assert write_ledger(paths, "main", 1, ROWS_SCHEMA.empty_table(), {"settings_hash": "x"})
-    ledger = read_ledger(paths, "main", 1)
+    assert write_ledger(paths, 1, ROWS_SCHEMA.empty_table(), {"settings_hash": "x"})
+    ledger = read_ledger(paths, 1)
     assert ledger is not None and recorded_lessons(ledger) == []

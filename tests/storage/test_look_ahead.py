@@ -18,7 +18,7 @@ from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_shard
 
-QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=2, lineage="main", seed=0)
+QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=2, seed=0)
 ARRAYS = tuple(Batch.__slots__)
 
 
@@ -107,7 +107,7 @@ def test_steps_that_look_ahead_train_on_the_rows_of_steps_that_do_not(paths: Run
             rows.append(index.select_batch(query).rows)
         assert rows[0].equals(rows[1]) and rows[0].num_rows
         assert_same(looking.gather(rows[0]), plain.gather(rows[1]))
-        write_ledger(paths, "main", step, rows[0], {})
+        write_ledger(paths, step, rows[0], {})
         looking.look_ahead(replace(query, step=step + 1))
         publish(range(100 * step, 100 * step + 1), forks=6)
 

@@ -9,7 +9,6 @@ import pytest
 
 from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, write_ledger
-from storage.lineages import lineage_path, open_lineage, read_lineage
 from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
 from storage.retention import retention_facts
 from storage.runs import RunPaths
@@ -23,30 +22,29 @@ def ledger(paths: RunPaths, publish: Callable[..., Any]) -> Path:
     """The ledger of step 40 of a run."""
     publish(range(3), forks=4)
     index = open_index(paths)
-    query = SelectionQuery(step=40, policy_version=0, max_policy_lag=0, start_groups=9, lineage="main", seed=0)
+    query = SelectionQuery(step=40, policy_version=0, max_policy_lag=0, start_groups=9, seed=0)
     rows = index.select_batch(query).rows
-    assert rows.num_rows and write_ledger(paths, "main", 40, rows, {"policy_version": "39"})
-    return ledger_path(paths, "main", 40)
+    assert rows.num_rows and write_ledger(paths, 40, rows, {"policy_version": "39"})
+    return ledger_path(paths, 40)
 
 
-READERS: dict[str, Callable[[RunPaths, str, int], object]] = {
+READERS: dict[str, Callable[[RunPaths, int], object]] = {
     "read_ledger": read_ledger,
-    "index": lambda paths, lineage, step: Index(paths).refresh(),
-    "retention": lambda paths, lineage, step: retention_facts(paths, ()),
+    "index": lambda paths, step: Index(paths).refresh(),
+    "retention": lambda paths, step: retention_facts(paths, ()),
 }
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())
-@pytest.mark.parametrize(("lineage", "step"), [("main", 41), ("main", 39), ("hot", 40)])
+@pytest.mark.parametrize("step", [41, 39])
 def test_a_ledger_under_another_name_is_refused_wherever_it_is_read(
-    paths: RunPaths, ledger: Path, read: Callable[[RunPaths, str, int], object], lineage: str, step: int
+    paths: RunPaths, ledger: Path, read: Callable[[RunPaths, int], object], step: int
 ) -> None:
-    read(paths, "main", 40)
-    copy = ledger_path(paths, lineage, step)
-    copy.parent.mkdir(exist_ok=True)
+    read(paths, 40)
+    copy = ledger_path(paths, step)
     shutil.copyfile(ledger, copy)
-    with pytest.raises(DataError, match=f"{copy.name} records step 40 of lineage 'main'"):
-        read(paths, lineage, step)
+    with pytest.raises(DataError, match=f"{copy.name} records step 40, which"):
+        read(paths, step)
 
 
 @pytest.mark.parametrize("name", ["p0/000007.arrow", "other/000000.arrow"])
@@ -86,15 +84,10 @@ def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..
     assert name == "retired/snap-000001.parquet" and "was written as index/snap-000001.parquet" in sentence
 
 
-def test_an_outcome_and_a_lineage_under_another_name_are_refused(paths: RunPaths) -> None:
+def test_an_outcome_under_another_name_is_refused(paths: RunPaths) -> None:
     outcome = Outcome(updates=[], device="cpu", threads=1, torch="2")
-    write_outcome(paths, "main", 40, outcome)
-    assert read_outcome(paths, "main", 40) == outcome
-    shutil.copyfile(outcome_path(paths, "main", 40), outcome_path(paths, "main", 41))
-    with pytest.raises(DataError, match="is the outcome of step 40 of lineage 'main'"):
-        read_outcome(paths, "main", 41)
-    open_lineage(paths, "hot", parent="main", after_step=40, settings_hash="")
-    shutil.copytree(lineage_path(paths, "hot").parent, paths.ledger / "cold")
-    assert read_lineage(paths, "hot") is not None
-    with pytest.raises(DataError, match="is of lineage 'hot'"):
-        read_lineage(paths, "cold")
+    write_outcome(paths, 40, outcome)
+    assert read_outcome(paths, 40) == outcome
+    shutil.copyfile(outcome_path(paths, 40), outcome_path(paths, 41))
+    with pytest.raises(DataError, match="is the outcome of step 40: it"):
+        read_outcome(paths, 41)

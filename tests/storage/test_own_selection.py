@@ -43,7 +43,7 @@ def test_the_draw_written_as_a_query_chooses_the_rows_of_the_draw(paths: RunPath
         assert theirs.rows.equals(ours.rows) and theirs.counts == ours.counts
         assert index.eligible(query_by(asked, DEFAULT)) == index.eligible(asked)
         taken += ours.rows.num_rows
-        assert write_ledger(paths, "main", step, ours.rows, {})
+        assert write_ledger(paths, step, ours.rows, {})
         index.refresh()
     assert taken > 0
 
@@ -95,9 +95,7 @@ def test_the_order_is_the_query_s_and_the_quota_and_the_lag_are_the_step_s(paths
 )  # fmt: skip
 def test_a_query_that_breaks_a_rule_is_refused_in_a_sentence(paths: RunPaths, rows: Any, selection: str, sentence: str) -> None:
     index = one_power_runs(paths, rows, {1: ("FRANCE", 0), 2: ("FRANCE", 5), 3: ("FRANCE", 5)})
-    assert write_ledger(
-        paths, "main", 1, index.select_batch(query(6, policy_version=5, selection=FIRST, start_groups=1)).rows, {}
-    )
+    assert write_ledger(paths, 1, index.select_batch(query(6, policy_version=5, selection=FIRST, start_groups=1)).rows, {})
     index.refresh()
     assert chosen(index, FIRST) == [3]
     with pytest.raises(InputError, match=rf"^storage\.selection .*{sentence}") as refused:
@@ -137,16 +135,16 @@ def test_the_ledger_has_the_query_so_that_the_step_is_chosen_again(paths: RunPat
     trained: dict[int, list[tuple[str, int]]] = {}
     for step in (1, 2, 3):
         found = choose_batch(
-            Index(paths), settings, step=step, policy_version=0, start_groups=2, lineage="main", seed=0
+            Index(paths), settings, step=step, policy_version=0, start_groups=2, seed=0
         ).selection  # a new index, as in a resumed run
         assert found.query.selection == FIRST and SelectionQuery.from_json(found.query.to_json()) == found.query
         trained[step] = keys_of(found.rows)
         metadata = {"selection": found.query.to_json(), "seen": found.seen, "shortage": ""}
-        assert write_ledger(paths, "main", step, found.rows, metadata)
+        assert write_ledger(paths, step, found.rows, metadata)
     assert [sorted({number for _, number in trained[step]}) for step in trained] == [[0, 1], [2, 3], [4, 5]]
     index = Index(paths)
     index.refresh()
-    assert keys_of(rewind_index(index, paths, read_past_choice(paths, 2)).rows) == trained[2]
+    assert keys_of(rewind_index(index, read_past_choice(paths, 2)).rows) == trained[2]
 
 
 def test_the_draw_s_own_ledger_is_as_before() -> None:

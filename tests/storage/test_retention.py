@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> RunPaths:
             (folder / "weights").write_bytes(b"\0" * 1000)
         versions = [max(0, step - 2), step - 1]
         rows = {field.name: ["" if field.type == "string" else 0] * 2 for field in ROWS_SCHEMA}
-        assert write_ledger(paths, "main", step, pa.table(rows | {"policy_version": versions}, schema=ROWS_SCHEMA), {})
+        assert write_ledger(paths, step, pa.table(rows | {"policy_version": versions}, schema=ROWS_SCHEMA), {})
     shard = paths.shards / "local"
     shard.mkdir()
     (shard / "000000.arrow").write_bytes(b"rows")
@@ -108,7 +108,7 @@ def test_what_a_resumed_run_or_a_score_needs_stays_and_the_rest_goes(run: RunPat
     assert gone(run) == set()
     assert {path.name for path in run.adapters.iterdir()} == {"v000002", "v000004", "v000005", "v000006"}
     assert {path.name for path in run.checkpoints.iterdir()} == {"step_000005", "step_000006"}
-    assert len(list((run.ledger / "main").iterdir())) == 6 and (run.shards / "local" / "000000.arrow").exists()
+    assert len(list(run.ledger.iterdir())) == 6 and (run.shards / "local" / "000000.arrow").exists()
 
 
 def test_a_version_on_the_track_of_strength_or_among_the_opponents_stays(run: RunPaths):
@@ -147,7 +147,7 @@ def test_lessons_of_an_old_round_go_where_space_is_short_and_those_that_a_step_m
     for number, step in ((1, 7), (2, 8)):
         make_file(run.improve / f"round-{number:04d}.result.json")
         used = ledger_entry([LessonRef(f"round-{number:04d}/000000.arrow", 0, 1, 1)])
-        assert write_ledger(run, "main", step, ROWS_SCHEMA.empty_table(), used)
+        assert write_ledger(run, step, ROWS_SCHEMA.empty_table(), used)
     short = RetentionSettings(shards_gb=1e-6, replay_steps=0)
     assert "lessons/round-0001" not in gone(run, short), "a resumed run may repeat both steps"
     for step in (7, 8):
@@ -162,7 +162,7 @@ def test_lessons_of_an_old_round_go_where_space_is_short_and_those_that_a_step_m
 
 @pytest.mark.parametrize("damage", ["ledger", "score"])
 def test_where_nobody_can_say_what_is_needed_nothing_goes(run: RunPaths, damage: str):
-    file = run.ledger / "main" / "step-000006.arrow" if damage == "ledger" else run.scores / "middle.json"
+    file = run.ledger / "step-000006.arrow" if damage == "ledger" else run.scores / "middle.json"
     if damage == "ledger":  # the checkpoint of its own step is gone, so it may be trained again
         for file_of in run.checkpoint(6).iterdir():
             file_of.unlink()
@@ -195,7 +195,7 @@ LEFT: dict[str, Callable[[RunPaths], Path]] = {
     "shard": lambda run: make_file(aside_of_dead(run.shards / "local" / "000004.arrow")),
     "lessons": lambda run: make_file(aside_of_dead(run.lessons / "round-0001" / "000000.arrow")),
     "round": lambda run: make_file(aside_of_dead(run.improve / "round-0001.json")),
-    "ledger": lambda run: make_file(aside_of_dead(run.ledger / "main" / "step-000007.arrow")),
+    "ledger": lambda run: make_file(aside_of_dead(run.ledger / "step-000007.arrow")),
     "score": lambda run: make_file(aside_of_dead(run.scores / "trained.json")),
     "summary": lambda run: make_file(aside_of_dead(run.summary)),
     "metrics": lambda run: make_file(run.root / ".metrics.jsonl.tmp"),

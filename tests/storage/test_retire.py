@@ -48,10 +48,10 @@ def run(paths: RunPaths, rows: Any) -> RunPaths:
         decisions, plies = rows.make_shard_rows(rng, range(number, number + 1), policy_version=number, forks=4)
         publish_shard(paths, "p0", number, decisions, plies, {})
         index.refresh()
-        query = SelectionQuery(step=number + 1, policy_version=number, max_policy_lag=0, start_groups=1, lineage="main", seed=0)
+        query = SelectionQuery(step=number + 1, policy_version=number, max_policy_lag=0, start_groups=1, seed=0)
         chosen = index.select_batch(query).rows
         assert chosen.num_rows
-        assert write_ledger(paths, "main", number + 1, chosen if number % 3 else chosen.slice(0, 0), {})
+        assert write_ledger(paths, number + 1, chosen if number % 3 else chosen.slice(0, 0), {})
     return paths
 
 
@@ -72,13 +72,13 @@ def test_only_rows_that_nothing_can_need_again_may_go(run: RunPaths) -> None:
     assert going(run, TIGHT.model_copy(update={"shards_gb": 0})) == [], "no budget, nothing goes"
 
 
-def test_a_ledger_of_any_lineage_holds_its_rows(run: RunPaths) -> None:
+def test_a_ledger_of_a_step_that_may_be_replayed_holds_its_rows(run: RunPaths) -> None:
     index = opened(run)
     chosen = index.select_batch(
-        SelectionQuery(step=1, policy_version=2, max_policy_lag=0, start_groups=1, lineage="hot", seed=0)
+        SelectionQuery(step=1, policy_version=2, max_policy_lag=0, start_groups=1, seed=0, max_uses=2)
     ).rows
     assert set(chosen["start_group"].to_pylist()) == {2}
-    assert write_ledger(run, "hot", 9, chosen, {})
+    assert write_ledger(run, 99, chosen, {})
     assert going(run) == [0, 1, 3, 4, 5]
 
 
@@ -136,7 +136,7 @@ def known(index: Index) -> list[Any]:
 
 def test_a_step_on_rows_that_went_says_why_it_cannot_be_repeated(run: RunPaths) -> None:
     index = opened(run)
-    rows = index.connection.sql("from batches where step = 2 order by place").to_arrow_table().drop_columns(["lineage", "step"])
+    rows = index.connection.sql("from batches where step = 2 order by place").to_arrow_table().drop_columns(["step"])
     assert index.gather(rows).input_ids.size
     retire(run, Index(run), age(), TIGHT)
     with pytest.raises(DataError, match=r"000001\.arrow was retired"):

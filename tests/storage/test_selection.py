@@ -91,7 +91,7 @@ def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> d
 
 def uniform(query: SelectionQuery, producer: str, start_group: int, part: str) -> float:
     """As the contract says: between 0 and 1, from a hash."""
-    told = f"{query.lineage}:{query.seed}:{query.step}:{producer}:{start_group}:{part}"
+    told = f"{query.seed}:{query.step}:{producer}:{start_group}:{part}"
     return ((int.from_bytes(hashlib.md5(told.encode()).digest()[:8], "little") >> 12) + 0.5) / 2**52
 
 
@@ -169,8 +169,6 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(
     index = Index(paths)
     uses: Counter[int] = Counter()
     index.refresh()
-    taken_elsewhere = index.select_batch(query(1, policy_version=9, max_policy_lag=9, start_groups=99)).rows
-    assert write_ledger(paths, "other", 1, taken_elsewhere, {})
     for step in range(1, 7):
         index.refresh()
         asked = query(
@@ -197,13 +195,13 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(
         assert selection.counts["chosen"] == len(found) == counts["eligible"] - selection.counts["waiting"]
         assert [found[number] for number in sorted(found)] == expected
         uses.update(selection.rows["decision_id"].to_pylist())
-        assert write_ledger(paths, "main", step, selection.rows, {})
+        assert write_ledger(paths, step, selection.rows, {})
         assert max(uses.values(), default=0) <= asked.max_uses
 
 
 def query(step: int, **given: Any) -> SelectionQuery:
     asked: dict[str, Any] = {"policy_version": 0, "max_policy_lag": 2, "start_groups": 4, "seed": 0} | given
-    return SelectionQuery(step=step, lineage="main", **asked)
+    return SelectionQuery(step=step, **asked)
 
 
 def test_two_fresh_indexes_choose_the_same_rows_in_the_same_order(paths: RunPaths, rows: Any) -> None:
@@ -247,7 +245,7 @@ def one_power_runs(paths: RunPaths, rows: Any, played: dict[int, tuple[str, int]
     return index
 
 
-def test_the_draw_follows_lineage_step_and_seed_and_nothing_else(paths: RunPaths, rows: Any) -> None:
+def test_the_draw_follows_step_and_seed_and_nothing_else(paths: RunPaths, rows: Any) -> None:
     index = one_power_runs(paths, rows, {number: ("FRANCE", 0) for number in range(8)})
 
     def drawn(**given: Any) -> tuple[int, ...]:
@@ -255,7 +253,7 @@ def test_the_draw_follows_lineage_step_and_seed_and_nothing_else(paths: RunPaths
         return tuple(dict.fromkeys(index.select_batch(asked).rows["start_group"].to_pylist()))
 
     assert drawn() == drawn()
-    for name, others in (("seed", range(6)), ("step", range(6)), ("lineage", [f"l{n}" for n in range(6)])):
+    for name, others in (("seed", range(6)), ("step", range(6))):
         assert len({drawn(**{name: other}) for other in others}) > 2, name
 
 

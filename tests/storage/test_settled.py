@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from storage.index import Index, open_index
 from storage.ledger import recorded_steps, write_ledger
-from storage.lineages import counts_as_used, open_lineage
 from storage.ranges import Ranges
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
@@ -73,7 +72,7 @@ class History(RuleBasedStateMachine):
         self.blend, self.uses, self.forks = blend, uses, forks
         self.dice = random.Random(11)
         self.next = {"p0": 0, "p1": 0}
-        self.trained, self.lineage, self.opened = 0, "main", 0
+        self.trained = 0
         self.kept = self.reopened()
         self.publish(2, 0)
 
@@ -112,10 +111,10 @@ class History(RuleBasedStateMachine):
     def step(self) -> None:
         """Choose, compare, and record, unless a kill came after this step's ledger: then it is repeated as recorded."""
         step = self.trained + 1
-        if step not in recorded_steps(self.paths, self.lineage):
+        if step not in recorded_steps(self.paths):
             self.kept.refresh()
             chosen = self.compare(LAG, step)
-            assert write_ledger(self.paths, self.lineage, step, chosen.rows, {})
+            assert write_ledger(self.paths, step, chosen.rows, {})
         self.trained = step
 
     @rule(lag=st.integers(0, 6), draw=st.sampled_from(["start_group", "advantage_group"]))
@@ -126,7 +125,7 @@ class History(RuleBasedStateMachine):
 
     def compare(self, lag: int, step: int, **given: Any) -> Selection:
         query = SelectionQuery(
-            step=step, policy_version=self.trained, max_policy_lag=lag, start_groups=2, lineage=self.lineage, seed=3,
+            step=step, policy_version=self.trained, max_policy_lag=lag, start_groups=2, seed=3,
             max_uses=self.uses, **given,
         )  # fmt: skip
         scratch = self.folder / "oracle"
@@ -158,15 +157,6 @@ class History(RuleBasedStateMachine):
         self.trained = max(0, self.trained - back)
         self.kept = self.reopened()
 
-    @precondition(lambda self: self.opened < 2)
-    @rule()
-    def fork(self) -> None:
-        self.opened += 1
-        name = f"fork{self.opened}"
-        open_lineage(self.paths, name, parent=self.lineage, after_step=self.trained, settings_hash=name)
-        self.lineage = name
-        self.kept = self.reopened()
-
     @rule()
     def retire(self) -> None:
         age = RunAge(policy_version=self.trained, oldest_checkpoint=max(0, self.trained - 3), max_policy_lag=LAG)
@@ -176,7 +166,7 @@ class History(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99))
     def damage(self, which: int) -> None:
         """A shard that nothing recorded names loses a bit; who opened it before does not know, so the process is a new one."""
-        named = {shard for name in ("main", "fork1", "fork2") for shard in shards_named(self.paths, name)}
+        named = shards_named(self.paths)
         files = sorted(
             file for file in self.paths.shards.glob("*/??????.arrow") if f"{file.parent.name}/{file.name}" not in named
         )
@@ -186,9 +176,8 @@ class History(RuleBasedStateMachine):
             self.kept = self.reopened()
 
 
-def shards_named(paths: RunPaths, lineage: str) -> set[str]:
-    index = open_index(paths)
-    return {shard for (shard,) in index.fetch("SELECT DISTINCT shard FROM batches WHERE lineage = $name", {"name": lineage})}
+def shards_named(paths: RunPaths) -> set[str]:
+    return {shard for (shard,) in open_index(paths).fetch("SELECT DISTINCT shard FROM batches")}
 
 
 TestHistory: Any = History.TestCase
@@ -214,7 +203,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish_shard(paths, "p0", number, decisions, plies, {})
         index.refresh()
         chosen = index.select_batch(query(number)).rows
-        assert chosen.num_rows and write_ledger(paths, "main", number + 1, chosen, {})
+        assert chosen.num_rows and write_ledger(paths, number + 1, chosen, {})
         index.snapshot_if_due(2)
     index.refresh()
     index.select_batch(query(12))
@@ -229,7 +218,7 @@ def long_run(played: Path, tmp_path: Path) -> RunPaths:
 
 
 def query(version: int, **given: Any) -> SelectionQuery:
-    asked = {"policy_version": version, "max_policy_lag": LAG, "start_groups": 1, "lineage": "main", "seed": 0} | given
+    asked = {"policy_version": version, "max_policy_lag": LAG, "start_groups": 1, "seed": 0} | given
     return SelectionQuery(step=version + 1, **asked)
 
 
@@ -317,13 +306,12 @@ def test_a_ledger_that_names_a_settled_shard_is_counted(long_run: RunPaths) -> N
     """No trainer writes one, but the counts must not depend on that."""
     index, whole = opened(long_run), Index(long_run)
     whole.refresh()
-    rows = whole.select_batch(query(1, lineage="other")).rows
-    assert rows.num_rows and write_ledger(long_run, "other", 1, rows, {})
+    rows = whole.select_batch(query(1, max_uses=2)).rows
+    assert rows.num_rows and write_ledger(long_run, 20, rows, {})
     for each in (index, whole, late := opened(long_run)):
         each.refresh()
-    for lineage in ("other", "main"):
-        for each in (index, late):
-            same(each.select_batch(query(12, lineage=lineage)), whole.select_batch(query(12, lineage=lineage)))
+    for each in (index, late):
+        same(each.select_batch(query(12)), whole.select_batch(query(12)))
 
 
 def test_a_settled_shard_is_retired_with_the_facts_of_its_file(long_run: RunPaths) -> None:
@@ -337,16 +325,6 @@ def test_a_settled_shard_is_retired_with_the_facts_of_its_file(long_run: RunPath
     assert after.fetch("FROM decisions ORDER BY ALL") == before
     same(index.select_batch(query(12)), after.select_batch(query(12)))
     same(opened(long_run).select_batch(query(12)), after.select_batch(query(12)))
-
-
-def test_uses_count_up_to_each_fork_also_of_settled_shards(long_run: RunPaths) -> None:
-    open_lineage(long_run, "fork", parent="main", after_step=4, settings_hash="x")
-    index, whole = opened(long_run), Index(long_run)
-    whole.refresh()
-    assert counts_as_used(long_run, "fork")["main"] == 4
-    one, other = (each.select_batch(query(12, lineage="fork")) for each in (index, whole))
-    same(one, other)
-    assert 0 < one.counts["used"] < whole.select_batch(query(12)).counts["used"]
 
 
 # -- ranges ---------------------------------------------------------------------------------------------------------------

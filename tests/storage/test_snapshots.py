@@ -25,7 +25,7 @@ from storage.snapshots import IndexSnapshot, read_coverage, read_snapshot, snaps
 from telemetry.errors import DataError
 from tests.damage import flip
 
-QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, lineage="main", seed=0)
+QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, seed=0)
 BLEND = {"centres_gained": 1.0, "final_sos_share": -3.5}
 
 
@@ -67,7 +67,7 @@ def grown(paths: RunPaths, publish: Callable[..., Any]) -> RunPaths:
     index = open_index(paths)
     rows = index.select_batch(QUERY).rows
     assert rows.num_rows > 20
-    write_ledger(paths, "main", 1, rows.slice(0, 12), {})
+    write_ledger(paths, 1, rows.slice(0, 12), {})
     snapshot_of(paths)
     publish(range(4, 6), "p0", forks=4)
     return paths

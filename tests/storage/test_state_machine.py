@@ -102,12 +102,12 @@ class Run(RuleBasedStateMachine):
         """Choose, record, and unless a kill comes between, a checkpoint."""
         step = self.trained + 1
         if step in self.ledgers:  # a kill came after its ledger: it is repeated as recorded
-            recorded = read_ledger(self.paths, "main", step)
+            recorded = read_ledger(self.paths, step)
             assert recorded is not None and recorded["decision_id"].to_pylist() == self.ledgers[step]
             assert self.index.gather(recorded).decision_ids.tolist() == self.ledgers[step]
         else:
             chosen = choose_batch(
-                self.index, self.settings, step=step, policy_version=self.trained, start_groups=2, lineage="main", seed=0
+                self.index, self.settings, step=step, policy_version=self.trained, start_groups=2, seed=0
             ).selection
             ids = chosen.rows["decision_id"].to_pylist()
             assert self.index.gather(chosen.rows).decision_ids.tolist() == ids
@@ -117,8 +117,8 @@ class Run(RuleBasedStateMachine):
             starts = {group[:2] for group in taken}
             assert len(starts) == min(2, len({group[:2] for group in eligible}))
             assert taken == {group for group in eligible if group[:2] in starts}, "start groups are drawn whole"
-            assert write_ledger(self.paths, "main", step, chosen.rows, {})
-            assert not write_ledger(self.paths, "main", step, chosen.rows, {}), "the fence"
+            assert write_ledger(self.paths, step, chosen.rows, {})
+            assert not write_ledger(self.paths, step, chosen.rows, {}), "the fence"
             self.ledgers[step] = ids
         if not killed:
             self.trained = step

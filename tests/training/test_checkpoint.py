@@ -55,7 +55,6 @@ def learn(policy: Policy, optimiser: torch.optim.Optimizer) -> None:
 def state_of(step: int) -> TrainerState:
     return TrainerState(
         step=step,
-        lineage="main",
         settings_hash=settings_hash(SETTINGS),
         metrics={"train/loss": 0.1 + 0.2},
         kl=KlState(steps=step, mean=1 / 3),
@@ -90,7 +89,7 @@ def test_all_that_the_next_step_rests_on_comes_back_bit_for_bit(tmp_path: Path):
     expected = draws()
     learn(policy, optimiser)
     again, its_optimiser = learner()
-    assert load_checkpoint(paths, 1, again, its_optimiser, lineage="main") == state_of(1)
+    assert load_checkpoint(paths, 1, again, its_optimiser) == state_of(1)
     assert draws() == expected
     learn(again, its_optimiser)
     assert all(one.equal(other) for one, other in zip(policy.parameters(), again.parameters(), strict=True))
@@ -133,7 +132,6 @@ def in_its_place(make: Callable[[Path], object]) -> Callable[[Path], object]:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "step": lambda file: file.write_text(file.read_text().replace('"step": 2', '"step": 3')),
     "step, with its checksum": rewritten(lambda record: record.update(step=3)),
-    "lineage, with its checksum": rewritten(lambda record: record.update(lineage="hot")),
     "step as text": rewritten(lambda record: record.update(step="2")),
     "metrics as a list": rewritten(lambda record: record.update(metrics=[1])),
     "no files": rewritten(lambda record: record.update(files={})),
@@ -176,7 +174,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_not_that_step(paths: Run
     (paths.checkpoints / "step_of_mine").mkdir()
     (paths.checkpoints / "step_of_mine" / "manifest.json").write_text("{}")
     trainer = Trainer(paths, Policy(base(), SETTINGS), SETTINGS, StorageSettings())
-    assert trainer.step_done == 2 and "of step 2 of lineage 'main'" in trainer.set_aside[0]
+    assert trainer.step_done == 2 and "of step 2, but" in trainer.set_aside[0]
 
 
 def test_weights_that_do_not_fit_change_nothing(paths: RunPaths):

@@ -11,7 +11,7 @@ import torch
 
 from storage.adapters import read_adapter
 from storage.index import SelectionQuery, open_index
-from storage.ledger import MAIN, read_ledger
+from storage.ledger import read_ledger
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf, lesson_uses
 from storage.lessons import recorded_lessons
 from storage.outcome import read_outcome
@@ -48,13 +48,13 @@ def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
 
 
 def lessons_of(paths: RunPaths, count: int = 3) -> LessonBatch:
-    shelf = LessonShelf(paths, MAIN, 0)
+    shelf = LessonShelf(paths, 0)
     return shelf.gather(shelf.choose(replace(QUERY, count=count)))
 
 
 def rows_of(paths: RunPaths):
     index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=1, lineage="x", seed=0)
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=1, seed=0)
     return index.gather(index.select_batch(query).rows)
 
 
@@ -167,13 +167,13 @@ def test_the_ledger_names_the_lessons_before_the_forward_and_a_kill_does_not_use
         broken.setattr(Updater, "updates", killed_before_the_forward)
         with pytest.raises(KeyboardInterrupt):
             trainer_of(paths, model).step(1, 1, QUERY)
-    ledger = read_ledger(paths, MAIN, 1)
+    ledger = read_ledger(paths, 1)
     assert ledger is not None and len(recorded_lessons(ledger)) == 4 and ledger.num_rows
     trainer_of(paths, model).step(1, 1, None)  # repeated on what its ledger names, whatever is asked for
     trainer_of(paths, model).step(2, 1, QUERY)
     assert [read_adapter(paths, step) for step in (1, 2)] == [read_adapter(undisturbed, step) for step in (1, 2)]
-    assert lesson_uses(paths, MAIN) == lesson_uses(undisturbed, MAIN)
-    assert sum(lesson_uses(paths, MAIN).values()) == 8
+    assert lesson_uses(paths) == lesson_uses(undisturbed)
+    assert sum(lesson_uses(paths).values()) == 8
     assert trainer_of(paths, model).lessons_left(QUERY) == 2 * taught_run.count(paths) - 8
 
 
@@ -188,7 +188,7 @@ def test_a_step_on_lessons_is_replayed_bitwise(paths, model, start_groups: int):
         trainer.step(step, start_groups, QUERY)
     shutil.rmtree(paths.checkpoint(1))
     found = replay_step(paths, 2, model, SETTINGS, StorageSettings(max_policy_lag=9))
-    assert found.difference is None and found.replayed == read_outcome(paths, MAIN, 2)
+    assert found.difference is None and found.replayed == read_outcome(paths, 2)
     assert found.replayed is not None and found.replayed.updates
 
 

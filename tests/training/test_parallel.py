@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from benchmarks.trainer_cases import Case, made_up_batch, model_of
 from storage.gather import Batch
-from storage.ledger import MAIN, ledger_path
+from storage.ledger import ledger_path
 from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -221,7 +221,7 @@ def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_re
         asking = threading.Thread(target=step)
         asking.start()
         deadline = time.monotonic() + 30
-        while not ledger_path(paths, MAIN, 2).exists():
+        while not ledger_path(paths, 2).exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         follower.kill()
@@ -235,7 +235,7 @@ def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_re
     with trainer(paths, model) as alone:
         assert alone.ready().step_done == 1
         repeated = alone.step(2, 2).published.folder
-    recorded = [read_outcome(paths, MAIN, step) for step in (1, 2)]
+    recorded = [read_outcome(paths, step) for step in (1, 2)]
     assert [outcome and outcome.processes for outcome in recorded] == [2, 1]
     for name, weight in weights_of(expected[1]).items():
         torch.testing.assert_close(weights_of(repeated)[name], weight, rtol=0, atol=1e-4)
@@ -284,7 +284,7 @@ def test_processes_elsewhere_by_torchrun_serve_one_trainer_after_another(run_wit
         with trainer(paths, model, **elsewhere) as second:
             assert second.ready().step_done == 1
             second.step(2, 2)
-        outcome = read_outcome(paths, MAIN, 2)
+        outcome = read_outcome(paths, 2)
         assert outcome is not None and outcome.processes == 3
     finally:
         children = psutil.Process(agent.pid).children(recursive=True)

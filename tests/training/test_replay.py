@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import training.replay
 from storage.adapters import read_adapter
-from storage.ledger import MAIN, ledger_path
+from storage.ledger import ledger_path
 from storage.ledger_copies import checkpoint_steps
 from storage.outcome import Outcome, outcome_path, read_outcome
 from storage.runs import RunPaths
@@ -64,12 +64,12 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 def alter(paths: RunPaths, step: int, change: Callable[[dict], object]) -> Outcome:
     """Write another outcome of a step over its own; what is then recorded."""
-    recorded = read_outcome(paths, MAIN, step)
+    recorded = read_outcome(paths, step)
     assert recorded is not None
     stored = asdict(recorded)
     change(stored)
-    outcome_path(paths, MAIN, step).write_text(json.dumps(stored))
-    return read_outcome(paths, MAIN, step) or recorded
+    outcome_path(paths, step).write_text(json.dumps(stored))
+    return read_outcome(paths, step) or recorded
 
 
 def nudge(paths: RunPaths, version: int, by: float) -> None:
@@ -108,7 +108,7 @@ def test_a_run_and_its_model_that_lie_elsewhere_now_replay_to_the_same_bits(path
 
 
 def test_each_micro_batch_is_recorded_and_together_they_are_the_loss(made):
-    recorded = read_outcome(made[0], MAIN, 1)
+    recorded = read_outcome(made[0], 1)
     assert recorded is not None and max(len(update.micro_batches) for update in recorded.updates) > 1
     assert all(update.loss == pytest.approx(sum(update.micro_batches)) for update in recorded.updates)
 
@@ -242,7 +242,7 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
 
 def test_figures_that_were_not_finite_repeat_as_such(paths, again):
     nan = float("nan")
-    recorded = read_outcome(paths, MAIN, 1)
+    recorded = read_outcome(paths, 1)
     assert recorded is not None
     skipped = replace(recorded.updates[0], loss=nan, micro_batches=[nan], gradient_norm=nan)
     assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[nan]), EXACT, True) is None
@@ -254,17 +254,15 @@ def test_figures_that_were_not_finite_repeat_as_such(paths, again):
     [
         pytest.param(0, None, "step 0 never was: run 'copy' has steps 1 to 3", id="0"),
         pytest.param(4, None, "step 4 never was: run 'copy' has steps 1 to 3", id="4"),
-        pytest.param(
-            2, lambda p: ledger_path(p, MAIN, 2).unlink(), "the ledger of step 2 is gone from '{root}/ledger'", id="ledger"
-        ),
+        pytest.param(2, lambda p: ledger_path(p, 2).unlink(), "the ledger of step 2 is gone from '{root}/ledger'", id="ledger"),
         pytest.param(
             3,
-            lambda p: (shutil.rmtree(p.checkpoints), ledger_path(p, MAIN, 2).unlink()),
+            lambda p: (shutil.rmtree(p.checkpoints), ledger_path(p, 2).unlink()),
             "the ledger of step 2 is gone from '{root}/ledger'",
             id="former ledger",
         ),
-        pytest.param(3, lambda p: outcome_path(p, MAIN, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
-        pytest.param(2, lambda p: outcome_path(p, MAIN, 2).unlink(), "step 2 of run 'copy' has no outcome", id="outcome"),
+        pytest.param(3, lambda p: outcome_path(p, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
+        pytest.param(2, lambda p: outcome_path(p, 2).unlink(), "step 2 of run 'copy' has no outcome", id="outcome"),
         pytest.param(
             1,
             lambda p: (p.shards / "local" / "000000.arrow").unlink(),
@@ -297,6 +295,6 @@ def test_a_damaged_shard_is_named_where_it_lies(paths, again):
 
 
 def test_an_outcome_that_was_altered_beyond_reading_is_an_error(paths, again):
-    outcome_path(paths, MAIN, 1).write_text("{}")
+    outcome_path(paths, 1).write_text("{}")
     with pytest.raises(DataError, match="is no outcome of a step"):
         again(paths, 1)

@@ -97,9 +97,9 @@ def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop
         trainer.step(3, 2)
     assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
     files = sorted((paths.root / "not_finite").iterdir())
-    assert [file.name for file in files] == [f"main-step-00000{step}-update-0.json" for step in (1, 2, 3)]
+    assert [file.name for file in files] == [f"step-00000{step}-update-0.json" for step in (1, 2, 3)]
     for step, file in enumerate(files, start=1):
-        told, ledger = json.loads(file.read_text()), read_ledger(paths, "main", step)
+        told, ledger = json.loads(file.read_text()), read_ledger(paths, step)
         assert ledger is not None and told["gradient_norm"] == "inf" and float(told["loss"]) == float(told["loss"])
         assert [row["decision_id"] for row in told["rows"]] == ledger["decision_id"].to_pylist()
         assert told["rows"][0]["shard"] == ledger["shard"][0].as_py()

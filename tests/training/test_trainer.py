@@ -102,7 +102,7 @@ def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, mode
     before = chosen_logprobs(policy, batch)
     Trainer(paths, policy, SETTINGS, StorageSettings()).step(1, 4)
     moved = chosen_logprobs(policy, batch) - before
-    ledger = read_ledger(paths, "main", 1)
+    ledger = read_ledger(paths, 1)
     assert ledger is not None
     used = dict(zip(ledger["decision_id"].to_pylist(), ledger["return"].to_pylist(), strict=True))
     groups = dict(zip(ledger["decision_id"].to_pylist(), ledger["advantage_group"].to_pylist(), strict=True))
@@ -142,7 +142,7 @@ def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths,
     monkeypatch.setattr(Updater, "accumulate", lambda self, batch, *rest: seen.append(batch) or accumulate(self, batch, *rest))
     monkeypatch.setattr(Index, "gather", damaged)
     metrics = trainer_for(paths, model).step(1, 4).metrics
-    ledger = read_ledger(paths, "main", 1)
+    ledger = read_ledger(paths, 1)
     assert ledger is not None and metrics["train/refused_rows"] == 1.0 and metrics["train/skipped"] == 0.0
     groups, decisions = ledger["advantage_group"].to_pylist(), ledger["decision_id"].to_pylist()
     left = {decision for decision, group in zip(decisions, groups, strict=True) if group != groups[1]}
@@ -158,7 +158,7 @@ def test_the_ledger_is_written_before_the_forward(paths, model, monkeypatch):
     monkeypatch.setattr(Policy, "masked_logprobs", broken)
     with pytest.raises(RuntimeError, match="power cut"):
         trainer.step(1, 4)
-    assert recorded_steps(paths, "main") == [1] and checkpoint_steps(paths) == []
+    assert recorded_steps(paths) == [1] and checkpoint_steps(paths) == []
 
 
 def test_a_second_trainer_on_the_run_is_fenced_by_the_ledger(paths, model):
@@ -171,7 +171,7 @@ def test_a_second_trainer_on_the_run_is_fenced_by_the_ledger(paths, model):
 def test_no_decision_is_trained_twice_and_a_step_without_rows_publishes_unchanged_weights(paths, model):
     trainer = trainer_for(paths, model)
     first, second = trainer.step(1, 4), trainer.step(2, 4)
-    one, two = read_ledger(paths, "main", 1), read_ledger(paths, "main", 2)
+    one, two = read_ledger(paths, 1), read_ledger(paths, 2)
     assert one is not None and two is not None
     assert one.num_rows > 10 and not set(one["decision_id"].to_pylist()) & set(two["decision_id"].to_pylist())
     assert two.num_rows == 0 and second.metrics["train/skipped"] == 1.0
@@ -252,8 +252,8 @@ def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had
         trainer.step(2, 1)
     assert trainer.step_done == 2 and trainer.published == read_adapter(paths, 2)
     trainer.step(3, 1)
-    used = [row for step in recorded_steps(paths, "main") for row in read_ledger(paths, "main", step)["decision_id"].to_pylist()]
-    assert len(used) == len(set(used)) and recorded_steps(paths, "main") == [1, 2, 3]
+    used = [row for step in recorded_steps(paths) for row in read_ledger(paths, step)["decision_id"].to_pylist()]
+    assert len(used) == len(set(used)) and recorded_steps(paths) == [1, 2, 3]
     assert run_files(paths) == expected
 
 
@@ -264,12 +264,12 @@ def test_a_recorded_step_uses_its_recorded_rows_even_where_a_choice_would_now_be
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(training.trainer, "save_checkpoint", lambda *_: (_ for _ in ()).throw(Killed))
         trainer_for(paths, model).step(1, 1)
-    recorded = read_ledger(paths, "main", 1)
+    recorded = read_ledger(paths, 1)
     assert recorded is not None
     trainer = trainer_for(paths, model)
     report = trainer.step(1, 4)
     assert report.metrics["train/decisions"] == recorded.num_rows < whole_batch(paths).returns.size
-    assert read_ledger(paths, "main", 1).equals(recorded)
+    assert read_ledger(paths, 1).equals(recorded)
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_its_step_repeated_from_its_ledger(paths, model):
@@ -357,7 +357,7 @@ def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampl
     whole = Updater.accumulate
     monkeypatch.setattr(Updater, "accumulate", lambda self, batch, rows, *of: seen.append(rows) or whole(self, batch, rows, *of))
     several = trainer_for(paths, model, SETTINGS.model_copy(update={"updates_per_step": 3})).step(1, 4)
-    ledger = read_ledger(paths, "main", 1)
+    ledger = read_ledger(paths, 1)
     assert ledger is not None and sorted(row for share in seen for row in share) == list(range(ledger.num_rows))
     groups = ledger["advantage_group"].to_pylist()
     assert len(seen) == 3 and not any(
@@ -426,23 +426,17 @@ def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_o
         file.seek(content.index(np.asarray(open_shard(damaged)["input_ids"].chunk(0).values).tobytes()) + 4)
         file.write(bytes([content[file.tell()] ^ 1]))
     report = trainer.step(1, 4)
-    ledger = read_ledger(split, "main", 1)
+    ledger = read_ledger(split, 1)
     assert ledger is not None and set(ledger["shard"].to_pylist()) == {"local/000000.arrow"}
     assert report.metrics["train/refused_shards"] == 1
     trainer.step(2, 4)
-    assert recorded_steps(split, "main") == [1, 2]
+    assert recorded_steps(split) == [1, 2]
 
 
 def test_a_checkpoint_has_the_ledgers_whose_rows_may_be_drawn_again(paths, model):
     trainer_for(paths, model).step(1, 2)
-    trained = ledger_path(paths, "main", 1)
+    trained = ledger_path(paths, 1)
     before = trained.read_bytes()
     trained.unlink()
     assert len(restore_ledgers(paths, StorageSettings())) == 1 and trained.read_bytes() == before
     assert trainer_for(paths, model).resume_point().last.published.version == 1
-
-
-def test_a_resumed_trainer_says_which_shards_it_cannot_use(paths, model):
-    (shard, *_) = sorted(path for path in paths.shards.rglob("*.arrow") if ".plies" not in path.name)
-    flip(shard)
-    assert any(shard.name in sentence for sentence in trainer_for(paths, model).resume_point().set_aside)

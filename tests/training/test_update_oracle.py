@@ -14,7 +14,6 @@ import torch
 from storage.adapters import read_adapter
 from storage.gather import Batch
 from storage.index import SelectionQuery, open_index
-from storage.ledger import MAIN
 from storage.outcome import outcome_path, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -59,7 +58,7 @@ def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
 
 def batch_of(paths: RunPaths) -> Batch:
     index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, lineage="x", seed=0)
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, seed=0)
     return index.gather(index.select_batch(query).rows)
 
 
@@ -224,7 +223,7 @@ def test_a_step_with_moving_state_is_replayed_bitwise(paths, model, kept: bool):
     if not kept:
         shutil.rmtree(paths.checkpoints)
     found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
-    assert found.difference is None and found.replayed == read_outcome(paths, MAIN, 3)
+    assert found.difference is None and found.replayed == read_outcome(paths, 3)
 
 
 def test_a_step_that_began_from_more_than_weights_is_not_rehearsed_from_weights_alone(paths, model):
@@ -232,9 +231,9 @@ def test_a_step_that_began_from_more_than_weights_is_not_rehearsed_from_weights_
     trained(paths, model, MOVING, range(1, 4))
     for file in paths.checkpoints.glob("*/manifest.json"):
         file.unlink()
-    stored = json.loads(outcome_path(paths, MAIN, 1).read_bytes())
+    stored = json.loads(outcome_path(paths, 1).read_bytes())
     stored["updates"][0]["micro_batches"][0] += 1.0
-    outcome_path(paths, MAIN, 1).write_text(json.dumps(stored))
+    outcome_path(paths, 1).write_text(json.dumps(stored))
     found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
     assert found.difference is not None and found.difference.step == 1 and found.replayed is None and found.from_adapter is None
 
@@ -265,7 +264,7 @@ def test_the_base_is_asked_only_while_its_weight_is_above_zero(paths, model, mon
     assert not asked
     warming = SETTINGS.model_copy(update={"kl_weight": 0.1, "kl_control": "warmup", "kl_warmup_steps": 2})
     shutil.rmtree(paths.checkpoints)
-    shutil.rmtree(paths.ledger / MAIN)
+    shutil.rmtree(paths.ledger)
     trainer = Trainer(paths, Policy(model, warming), warming, StorageSettings())
     first = trainer.step(1, 1).metrics
     assert not asked and first["train/kl_weight"] == 0 and "train/kl_p50" not in first
