@@ -16,7 +16,7 @@ from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
 from telemetry.progress import reporter
-from training.advantages import MovingMeans, advantages_of
+from training.advantages import advantages_of
 
 STEPS = 3
 """Steps of a recorded run; the rows are those of the last one."""
@@ -73,8 +73,7 @@ def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows
         if rows is None or not rows.num_rows:
             raise TrainingError("the last step of the recorded run had no rows: give another --seed")
         batch = index.gather(rows)
-        powers = rows["power"].to_pylist()
-        advantages, _ = advantages_of(batch.returns, batch.advantage_groups, powers, settings.training, MovingMeans())
+        advantages = advantages_of(batch.returns, batch.advantage_groups, settings.training)
         return RecordedRows(batch=batch, advantages=advantages)
     finally:
         shutil.rmtree(paths.root, ignore_errors=True)

@@ -143,7 +143,7 @@ def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats
     recorded = record_rows(settings, arguments)
     batch = replace(recorded.batch, returns=recorded.advantages.astype(np.float64))
     model = make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
-    training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0, "kl_control": "fixed"})
+    training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0})
     steps = Steps(Policy(model, training), training)
     return speedups(RECORDED, steps, batch, batch, repeats=repeats, beside=("recompute", "divergence"))
 

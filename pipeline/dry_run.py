@@ -51,7 +51,7 @@ from training.imitation.settings import ImitationSettings
 from training.imitation.teacher_games import TEACHER_FOLDER, missing_games
 from training.imitation.work import WorkFolder
 from training.loss_name import try_loss
-from training.settings import TinyModelSettings
+from training.settings import KEEP_CHECKPOINTS, TinyModelSettings
 
 Forecast = dict[str, Any]
 PLIES_A_YEAR = 5
@@ -295,7 +295,7 @@ def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | No
         training = settings.training
         adapter = 4 * shape.lora_parameters(training.lora_rank, training.lora_targets) + _ADAPTER_FILES_BYTES
         sizes["adapters_bytes_about"] = steps * adapter
-        sizes["checkpoints_bytes_about"] = min(steps, training.keep_checkpoints) * (3 * adapter + _GENERATORS_BYTES)
+        sizes["checkpoints_bytes_about"] = min(steps, KEEP_CHECKPOINTS) * (3 * adapter + _GENERATORS_BYTES)
     total, free = sum(sizes.values()), free_bytes(folder)
     plan: Forecast = {**sizes, "run_bytes_about": total, "free_bytes": free}
     return plan | ({"warning": "the run may not fit the disk"} if total > free else {})

@@ -18,6 +18,7 @@ from reports.explain import explain_run
 from reports.read_run import Run
 from reports.run_facts import RunFacts
 from reports.write_page import root_flag
+from training.settings import MISMATCH_MAX, MISMATCH_MEAN_BF16, MISMATCH_P99_BF16
 
 HEADLINE = "trained"
 """Label of the score that decides which run is stronger."""
@@ -112,10 +113,10 @@ def mismatch(facts: Run) -> str:
     if half:
         return (
             f"At the start trainer and engine differed by {_small(found['mismatch/mean'])} nats in the mean (limit "
-            f"{training['mismatch_mean_bf16']:g}) and {_small(found['mismatch/p99'])} at the 99th percentile (limit "
-            f"{training['mismatch_p99_bf16']:g}), {over}."
+            f"{MISMATCH_MEAN_BF16:g}) and {_small(found['mismatch/p99'])} at the 99th percentile (limit "
+            f"{MISMATCH_P99_BF16:g}), {over}."
         )
-    limit = f"the limit is {_small(training['mismatch_max'])}" if "mismatch_max" in training else "without a limit"
+    limit = f"the limit is {_small(MISMATCH_MAX)}"
     return f"At the start trainer and engine differed by at most {_small(found['mismatch/largest'])} nats {over}; {limit}."
 
 

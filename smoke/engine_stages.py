@@ -37,7 +37,7 @@ from storage.runs import MODEL_FOLDER
 from telemetry.cards import visible_cards
 from telemetry.progress import reporter
 from training.mismatch import Mismatch, check_mismatch
-from training.settings import TinyModelSettings, TrainingSettings
+from training.settings import TinyModelSettings
 from training.tiny_model import make_tiny_model
 
 RANK = 16
@@ -227,7 +227,7 @@ def check_drawn(job: Job, model: Any, drawn: Drawn) -> Mismatch:
         raise StageFailed(f"{uncertain} forced tokens have a probability other than 1")
     gap = np.concatenate(gaps)
     found = Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
-    check_mismatch(found, 0, TrainingSettings(dtype=job.dtype))
+    check_mismatch(found, 0, job.dtype)
     return found
 
 

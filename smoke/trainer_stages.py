@@ -168,7 +168,7 @@ def agreement(job: Job) -> Found:
     found = measure_mismatch(updater, batch)
     figures = {"mean_nats": found.mean, "p99_nats": found.p99, "largest_nats": found.largest}
     try:
-        check_mismatch(found, 0, settings)
+        check_mismatch(found, 0, settings.dtype)
     except TrainingError as error:
         raise StageFailed(str(error), figures=figures) from error
     return Found(

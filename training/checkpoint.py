@@ -28,9 +28,7 @@ from storage.ledger_copies import CHECKPOINT_MANIFEST, checkpoint_steps
 from storage.outcome import Outcome
 from storage.runs import RunPaths, publish_directory
 from telemetry.errors import DataError, InputError
-from training.advantages import MovingMeans
 from training.policy import Policy
-from training.reference_kl import KlState
 from training.state_tensors import StateValues, check_state, pack_state
 
 _FORMAT = 3
@@ -52,12 +50,8 @@ class TrainerState:
     """Metrics of the step. If the run was killed before it logged them, the resumed run logs them."""
     outcome: Outcome | None = None
     """Outcome of the step, for replays; None in checkpoints of early releases."""
-    kl: KlState = field(default_factory=KlState)
-    """State of the KL weight."""
     entropy: float | None = None
     """State of the entropy weight."""
-    moving: MovingMeans = field(default_factory=MovingMeans)
-    """Moving means of returns and advantages."""
 
 
 def save_checkpoint(

@@ -6,7 +6,7 @@ import numpy as np
 
 from storage.gather import Batch
 from telemetry.errors import TrainingError
-from training.settings import TrainingSettings
+from training.settings import MISMATCH_MAX, MISMATCH_MEAN_BF16, MISMATCH_P99_BF16
 from training.update import Updater
 
 
@@ -33,18 +33,18 @@ def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
     return Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
 
 
-def check_mismatch(found: Mismatch, version: int, limits: TrainingSettings) -> None:
-    """Refuse a mismatch above the limits of the settings.
+def check_mismatch(found: Mismatch, version: int, dtype: str) -> None:
+    """Refuse a mismatch above the limits for the trainer's number format `dtype`.
 
     Raises:
         TrainingError: it is above them: mask, temperature, ids or weights of trainer and engine differ.
     """
-    if limits.dtype == "float32":
-        bad = not found.largest <= limits.mismatch_max
-        rule = f"largest difference {found.largest:.2g} nats, {limits.mismatch_max:.2g} allowed"
+    if dtype == "float32":
+        bad = not found.largest <= MISMATCH_MAX
+        rule = f"largest difference {found.largest:.2g} nats, {MISMATCH_MAX:.2g} allowed"
     else:
-        bad = not (found.mean <= limits.mismatch_mean_bf16 and found.p99 <= limits.mismatch_p99_bf16)
-        allowed = f"{limits.mismatch_mean_bf16} and {limits.mismatch_p99_bf16} allowed"
+        bad = not (found.mean <= MISMATCH_MEAN_BF16 and found.p99 <= MISMATCH_P99_BF16)
+        allowed = f"{MISMATCH_MEAN_BF16} and {MISMATCH_P99_BF16} allowed"
         rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {allowed}"
     if bad:
         raise TrainingError(

@@ -7,7 +7,7 @@ legal mass M is probed. An update with lessons adds the cross-entropy with the t
 which is learned on positions that the student reaches (DAgger: Ross et al. 2011, arXiv 1011.0686; expert iteration: Anthony et
 al. 2017, arXiv 1705.08439):
 
-    + distil_weight / E sum over lessons and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|
+    + 1 / E sum over lessons and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|
 
 |o| counts the branching tokens of a proposal, so E is the expected number of the teacher's branching tokens, and the term is in
 nats per branching token, like the policy loss.
@@ -96,4 +96,4 @@ class Objective:
         Args:
             weights: float32 [tokens], the teacher's probability of the token's proposal.
         """
-        return -(self.settings.distil_weight / self.teacher_tokens) * (weights * found.chosen).sum()
+        return -(1 / self.teacher_tokens) * (weights * found.chosen).sum()

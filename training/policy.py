@@ -22,7 +22,6 @@ from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
 from training.card_room import leave_room
 from training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of
-from training.packed_attention import use_packed_attention
 from training.packed_forward import uncovered_reason
 from training.row_checks import RowLimits
 from training.settings import TrainingSettings
@@ -88,8 +87,6 @@ class Policy:
                     vars(module)["cast_input_dtype_enabled"] = False
         self.model.eval()
         self.recompute(settings.recompute)
-        if settings.compile:
-            self.compile_blocks()
 
     def _split_base(self, processes: DeviceMesh) -> None:
         """Keep a part of each block's frozen weights here, and gather a block from all `processes` while it is used.
@@ -141,16 +138,6 @@ class Policy:
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # transformers recomputes only in training mode. That changes nothing else, because dropout is 0.
         self.model.train()
-
-    def compile_blocks(self) -> None:
-        """Compile the blocks for inputs of any length; attention is not compiled, because it has kernels of its own, nor the last
-        block, which computes only some tokens."""
-        causal: Any = self.model.base_model.model
-        use_packed_attention(causal.config)
-        # Graphs differ by layout, by gradient on or off, and for the first block: more than torch's default limit.
-        torch._dynamo.config.recompile_limit = max(32, torch._dynamo.config.recompile_limit)
-        for block in causal.model.layers[:-1]:
-            block.compile(dynamic=True)
 
     def uncovered_reason(self) -> str | None:
         """Why the packed forward cannot be used for this model, in one sentence; None if it can."""

@@ -29,6 +29,8 @@ from training.card_room import CARD_SHARE
 from training.messages import ResumePoint, TrainedStep
 from training.settings import TrainingSettings
 
+ANSWERS_WITHIN_S = 3600.0
+"""Seconds within which the trainer must answer a request, such as a step, before it is killed."""
 _ENDS_WITHIN_S = 10.0
 """Seconds that `close` waits for the child before it kills it. The run's files are safe against a kill."""
 
@@ -57,7 +59,7 @@ class TrainerProcess:
             card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
         """
         self._log = paths.trainer_log
-        self._answers_within_s, self._hung = training.answers_within_s, threading.Event()
+        self._answers_within_s, self._hung = ANSWERS_WITHIN_S, threading.Event()
         parent, child = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         each = str(max(1, threads // training.processes))
@@ -199,6 +201,6 @@ class TrainerProcess:
         except subprocess.TimeoutExpired:
             code = "still running"
         if self._hung.is_set():
-            within = f"{self._answers_within_s:g} s, training.answers_within_s"
+            within = f"{self._answers_within_s:g} s"
             return TrainingError(f"the trainer process did not answer within {within}, and was ended; its log is {self._log}")
         return TrainingError(f"the trainer process ended (exit code {code}); its last lines are in {self._log}")

@@ -112,7 +112,7 @@ class _Replayer:
         storage: StorageSettings,
     ) -> None:
         self._paths, self._scratch = paths, scratch
-        self._training, self._storage = training.model_copy(update={"keep_checkpoints": 1}), storage
+        self._training, self._storage = training, storage
         self._policy = Policy(model, training)
 
     def run(self, step: int, recorded: Outcome, tolerance: Tolerance) -> Replay:
@@ -237,7 +237,7 @@ class _Replayer:
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
         """The first update of `step`, from the published weights of the version before. None if those are gone, or if the step
         also needs state from earlier steps."""
-        if self._training.carries_state or not FILES.exists(self._paths.adapter(step - 1)):
+        if self._training.entropy_target or not FILES.exists(self._paths.adapter(step - 1)):
             return None
         self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
         return trainer.recompute_first_update(step)

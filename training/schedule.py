@@ -3,8 +3,8 @@
     rate(s) = learning_rate * w(s) * d(s)                            s: number of the step, from 1
     w(s) = min(1, s / warm_up_steps)                                 1 without a warm-up
     d(s) = 1                                                         constant
-    d(s) = 1 - (1 - final_rate_share) * p                            linear;  p = part of the way from the warm-up's
-    d(s) = f + (1 - f) * (1 + cos(pi p)) / 2,  f = final_rate_share  cosine      end to decay_steps, from 0 to 1
+    d(s) = 1 - (1 - f) * p                                           linear;  p = part of the way from the warm-up's
+    d(s) = f + (1 - f) * (1 + cos(pi p)) / 2,  f = FINAL_SHARE       cosine      end to decay_steps, from 0 to 1
 
 The rate depends only on the step number and the settings. So it needs no state in the checkpoint, and a resumed or replayed step
 has exactly the same rate. All updates of a step have the same rate.
@@ -15,6 +15,9 @@ import math
 import torch
 
 from training.settings import TrainingSettings
+
+FINAL_SHARE = 0.1
+"""Share of the rate at the end of a decay, as usual for cosine schedules; later steps keep it."""
 
 
 def rate_at(step: int, settings: TrainingSettings) -> float:
@@ -30,7 +33,7 @@ def _decay(step: int, settings: TrainingSettings) -> float:
     first, last = settings.warm_up_steps, settings.decay_steps
     part = min(1.0, max(0.0, (step - first) / (last - first)))
     left = (1 + math.cos(math.pi * part)) / 2 if settings.rate_schedule == "cosine" else 1 - part
-    return settings.final_rate_share + (1 - settings.final_rate_share) * left
+    return FINAL_SHARE + (1 - FINAL_SHARE) * left
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

@@ -9,6 +9,14 @@ from telemetry.setting_marks import MAY_CHANGE, Seed, Settings
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 """Tokens whose ratio to the policy that drew them is outside these bounds are left out: a guard against faults, not a trust
 region."""
+DUAL_CLIP = 3.0
+"""Bound of ratio times |advantage| for negative advantages (dual-clip PPO: Ye et al. 2020, arXiv 1912.09729)."""
+MISMATCH_MAX = 1e-4
+"""Largest allowed difference of log-probabilities in float32, nats."""
+MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
+"""Largest allowed mean and 99th percentile of the difference where the trainer computes in bfloat16, nats."""
+KEEP_CHECKPOINTS = 3
+"""Newest checkpoints that are kept: two to go back to where the newest is damaged."""
 MISMATCH_ROWS = 64
 """Largest number of newest rows on which trainer and engine are compared: about 600 tokens; a first step has as many."""
 CPU_TOKENS = 4096
@@ -39,7 +47,7 @@ class TinyModelSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """The GRPO step: LoRA, loss, optimiser, layout, and the mismatch limits."""
+    """The GRPO step: LoRA, loss, optimiser and layout."""
 
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     """Rank of the adapter."""
@@ -55,8 +63,6 @@ class TrainingSettings(Settings):
     """Steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
     decay_steps: Annotated[int, Field(ge=0)] = 0
     """Step at which a linear or cosine decay ends; later steps keep the last rate."""
-    final_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the learning rate at the end of a linear or cosine decay; with 0, later steps do not change the weights."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimiser updates of a step, each on a random share of the advantage groups; more learn faster from the same rollouts."""
     max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -65,8 +71,6 @@ class TrainingSettings(Settings):
     """Ratios below 1 - clip_low give no gradient if the advantage is negative."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     """Ratios above 1 + clip_high give no gradient if the advantage is positive (clip-higher, DAPO)."""
-    dual_clip: Annotated[float, Field(gt=1)] = 3.0
-    """Bound of ratio times |advantage| for negative advantages (dual-clip PPO)."""
     loss: str = "clipped"
     """Policy loss: clipped, cispo, dppo, gspo, sequence_mean (docs/training.md has formulas), or your own, module:attribute."""
     divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -74,12 +78,8 @@ class TrainingSettings(Settings):
     importance_cap: Annotated[float, Field(ge=0)] = 0.0
     """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this (2 to 3 is
     usual); 0: ratios are taken against the policy that drew the token."""
-    advantage_baseline: Literal["group", "power"] = "group"
-    """Baseline of a return: the mean of the others in its advantage group, or the moving mean of its power's returns."""
-    advantage_scale: Literal["none", "batch", "running"] = "none"
-    """Divisor of advantages: none, their root mean square in the step, or its moving mean over past steps."""
-    moving_decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the moving means: the weight of the old value at each step."""
+    advantage_scale: Literal["none", "batch"] = "none"
+    """Divisor of advantages: none, or their root mean square in the step."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean entropy over legal sets, which is maximised; 0: off."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
@@ -87,16 +87,8 @@ class TrainingSettings(Settings):
     sets follows this target, nats per branching token."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the exact KL divergence from the base model over legal sets; 0: off, which saves a forward of the base model."""
-    kl_control: Literal["fixed", "warmup", "adaptive"] = "fixed"
-    """Schedule of the KL weight: fixed, rising from 0 over kl_warmup_steps, or adapted to the measured divergence."""
-    kl_warmup_steps: Annotated[int, Field(ge=1)] = 50
-    """Steps over which kl_control warmup raises the weight."""
-    kl_target: Annotated[float, Field(gt=0)] = 0.05
-    """Target divergence of kl_control adaptive, nats per branching token."""
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean of -log(legal mass) over the probed tokens; it keeps the unmasked model on legal orders; 0: off."""
-    distil_weight: Annotated[float, Field(gt=0)] = 1.0
-    """Weight of the distillation loss in steps that train on lessons."""
     layout: Literal["packed", "padded"] = "packed"
     """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     micro_batch_rows: Annotated[int, Field(ge=1)] = 32
@@ -105,9 +97,6 @@ class TrainingSettings(Settings):
     """Unique tokens of a packed micro-batch; 0: as many as fit on a GPU, a constant on a CPU; the loss does not depend on it."""
     recompute: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
-    compile: bool = False
-    """Compile the model's blocks, except the last, with torch.compile; on a CPU the first step then takes half a minute and
-    little is gained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the frozen base; the adapter is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -126,19 +115,6 @@ class TrainingSettings(Settings):
     of one machine; 1: each process has all of it; the loss does not depend on it."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned from the cores and the other work on them."""
-    answers_within_s: Annotated[float, MAY_CHANGE, Field(ge=0)] = 3600.0
-    """Seconds within which the trainer process must answer a request, such as a step, before it is killed; 0: no limit."""
-    mismatch_every: Annotated[int, MAY_CHANGE, Field(ge=0)] = 20
-    """Steps between comparisons of trainer and engine on new rows, if rollouts run ahead of training; 0: only at a run's start or
-    resume."""
-    mismatch_max: Annotated[float, MAY_CHANGE, Field(gt=0)] = 1e-4
-    """Largest allowed difference of log-probabilities between trainer and engine, nats, in float32."""
-    mismatch_mean_bf16: Annotated[float, MAY_CHANGE, Field(gt=0)] = 0.03
-    """Largest allowed mean difference, nats, if the trainer computes in bfloat16."""
-    mismatch_p99_bf16: Annotated[float, MAY_CHANGE, Field(gt=0)] = 0.15
-    """Largest allowed 99th percentile of the difference, nats, if the trainer computes in bfloat16."""
-    keep_checkpoints: Annotated[int, MAY_CHANGE, Field(ge=1)] = 3
-    """Number of newest checkpoints that are kept."""
     seed: Seed = 0
     """Seed of the adapter's initial weights."""
 
@@ -148,15 +124,6 @@ class TrainingSettings(Settings):
             raise ValueError(
                 f"training.decay_steps {self.decay_steps} must lie after training.warm_up_steps {self.warm_up_steps} for the "
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_weight_to_control(self) -> "TrainingSettings":
-        if self.kl_control != "fixed" and not self.kl_weight:
-            raise ValueError(
-                f"training.kl_control {self.kl_control} has nothing to move while training.kl_weight is 0: "
-                "give a weight, such as 0.01"
             )
         return self
 
@@ -173,17 +140,9 @@ class TrainingSettings(Settings):
                 f"training.base_parts {self.base_parts} must divide the {processes} processes of training.processes and "
                 "training.processes_elsewhere: change one of them"
             )
-        if self.base_parts > 1 and self.compile:
-            raise ValueError("training.compile was never tried with training.base_parts above 1: set one of them back")
         return self
 
     @property
     def weighs_entropy(self) -> bool:
         """True if the loss of some step may have an entropy term."""
         return self.entropy_weight > 0 or self.entropy_target > 0
-
-    @property
-    def carries_state(self) -> bool:
-        """True if a step needs more from earlier steps than weights and optimiser: moving means, KL state or entropy weight."""
-        moving = self.advantage_baseline == "power" or self.advantage_scale == "running"
-        return moving or self.kl_control != "fixed" or self.entropy_target > 0

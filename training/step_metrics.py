@@ -28,7 +28,7 @@ class Update:
     skipped: bool
     """True if loss or gradient was not finite, so that the weights did not change."""
     distil_loss: float = 0.0
-    """Its distillation loss before `training.distil_weight`, nats per branching token of the teacher; 0 without lessons."""
+    """Its distillation loss, nats per branching token of the teacher; 0 without lessons."""
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:

@@ -40,7 +40,7 @@ from training.parallel import Peers
 from training.policy import Policy
 from training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
 from training.schedule import rate_at, set_rate
-from training.settings import MISMATCH_ROWS, TrainingSettings
+from training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings
 from training.settings_hash import settings_hash
 from training.step_metrics import (
     Update,
@@ -127,7 +127,7 @@ class Trainer:
                 continue
             self.step_done, self.metrics_done = state.step, state.metrics
             self._updater.skipped_in_a_row = state.skipped_in_a_row
-            self._updater.kl, self._updater.entropy, self._updater.moving = state.kl, state.entropy, state.moving
+            self._updater.entropy = state.entropy
             return state
         return None
 
@@ -169,8 +169,8 @@ class Trainer:
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
-        found = measure_mismatch(self._updater, self._drop_faulty_rows(self._index.gather(rows), rows)[0])
-        check_mismatch(found, self.step_done, self._settings)
+        found = measure_mismatch(self._updater, self._drop_faulty_rows(self._index.gather(rows))[0])
+        check_mismatch(found, self.step_done, self._settings.dtype)
         return found
 
     def lessons_left(self, query: LessonQuery) -> int:
@@ -199,10 +199,10 @@ class Trainer:
             self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
         weighed = {"train/entropy_weight": entropy_weight(self._updater.entropy, self._settings)}
-        batch, powers, refused = self._drop_faulty_rows(batch, rows)
+        batch, refused = self._drop_faulty_rows(batch)
         taught, refused_lessons = self._drop_faulty_lessons(taught)
         try:
-            updates = list(self._updates(step, batch, powers, taught))
+            updates = list(self._updates(step, batch, taught))
         finally:
             for found in self._updater.skipped:
                 file = write_skipped_rows(self._paths, step, found, rows)
@@ -234,19 +234,18 @@ class Trainer:
         """
         rows = self._read_ledger(step)
         recorded, taught = self._gather_recorded(step, rows)
-        batch, powers, _ = self._drop_faulty_rows(recorded, rows)
-        update = next(self._updates(step, batch, powers, self._drop_faulty_lessons(taught)[0]), None)
+        batch, _ = self._drop_faulty_rows(recorded)
+        update = next(self._updates(step, batch, self._drop_faulty_lessons(taught)[0]), None)
         return None if update is None else update.outcome
 
-    def _drop_faulty_rows(self, batch: Batch, rows: pa.Table) -> tuple[Batch, list[str], int]:
-        """The batch without faulty rows and their groups, the power of each remaining row, and the number of faulty rows."""
-        powers = rows["power"].to_pylist()
+    def _drop_faulty_rows(self, batch: Batch) -> tuple[Batch, int]:
+        """The batch without faulty rows and their groups, and the number of faulty rows."""
         kept, refused = find_trainable_rows(batch, self._policy.row_limits)
         for row in refused:
             logger.warning("%s", row.sentence)
-        if len(kept) == len(powers):
-            return batch, powers, 0
-        return select_rows(batch, kept), [powers[row] for row in kept], len(refused)
+        if len(kept) == len(batch.prompt_lens):
+            return batch, 0
+        return select_rows(batch, kept), len(refused)
 
     def _drop_faulty_lessons(self, taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
         """The lessons without a faulty row, and the number of faulty rows."""
@@ -257,10 +256,10 @@ class Trainer:
             logger.warning("%s", sentence)
         return kept, len(sentences)
 
-    def _updates(self, step: int, batch: Batch, powers: list[str], taught: LessonBatch | None) -> Iterator[Update]:
+    def _updates(self, step: int, batch: Batch, taught: LessonBatch | None) -> Iterator[Update]:
         """Compute the step's updates at the step's learning rate."""
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
-        return self._updater.updates(batch, powers, taught)
+        return self._updater.updates(batch, taught)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
@@ -341,12 +340,10 @@ class Trainer:
             skipped_in_a_row=self._updater.skipped_in_a_row,
             metrics=metrics,
             outcome=outcome,
-            kl=self._updater.kl,
             entropy=self._updater.entropy,
-            moving=self._updater.moving,
         )
         ledgers = ledgers_to_copy(self._paths, step, self._storage)
-        save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, self._settings.keep_checkpoints, ledgers)
+        save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, KEEP_CHECKPOINTS, ledgers)
         return self._publish(state)
 
     def _publish(self, state: TrainerState) -> PolicyVersion:

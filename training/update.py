@@ -15,7 +15,7 @@ from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
 from telemetry.errors import TrainingError
-from training.advantages import MovingMeans, advantages_of
+from training.advantages import advantages_of
 from training.branching import (
     BranchingTokens,
     branching_counts,
@@ -34,7 +34,6 @@ from training.objective import Objective
 from training.padded_rows import PaddedRows
 from training.parallel import ForwardWork, Peers, UpdateWork, lead
 from training.policy import Policy
-from training.reference_kl import KlState, kl_weight, update_kl_state
 from training.results import Accumulated, Evaluated, Gauges
 from training.settings import TrainingSettings
 from training.step_metrics import Update
@@ -62,9 +61,7 @@ class Updater:
         budget: largest size of a packed micro-batch.
         optimiser: AdamW; its state is saved in checkpoints.
         skipped_in_a_row: updates since the last finite one; saved in checkpoints.
-        kl: state of the KL weight; saved in checkpoints.
         entropy: state of the entropy weight (training/entropy_target.py); saved in checkpoints.
-        moving: moving means of returns and advantages; saved in checkpoints.
         skipped: updates of the current step that were not finite.
     """
 
@@ -84,31 +81,27 @@ class Updater:
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
-        self.kl = KlState()
         self.entropy: float | None = None
-        self.moving = MovingMeans()
         self.skipped: list[SkippedUpdate] = []
         self._peers = peers
 
-    def updates(self, batch: Batch, powers: Sequence[str] | None = None, lessons: LessonBatch | None = None) -> Iterator[Update]:
-        """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one, `kl`,
-        `entropy` and `moving` are those of the next step.
+    def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[Update]:
+        """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one,
+        `entropy` is that of the next step.
 
         Args:
-            powers: [rows of the batch] the power of each decision; None: all decisions count as one power's.
             lessons: the lessons of the step; None: it has none.
 
         Raises:
             TrainingError: three updates in a row were not finite.
         """
         self.skipped = []
-        named = [""] * len(batch.returns) if powers is None else powers
-        advantages, moved = self.advantages(batch, named)
+        advantages = advantages_of(batch.returns, batch.advantage_groups, self._settings)
         shares = self._settings.updates_per_step
         cut = zip(share_rows(batch, shares), share_rows(lessons and lessons.batch, shares), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
         anchors = self._anchors(batch, [rows for rows, _ in cut[1:] if rows]) if self._settings.importance_cap else None
-        divergences, entropies = [], []
+        entropies = []
         for number, (rows, taught) in enumerate(cut):
             update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
             if update.skipped:
@@ -120,16 +113,9 @@ class Updater:
                     f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
                     "and inspect the rows that the files in the run's folder not_finite name"
                 )
-            divergences.append(update.computed.gauges.kl)
             entropies.append(update.computed.gauges.entropy)
             yield update
-        self.kl = update_kl_state(self.kl, _finite_mean(divergences), self._settings)
         self.entropy = next_entropy_weight(self.entropy, _finite_mean(entropies), self._settings)
-        self.moving = moved
-
-    def advantages(self, batch: Batch, powers: Sequence[str]) -> tuple[np.ndarray, MovingMeans]:
-        """Advantages float32 [rows], and the moving means after the step; see `advantages_of`."""
-        return advantages_of(batch.returns, batch.advantage_groups, powers, self._settings, self.moving)
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
         """Log-probabilities at the beginning of the step, float32 [completion positions]: for the rows of the later updates. NaN
@@ -299,7 +285,7 @@ class Updater:
         of_teacher = 0.0 if lessons is None else float(branching_counts(lessons.batch, taught) @ lessons.weights[list(taught)])
         return Objective(
             settings=self._settings,
-            kl_weight=kl_weight(self.kl, self._settings),
+            kl_weight=self._settings.kl_weight,
             branching_tokens=tokens,
             thought_tokens=thought_tokens(batch, rows),
             decisions=branching_decisions(batch, rows),
@@ -333,8 +319,7 @@ class Updater:
             self.optimiser.step()
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         outcome = UpdateOutcome(loss=loss, gradient_norm=norm, micro_batches=accumulated.losses)
-        distilled = accumulated.distil / self._settings.distil_weight
-        return Update(computed=accumulated, outcome=outcome, skipped=not finite, distil_loss=distilled)
+        return Update(computed=accumulated, outcome=outcome, skipped=not finite, distil_loss=accumulated.distil)
 
 
 def _finite_mean(parts: Sequence[np.ndarray]) -> float | None:

@@ -15,7 +15,7 @@ from benchmarks.peers.child import Child
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.turns import OURS, middle, ratio, take_turns
 from training.policy import Policy
-from training.settings import TrainingSettings
+from training.settings import DUAL_CLIP, TrainingSettings
 from training.trie_plan import plan
 from training.update import Updater
 
@@ -34,7 +34,7 @@ def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
         "max_gradient_norm": training.max_gradient_norm,
         "clip_low": training.clip_low,
         "clip_high": training.clip_high,
-        "dual_clip": training.dual_clip,
+        "dual_clip": DUAL_CLIP,
         "seed": training.seed,
     }
 

@@ -42,7 +42,7 @@ _SMALL: dict[str, Any] = {
     "inference": {"threads": 1, "max_sequences": 32},
     "cache": {"train_snapshots": 24, "held_out_snapshots": 6},
     "rollouts": {"start_groups": 4, "forks_per_group": 4},
-    "training": {"threads": 1, "answers_within_s": 60.0},
+    "training": {"threads": 1},
     "evaluation": {"positions": 4, "powers_per_position": 1, "bootstrap": 100},
     "telemetry": {"wandb": "disabled", "report": False},
 }

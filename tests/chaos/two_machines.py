@@ -57,7 +57,6 @@ start_groups = 4
 forks_per_group = 4
 [training]
 threads = 1
-answers_within_s = 120.0
 [evaluation]
 positions = 4
 powers_per_position = 1

@@ -9,8 +9,6 @@ import pytest
 from flows import check_agreement
 from pipeline.run_settings import RunSettings
 
-EVERY = 4
-
 
 class Run:
     """Trainer, engine and rollouts of a run that was opened after step 2; what the flow asked of them."""
@@ -18,6 +16,7 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fresh: bool) -> None:
         self.fresh, self.asked = fresh, []
         self.engine, self.resume_point = object(), SimpleNamespace(step_done=2)
+        monkeypatch.setattr(check_agreement, "COMPARE_EVERY", 4)
         monkeypatch.setattr(check_agreement, "has_fresh_rows", self._has_fresh_rows)
         monkeypatch.setattr(check_agreement, "roll_out_probe", self._probe)
         monkeypatch.setattr(check_agreement, "check_mismatch", self._check)
@@ -35,9 +34,9 @@ class Run:
         self.asked.append("check")
         return {"mismatch/mean": 0.0}
 
-    def step(self, step: int, pipeline: dict[str, Any], every: int = EVERY) -> list[str]:
+    def step(self, step: int, pipeline: dict[str, Any]) -> list[str]:
         self.in_step = pipeline.get("deterministic", False)
-        settings = RunSettings.model_validate({"pipeline": pipeline, "training": {"mismatch_every": every}})
+        settings = RunSettings.model_validate({"pipeline": pipeline})
         resources: Any = self
         asyncio.run(check_agreement.check_agreement(resources, resources, settings, step))
         asked, self.asked = self.asked, []
@@ -70,4 +69,3 @@ def test_later_on_it_is_looked_at_where_the_steps_do_not_show_it(
 ):
     run = Run(monkeypatch, fresh=fresh)
     assert [run.step(step, pipeline) for step in (4 + 1, 4 + 2, 4 + 3, 4 + 4)] == [[], [], [], asked]
-    assert run.step(8, pipeline, every=0) == []

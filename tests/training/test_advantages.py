@@ -1,20 +1,14 @@
-"""Advantages against loops, what they must never do, and what moves from step to step."""
+"""Advantages against loops, and what they must never do."""
 
-import json
 import math
-from collections import defaultdict
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.advantages import MovingMeans, advantages_of, leave_one_out
+from training.advantages import advantages_of, leave_one_out
 from training.settings import TrainingSettings
-
-RETURNS, GROUPS = np.array([3.0, 0.0, 1.0, 4.0, 4.0, 1.0]), np.array([0, 0, 0, 1, 1, 1])
-POWERS = ["FRANCE"] * 3 + ["ITALY"] * 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-20, 20)), min_size=1, max_size=40))
@@ -44,87 +38,16 @@ def test_a_group_of_one_is_refused():
         leave_one_out(np.array([1.0, 2.0, 3.0]), np.array([0, 0, 1]))
 
 
-def of(steps: list[list[tuple[str, int, float]]], settings: TrainingSettings) -> list[list[float]]:
-    """Advantages of some steps, each a list of (power, group, return)."""
-    moving, found = MovingMeans(), []
-    for rows in steps:
-        powers, groups, returns = zip(*rows, strict=True)
-        advantages, moving = advantages_of(np.array(returns), np.array(groups), powers, settings, moving)
-        found.append(advantages.tolist())
-    return found
+@pytest.mark.parametrize("scale", ["none", "batch"])
+@given(pairs=st.lists(st.tuples(st.integers(-72, 72), st.integers(-72, 72)), min_size=1, max_size=6))
+def test_every_scale_is_that_of_the_loop(scale: str, pairs: list):
+    returns = [value / 8 for pair in pairs for value in pair]
+    groups = [group for group in range(len(pairs)) for _ in range(2)]
+    raw = [returns[place] - returns[place ^ 1] for place in range(len(returns))]
+    by = math.sqrt(sum(value**2 for value in raw) / len(raw)) if scale == "batch" else 1.0
+    found = advantages_of(np.array(returns), np.array(groups), TrainingSettings(advantage_scale=scale))
+    np.testing.assert_allclose(found, [value / (by or 1.0) for value in raw], rtol=1e-4, atol=1e-5)
 
 
-def by_loop(steps: list[list[tuple[str, int, float]]], settings: TrainingSettings) -> list[list[float]]:
-    """The same, written down once more."""
-    means: dict[str, float] = {}
-    square, found, keeps = None, [], settings.moving_decay
-    for rows in steps:
-        members = defaultdict(list)
-        for _, group, value in rows:
-            members[group].append(value)
-        raw = []
-        for power, group, value in rows:
-            others = (sum(members[group]) - value) / (len(members[group]) - 1)
-            known = settings.advantage_baseline == "power" and power in means
-            raw.append(value - (means[power] if known else others))
-        now = sum(value**2 for value in raw) / len(raw)
-        by = {"none": 1.0, "batch": now, "running": now if square is None else square}[settings.advantage_scale]
-        found.append([value / math.sqrt(by or 1.0) for value in raw])
-        square = now if square is None else keeps * square + (1 - keeps) * now
-        for power in {power for power, _, _ in rows}:
-            mine = [value for other, _, value in rows if other == power]
-            mean = sum(mine) / len(mine)
-            means[power] = keeps * means[power] + (1 - keeps) * mean if power in means else mean
-    return found
-
-
-eighths = st.integers(-72, 72).map(lambda whole: whole / 8)
-figures = st.tuples(st.sampled_from(["FRANCE", "ITALY", "TURKEY"]), eighths, eighths)
-a_step = st.lists(figures, min_size=1, max_size=6).map(
-    lambda pairs: [(power, group, value) for group, (power, *two) in enumerate(pairs) for value in two]
-)
-
-
-@pytest.mark.parametrize("scale", ["none", "batch", "running"])
-@pytest.mark.parametrize("baseline", ["group", "power"])
-@given(steps=st.lists(a_step, min_size=1, max_size=4), keeps=st.floats(0, 0.99))
-def test_every_choice_is_that_of_the_loop(baseline: str, scale: str, steps: list, keeps: float):
-    settings = TrainingSettings(advantage_baseline=baseline, advantage_scale=scale, moving_decay=keeps)
-    for found, expected in zip(of(steps, settings), by_loop(steps, settings), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("scale", ["batch", "running"])
-def test_scaled_advantages_do_not_hang_on_the_unit_of_the_return(scale: str):
-    settings = TrainingSettings(advantage_scale=scale)
-    ones, tens = (
-        of([[(p, g, unit * r) for p, g, r in zip(POWERS, GROUPS, RETURNS, strict=True)]] * 2, settings) for unit in (1, 10)
-    )
-    np.testing.assert_allclose(ones, tens, rtol=1e-5)
-    assert np.square(ones[0]).mean() == pytest.approx(1, rel=1e-5)
-
-
-def test_no_decision_s_own_return_is_in_what_it_is_compared_with():
-    """Raising one return by one raises its own advantage by exactly one: it is in neither baseline."""
-    for baseline in ("group", "power"):
-        settings = TrainingSettings(advantage_baseline=baseline)
-        first = [(power, group, value) for power, group, value in zip(POWERS, GROUPS, RETURNS, strict=True)]
-        raised = [(power, group, value + (place == 4)) for place, (power, group, value) in enumerate(first)]
-        before, after = of([first, first], settings)[1], of([first, raised], settings)[1]
-        assert after[4] - before[4] == pytest.approx(1, abs=1e-6)
-
-
-def test_without_any_spread_nothing_is_divided_by_zero():
-    for scale in ("batch", "running"):
-        assert of([[("FRANCE", 0, 1.0), ("FRANCE", 0, 1.0)]] * 2, TrainingSettings(advantage_scale=scale)) == [[0, 0], [0, 0]]
-
-
-def test_a_step_without_rows_moves_nothing():
-    before = MovingMeans(power_means={"FRANCE": 1.5}, mean_square=2.0)
-    found, after = advantages_of(np.empty(0), np.empty(0, np.int64), [], TrainingSettings(), before)
-    assert len(found) == 0 and after == before
-
-
-def test_moving_figures_come_back_from_json_bit_for_bit():
-    _, moving = advantages_of(RETURNS / 3, GROUPS, POWERS, TrainingSettings(), MovingMeans())
-    assert MovingMeans(**json.loads(json.dumps(asdict(moving)))) == moving
+def test_a_step_without_rows_has_no_advantages():
+    assert len(advantages_of(np.empty(0), np.empty(0, np.int64), TrainingSettings(advantage_scale="batch"))) == 0

@@ -18,10 +18,8 @@ from storage.json_files import sealed
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError
-from training.advantages import MovingMeans
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.policy import Policy
-from training.reference_kl import KlState
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
 from training.trainer import Trainer
@@ -57,8 +55,7 @@ def state_of(step: int) -> TrainerState:
         step=step,
         settings_hash=settings_hash(SETTINGS),
         metrics={"train/loss": 0.1 + 0.2},
-        kl=KlState(steps=step, mean=1 / 3),
-        moving=MovingMeans(power_means={"FRANCE": 1 / 7}, mean_square=2 / 7),
+        entropy=1 / 3,
     )
 
 

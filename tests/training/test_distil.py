@@ -30,7 +30,7 @@ from training.settings import TrainingSettings
 from training.trainer import Trainer
 from training.update import Updater
 
-SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu", distil_weight=0.7)
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
 QUERY = LessonQuery(round="r", count=4, max_uses=2)
 
 
@@ -66,7 +66,7 @@ def stirred(model: Path, settings: TrainingSettings) -> Policy:
     return policy
 
 
-def looped_loss(policy: Policy, lessons: LessonBatch, weight: float) -> float:
+def looped_loss(policy: Policy, lessons: LessonBatch) -> float:
     """The distillation loss: one proposal after another through the model as transformers has it, then plain Python."""
     batch, total, tokens = lessons.batch, 0.0, 0.0
     for row, probability in enumerate(lessons.weights.tolist()):
@@ -79,7 +79,7 @@ def looped_loss(policy: Policy, lessons: LessonBatch, weight: float) -> float:
             if len(legal) > 1:
                 total -= probability * masked(logits[at - 1].tolist(), legal)[int(ids[at])]
                 tokens += probability
-    return weight * total / tokens
+    return total / tokens
 
 
 def gradient_of(policy: Policy) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model, la
     settings = SETTINGS.model_copy(update={"layout": layout})
     policy, lessons = stirred(model, settings), lessons_of(paths)
     done = accumulated(policy, settings, paths, drawn=False, taught=True)
-    assert sum(done.losses) == pytest.approx(looped_loss(policy, lessons, 0.7), rel=1e-5) and done.distil == sum(done.losses)
+    assert sum(done.losses) == pytest.approx(looped_loss(policy, lessons), rel=1e-5) and done.distil == sum(done.losses)
     weights = policy.parameters()
     direction = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in weights]
     length = float(torch.stack([part.norm() for part in direction]).norm())
@@ -110,7 +110,7 @@ def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model, la
         with torch.no_grad():
             for weight, part in zip(weights, direction, strict=True):
                 weight.add_(part, alpha=side / length)
-        ends.append(looped_loss(policy, lessons, 0.7))
+        ends.append(looped_loss(policy, lessons))
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(length, rel=0.02)
 
 
@@ -141,10 +141,10 @@ def test_a_mixed_step_adds_the_lessons_and_leaves_the_rollouts_part_bitwise(path
 def test_a_step_on_lessons_makes_the_teacher_s_answers_likelier(paths, model):
     settings = SETTINGS.model_copy(update={"learning_rate": 1e-2})
     policy, lessons = Policy(model, settings), lessons_of(paths, count=99)
-    before = looped_loss(policy, lessons, 1.0)
+    before = looped_loss(policy, lessons)
     trainer = Trainer(paths, policy, settings, StorageSettings())
     metrics = [trainer.step(step, 0, replace(QUERY, count=99, max_uses=9)).metrics for step in (1, 2, 3)]
-    assert looped_loss(policy, lessons, 1.0) < before - 0.01
+    assert looped_loss(policy, lessons) < before - 0.01
     assert metrics[0]["train/distil_loss"] == pytest.approx(before, rel=1e-4)
     assert metrics[0]["train/lessons"] == lessons.batch.advantage_groups.max() + 1 and metrics[0]["train/decisions"] == 0
     entropy = -sum(weight * math.log(weight) for weight in lessons.weights.tolist())
@@ -234,5 +234,5 @@ def test_updates_of_a_step_share_its_lessons(paths, model):
     updater = Updater(Policy(model, settings), settings)
     gradient = updater.gradient
     updater.gradient = lambda work, rows, taught: seen.append(list(taught)) or gradient(work, rows, taught)  # type: ignore[method-assign]
-    assert len(list(updater.updates(batch, None, lessons))) == 2
+    assert len(list(updater.updates(batch, lessons))) == 2
     assert sorted(seen[0] + seen[1]) == list(range(len(lessons.weights))) and all(seen)

@@ -26,9 +26,7 @@ from training.replay import EXACT, TOLERANCES, Replay, replay_step
 from training.settings import TrainingSettings
 from training.trainer import Trainer
 
-SETTINGS = TrainingSettings(
-    learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=250, keep_checkpoints=2, device="cpu"
-)
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=250, device="cpu")
 STEPS = 3
 
 
@@ -283,7 +281,7 @@ def test_what_cannot_be_replayed_is_refused_in_a_sentence(paths, again, step: in
 def test_other_training_settings_than_the_step_s_are_refused(paths, again):
     with pytest.raises(InputError, match=r"step 1 of run 'copy' was made under other training settings"):
         again(paths, 1, SETTINGS.model_copy(update={"clip_low": 0.1}))
-    assert again(paths, 1, SETTINGS.model_copy(update={"keep_checkpoints": 9, "threads": 1})).difference is None
+    assert again(paths, 1, SETTINGS.model_copy(update={"threads": 1})).difference is None
 
 
 def test_a_damaged_shard_is_named_where_it_lies(paths, again):

@@ -25,16 +25,16 @@ def test_a_warm_up_rises_in_a_straight_line_and_its_first_step_already_learns():
 
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_a_falling_schedule_is_highest_after_its_warm_up_and_ends_at_its_share(name: str):
-    falling = settings(rate_schedule=name, warm_up_steps=2, decay_steps=12, final_rate_share=0.25)
+    falling = settings(rate_schedule=name, warm_up_steps=2, decay_steps=12)
     rates = [rate_at(step, falling) for step in range(1, 15)]
-    assert rates[1] == 2.0 and rates[11:] == [0.5, 0.5, 0.5]
+    assert rates[1] == 2.0 and rates[11:] == pytest.approx([0.2, 0.2, 0.2])
     assert all(late < early for early, late in pairwise(rates[1:12]))
-    assert rates[6] == pytest.approx(2.0 * (0.25 + 0.75 / 2))  # half way down, on both
+    assert rates[6] == pytest.approx(2.0 * (0.1 + 0.9 / 2))  # half way down, on both
 
 
 def test_the_cosine_is_a_cosine():
-    falling = settings(rate_schedule="cosine", decay_steps=8, final_rate_share=0.0)
-    assert rate_at(2, falling) == pytest.approx(1 + math.cos(math.pi / 4))
+    falling = settings(rate_schedule="cosine", decay_steps=8)
+    assert rate_at(2, falling) == pytest.approx(0.2 + 0.9 * (1 + math.cos(math.pi / 4)))
 
 
 def test_a_falling_schedule_without_an_end_is_refused_with_both_numbers():

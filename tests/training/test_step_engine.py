@@ -1,7 +1,6 @@
 """What may not change a gradient does not: too little memory, recomputation, compiled blocks. What is not finite is named."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,15 +73,6 @@ def test_recomputation_runs_blocks_twice_and_changes_the_gradient_by_rounding_al
     kept, again = gradient_of(plain, batch), gradient_of(thrifty, batch)
     assert np.linalg.norm(again - kept) <= 1e-5 * np.linalg.norm(kept)
     assert len(twice) == 2 * len(once) > 0 and not thrifty.layout.fallback
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's compiler looks at every tensor
-def test_compiled_blocks_come_to_the_same_gradient(batch):
-    one_block = replace(SHAPE, layers=1)  # each takes the compiler half a minute
-    compiled = updater_for(one_block, compile=True)
-    assert off(gradient_of(compiled, batch), gradient_of(updater_for(one_block), batch)) < 1e-5
-    assert not compiled.layout.fallback
 
 
 def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop_the_run(exact_run, model, monkeypatch, tmp_path):

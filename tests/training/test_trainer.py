@@ -293,11 +293,11 @@ def test_an_adapter_that_is_damaged_or_gone_is_published_again_from_the_checkpoi
     assert trainer_for(paths, model).published == before == read_adapter(paths, 1)
 
 
-def test_a_run_does_not_go_on_under_other_training_settings_but_may_keep_more_checkpoints(paths, model):
+def test_a_run_does_not_go_on_under_other_training_settings_but_may_have_other_threads(paths, model):
     trainer_for(paths, model).step(1, 4)
     with pytest.raises(InputError, match="made under other training settings"):
         trainer_for(paths, model, SETTINGS.model_copy(update={"learning_rate": 2e-2}))
-    assert trainer_for(paths, model, SETTINGS.model_copy(update={"keep_checkpoints": 9})).step_done == 1
+    assert trainer_for(paths, model, SETTINGS.model_copy(update={"threads": 1})).step_done == 1
 
 
 def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_stop(paths, model, monkeypatch):
@@ -316,8 +316,9 @@ def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_s
         list(trainer._updater.updates(batch))
 
 
-def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model):
-    trainer = trainer_for(paths, model, SETTINGS.model_copy(update={"keep_checkpoints": 2}))
+def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model, monkeypatch):
+    monkeypatch.setattr("training.trainer.KEEP_CHECKPOINTS", 2)
+    trainer = trainer_for(paths, model)
     for step in range(1, 5):
         trainer.step(step, 1)
     assert checkpoint_steps(paths) == [3, 4]
@@ -367,9 +368,7 @@ def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampl
 
 
 def test_a_scheduled_run_takes_each_step_at_its_rate_and_resumes_bitwise(played, model, tmp_path):
-    settings = SETTINGS.model_copy(
-        update={"rate_schedule": "linear", "warm_up_steps": 1, "decay_steps": 3, "final_rate_share": 0.5, "kl_weight": 0.1}
-    )
+    settings = SETTINGS.model_copy(update={"rate_schedule": "linear", "warm_up_steps": 1, "decay_steps": 3, "kl_weight": 0.1})
     hashes = []
     for resumed in (False, True):
         shutil.copytree(played.root, tmp_path / str(resumed))

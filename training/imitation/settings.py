@@ -13,8 +13,6 @@ from training.settings import TrainingSettings
 
 _WARM_UP_SHARE = 0.05
 """Share of the steps over which the rate rises; short, because the network is small."""
-_FINAL_RATE_SHARE = 0.05
-"""Share of the rate at the last step."""
 
 
 class ImitationSettings(Settings):
@@ -64,7 +62,6 @@ class ImitationSettings(Settings):
             rate_schedule=self.schedule if self.steps > self.warm_up_steps else "constant",
             warm_up_steps=self.warm_up_steps,
             decay_steps=self.steps,
-            final_rate_share=_FINAL_RATE_SHARE,
         )
 
     @property

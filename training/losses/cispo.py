@@ -2,7 +2,7 @@
 
     L = -sg(min(r, 1 + clip_high)) A log pi        sg: no gradient passes through the weight
 
-The weight of a token is bounded from above, and no token loses its gradient: `clip_low` and `dual_clip` have no effect. ScaleRL
+The weight of a token is bounded from above, and no token loses its gradient: `clip_low` and the dual clip have no effect. ScaleRL
 tries upper bounds of 4 to 8, which is a clip_high of 3 to 7.
 """
 

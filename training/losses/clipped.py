@@ -4,7 +4,7 @@ For a branching token with ratio r = pi / b (current over behaviour probability,
 
     L = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)          PPO, Schulman et al. 2017, arXiv 1707.06347;
                                                                   asymmetric clip: DAPO, Yu et al. 2025, arXiv 2503.14476
-    for A < 0:  L = min(L, dual_clip * |A|)                        dual clip: Ye et al. 2020, arXiv 1912.09729
+    for A < 0:  L = min(L, DUAL_CLIP * |A|)                        dual clip: Ye et al. 2020, arXiv 1912.09729
 """
 
 import torch

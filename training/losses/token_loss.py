@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.settings import OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
+from training.settings import DUAL_CLIP, OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def clipped(ratio: Tensor, advantages: Tensor, settings: TrainingSettings) -> tu
     """
     bounded = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
-    loss = torch.where(advantages < 0, torch.minimum(loss, -settings.dual_clip * advantages), loss)
+    loss = torch.where(advantages < 0, torch.minimum(loss, -DUAL_CLIP * advantages), loss)
     low = (ratio.detach() < 1 - settings.clip_low) & (advantages < 0)
     high = (ratio.detach() > 1 + settings.clip_high) & (advantages > 0)
     return loss, low, high
