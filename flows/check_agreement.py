@@ -8,7 +8,6 @@ from pipeline.resources import Resources
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.run_settings import RunSettings
 from tasks.quoted import quoted
-from tasks.replayed_rollouts import IdleEngine
 from tasks.rollouts import roll_out_probe
 from tasks.training import check_mismatch, has_fresh_rows
 
@@ -31,7 +30,5 @@ async def check_agreement(resources: Resources, queue: RolloutQueue, settings: R
         # Rollouts ran ahead: no published row was drawn by the trainer's version.
         await queue.all_played()
     if not await has_fresh_rows(resources):
-        if isinstance(resources.engine, IdleEngine):
-            return {}  # no engine draws: the replayed rows were compared when their run began
         await roll_out_probe(quoted(resources), step - 1)
     return await check_mismatch(quoted(resources))

@@ -1,10 +1,9 @@
 """Opens the source of a run's rollouts and the queue that schedules them.
 
-The source is this process, a Dask cluster, the stored rollouts of an earlier run, or nobody here: then producers elsewhere play
-all of them. The flow does not depend on which it is.
+The source is this process, a Dask cluster, or nobody here: then producers elsewhere play all of them. The flow does not
+depend on which it is.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,11 +18,8 @@ from pipeline.rollout_source import RolloutSource, Stretch
 from pipeline.run_settings import PipelineSettings, RunSettings
 from pipeline.stretches import ROLLOUT_RETRIES
 from pipeline.threads import usable_cores
-from storage.runs import RunPaths
-from storage.stored_groups import stored_groups
 from tasks.dask_rollouts import DaskPlan, dask_source
 from tasks.quoted import quoted
-from tasks.replayed_rollouts import ReplayedSource
 from tasks.rollouts import roll_out_groups
 
 
@@ -75,9 +71,7 @@ async def open_queue(settings: RunSettings, resources: Resources, fleet: Produce
 @asynccontextmanager
 async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutSource]:
     """The source that the settings choose."""
-    if settings.simulated.from_run:
-        yield await _replayed(settings, resources)
-    elif settings.pipeline.task_runner == "dask":
+    if settings.pipeline.task_runner == "dask":
         async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
             yield source
     elif settings.pipeline.task_runner == "producers":
@@ -95,17 +89,5 @@ def _dask_plan(settings: RunSettings) -> DaskPlan:
         threads=inference.threads or max(1, left // pipeline.dask_workers),
         start_timeout_s=start_limit_s(inference),
         timeout_s=pipeline.rollout_timeout_s,
-        retries=ROLLOUT_RETRIES,
-    )
-
-
-async def _replayed(settings: RunSettings, resources: Resources) -> ReplayedSource:
-    same = {entry: resources.provenance[entry] for entry in ("base_model", "tokenizer")}
-    groups = await asyncio.to_thread(stored_groups, RunPaths(settings.runs_root / settings.simulated.from_run), same)
-    return ReplayedSource(
-        resources,
-        groups,
-        settings.simulated,
-        timeout_s=settings.pipeline.rollout_timeout_s,
         retries=ROLLOUT_RETRIES,
     )

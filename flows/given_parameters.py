@@ -88,7 +88,7 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
     for name, value in (("alerts.command", alerts.command), ("alerts.webhook", alerts.webhook)):
         if value:
             raise _refused(name, "write it into a file on this machine, and name that with alerts.file")
-    for run in filter(None, (settings.run, settings.simulated.from_run, settings.cache.from_run)):
+    for run in filter(None, (settings.run, settings.cache.from_run)):
         check_name(run, "run")
     _check_endpoints(settings.rollouts.endpoints)
     _check_addresses("inference.urls", inference.urls)

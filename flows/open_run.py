@@ -57,7 +57,6 @@ from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
 from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
-from tasks.replayed_rollouts import IdleEngine
 from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler
 from telemetry.errors import DataError, InputError, StoreAwayError
@@ -96,8 +95,6 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
         _check_what_is_there(settings, resume=resume)
     if settings.pipeline.task_runner == "dask":
         check_scheduler(settings.pipeline.dask_address)
-    if settings.simulated.from_run:
-        settings_of(RunPaths(settings.runs_root / settings.simulated.from_run))
     if settings.inference.model != "tiny":
         tokens = Tokens(Codec(resolve_model(settings.inference.model)), settings.prompts)
         tokens.check_thought(settings.inference.max_model_length)
@@ -208,7 +205,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
         share = trainer_share(cards, settings.inference)
-        simulated = settings.simulated.from_run
         # Where producers play all rollouts, one engine is enough: for scores.
         plays_here = trains_alone or settings.pipeline.task_runner != "producers"
         inference = settings.inference if plays_here else settings.inference.for_evaluation
@@ -226,7 +222,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.callback(past_returns.close)
         host = EngineHost()
         stack.callback(host.close)
-        engine = IdleEngine() if simulated else make_engine(inference, model, scraped_into=paths.workers)
+        engine = make_engine(inference, model, scraped_into=paths.workers)
         stack.push_async_callback(_close_engine, host, engine)
         scorer = engine
         if plays_here and settings.inference.evaluation_urls:
@@ -244,9 +240,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
-        provenance, opponent_engine = _provenance(settings, model), None
-        if not simulated:
-            opponent_engine = await open_opponent_engine(stack, paths, model, host, settings.rollouts, settings.inference)
+        provenance = _provenance(settings, model)
+        opponent_engine = await open_opponent_engine(stack, paths, model, host, settings.rollouts, settings.inference)
         control = _control(settings, provenance["base_model"])
         stack.callback(_stop_producers, control)
         await asyncio.to_thread(control.serve, resume_point.last.published)

@@ -16,8 +16,6 @@ from telemetry.progress import reporter
 
 async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
     """Score the served version against each kind of opponents. The first score has the plain label."""
-    if settings.simulated.from_run:
-        return {}  # no engine, and nothing was learned
     version = 0 if label == "base" else settings.steps
     labels = {label if place == 0 else f"{label}_vs_{name}": name for place, name in enumerate(settings.evaluation.opponents)}
     return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}
@@ -32,8 +30,6 @@ def scripted_players(settings: RunSettings) -> dict[str, str]:
 
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
     """Score two scripted players in the same way."""
-    if settings.simulated.from_run:
-        return {}
     opponents, players = settings.evaluation.opponents[0], scripted_players(settings)
     return {label: await _score(resources, settings, label, player, opponents, 0) for label, player in players.items()}
 

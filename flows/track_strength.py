@@ -32,7 +32,7 @@ class StrengthTrack:
     def due(self, version: int) -> bool:
         """Whether this version is measured during training."""
         every = self._settings.evaluation.every
-        return bool(every) and version % every == 0 and version < self._settings.steps and not self._settings.simulated.from_run
+        return bool(every) and version % every == 0 and version < self._settings.steps
 
     async def measure(self, version: int) -> None:
         """Measure a version: in a flow run of its own that is not awaited, or here by the run's engine, which serves it."""

@@ -59,7 +59,7 @@ def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
         InputError: `training.device` or another setting asks for a card that is not there, or a card cannot be used as planned.
     """
     inference, training = settings.inference, settings.training
-    draws = computes_on_card(inference) and not settings.simulated.from_run
+    draws = computes_on_card(inference)
     trains_on_card = trains and training.device != "cpu" and torch_cuda() is not None
     cards = usable_cards(inference, on_card=draws or trains_on_card)
     if trains and training.device == "cuda" and not has_cuda():

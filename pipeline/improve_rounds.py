@@ -75,8 +75,6 @@ def check_improve(settings: RunSettings, improve: ImproveSettings) -> None:
         raise InputError("a teacher compares order sets: give search.proposals and search.scripted at least 2 together")
     if settings.prompts.thinking_tokens:
         raise InputError("a teacher answers without thoughts, and this run's model thinks (prompts.thinking_tokens): use another")
-    if settings.simulated.from_run:
-        raise InputError("a simulated run has no engine that could visit positions: use another run")
 
 
 def rounds_left(paths: RunPaths, improve: ImproveSettings) -> list[int]:

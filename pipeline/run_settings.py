@@ -21,7 +21,6 @@ from pipeline.check_pipeline import check_pipeline
 from pipeline.league import slots_for
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
-from pipeline.simulated_settings import LEARNING_RATE_MAX, SimulatedSettings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
@@ -116,8 +115,6 @@ class RunSettings(Settings):
     """How playing strength is measured."""
     pipeline: Annotated[PipelineSettings, MAY_CHANGE] = PipelineSettings()
     """How rollouts and training overlap."""
-    simulated: SimulatedSettings = SimulatedSettings()
-    """Simulated rollouts, to measure everything except the engine."""
     telemetry: Annotated[TelemetrySettings, MAY_CHANGE] = TelemetrySettings()
     """Where metrics are written."""
     alerts: Annotated[AlertSettings, MAY_CHANGE] = AlertSettings()
@@ -346,7 +343,6 @@ def check_settings(settings: RunSettings) -> None:
         )
     _check_slots(settings)
     _check_endpoints(settings)
-    _check_simulated(settings)
     _ = settings.threads  # raises InputError if they do not fit the cores
 
 
@@ -363,22 +359,6 @@ def check_objective(settings: RunSettings) -> None:
         from storage.own_selection import check_selection  # DuckDB is loaded only where it is needed
 
         check_selection(settings.storage.selection)
-
-
-def _check_simulated(settings: RunSettings) -> None:
-    source, rate = settings.simulated.from_run, settings.training.learning_rate
-    if not source:
-        return
-    check_name(source, "simulated.from_run")
-    if rate > LEARNING_RATE_MAX:
-        raise InputError(
-            f"simulated.from_run replays rows of the base model, but training.learning_rate {rate:g} would change the policy: "
-            f"set learning_rate to at most {LEARNING_RATE_MAX:g}"
-        )
-    if settings.inference.urls or settings.inference.evaluation_urls:
-        raise InputError("simulated.from_run uses no engine: leave inference.urls and inference.evaluation_urls out")
-    if settings.pipeline.task_runner == "producers":
-        raise InputError("simulated.from_run publishes all rollouts itself: leave pipeline.task_runner 'producers' out")
 
 
 def _check_endpoints(settings: RunSettings) -> None:

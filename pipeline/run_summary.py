@@ -20,8 +20,6 @@ def run_summary(
         wall_s: seconds of the run.
     """
     summary: dict[str, Any] = {}
-    if settings.simulated.from_run:
-        summary["simulated_from"] = settings.simulated.from_run
     if "base" in scores:
         summary |= {"positions": scores["base"].positions, "source_games": scores["base"].source_games}
     for label, score in scores.items():

@@ -206,8 +206,6 @@ class SweepState:
                     raise InputError(
                         f"only {len(self.points)} combinations of values were found that the settings accept: lower samples"
                     )
-        if any(run.simulated.from_run for run in self.tried):
-            raise InputError("simulated.from_run plays no games, so there is no score to compare: leave it out")
         if len(threads := sorted({run.threads[0] for run in self.tried})) > 1:
             raise InputError(
                 f"the engine would have {' and '.join(map(str, threads))} threads in different runs, and one process has one "

@@ -166,11 +166,6 @@ def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mappi
 
 
 def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
-    simulated = settings.get("simulated", {})
-    if simulated.get("from_run"):
-        return [
-            f"There is no engine: rollouts are simulated, {simulated['rate']:g} start groups a second at most (simulated.rate)."
-        ]
     inference = settings.get("inference", {})
     queue, work = (
         _mean(chosen, "rollout/queue_ms_p50"),

@@ -54,7 +54,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         seed=facts.settings.get("seed", "unknown"),
         state_word=word,
         state=state,
-        verdict=sentences.simulated(facts) or sentences.verdict(facts.scores),
+        verdict=sentences.verdict(facts.scores),
         steps=facts.done,
         plots={
             "returns": plots.returns(facts),

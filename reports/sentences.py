@@ -44,16 +44,6 @@ def state(facts: RunFacts) -> tuple[str, str]:
     return "cut", f"Cut after step {done} of {planned}; {last}."
 
 
-def simulated(facts: Run) -> str:
-    """A note that rollouts were simulated, if they were; else empty."""
-    source = facts.settings.get("simulated", {}).get("from_run", "")
-    return (
-        f"Its rollouts are simulated: start groups of run '{source}' were replayed, nothing was played, learned or scored."
-        if source
-        else ""
-    )
-
-
 def verdict(scores: Mapping[str, ScoreRecord]) -> str:
     """Base and trained score with intervals, compared with scripted players."""
     base, trained = scores.get("base"), scores.get("trained")

@@ -39,8 +39,6 @@ def test_engine_and_trainer_take_a_card_each_if_there_are_two(machine: FakeNvml,
     assert taken(training={"card": 0}) == (["GPU-0"], ["GPU-0"], True)
     assert taken(training={"device": "cpu"}) == (["GPU-0"], [], False)
     assert taken(inference={"urls": ["http://elsewhere:8100"]}) == ([], ["GPU-0"], False)
-    recorded = {"simulated": {"from_run": "recorded"}, "training": {"learning_rate": 1e-9}}
-    assert taken(**recorded) == ([], ["GPU-0"], False), "recorded games need no engine"
     assert run_cards(settings(), trains=False).trainer == ()
     monkeypatch.setenv(cards.VARIABLE, "GPU-1")
     assert taken() == (["GPU-1"], ["GPU-1"], True)

@@ -185,9 +185,8 @@ def test_a_round_is_labelled_for_the_student_that_it_began_with(tmp_path):
         (ImproveSettings(search=SearchSettings(proposals=1)), {}, "at least 2 together"),
         (ImproveSettings(search=SearchSettings(scripted=("nobody",))), {}, "nobody"),
         (IMPROVE, {"prompts": {"thinking_tokens": 8}}, "answers without thoughts"),
-        (IMPROVE, {"simulated": {"from_run": "other"}}, "simulated run has no engine"),
     ],
-    ids=["policy plays", "one proposal", "unknown player", "thoughts", "simulated"],
+    ids=["policy plays", "one proposal", "unknown player", "thoughts"],
 )
 def test_a_teacher_that_cannot_teach_is_refused_with_a_sentence(improve, change, why):
     with pytest.raises(InputError, match=why):

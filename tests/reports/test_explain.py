@@ -165,10 +165,3 @@ def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
     ]:
         refused = workplace(*words)
         assert refused.returncode == 2 and sentence in refused.stderr
-
-
-def test_where_rollouts_are_simulated_no_engine_is_blamed():
-    steps = {1: planted(20, "time/rollout_wait_s", "time/rollout_s") | {"rollout/occupancy": 3.0}}
-    sentences = explain_step(steps, 1, SETTINGS | {"simulated": {"from_run": "first", "rate": 0.5}}).sentences
-    assert "There is no engine: rollouts are simulated, 0.5 start groups a second at most (simulated.rate)." in sentences
-    assert not any("play more at a time" in sentence for sentence in sentences)

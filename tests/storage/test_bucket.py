@@ -232,7 +232,7 @@ def test_old_adapters_go_from_the_bucket_and_from_the_cache(run: RunPaths, tmp_p
     for version in range(1, 5):
         publish_adapter(run, version, source)
     assert size_of(run.adapters) > 0
-    assert drop_old_adapters(run, RetentionSettings(keep_adapters=2, keep_adapter_every=0)) > 0
+    assert drop_old_adapters(run, RetentionSettings(keep_adapters=2)) > 0
     assert published_versions(run) == published_versions(elsewhere()) == [3, 4] and not run.adapter(1).exists()
 
 
