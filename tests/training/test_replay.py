@@ -64,7 +64,7 @@ def alter(paths: RunPaths, step: int, change: Callable[[dict], object]) -> Outco
     """Write another outcome of a step over its own; what is then recorded."""
     recorded = read_outcome(paths, step)
     assert recorded is not None
-    stored = asdict(recorded)
+    stored = {"step": step, **asdict(recorded)}
     change(stored)
     outcome_path(paths, step).write_text(json.dumps(stored))
     return read_outcome(paths, step) or recorded
