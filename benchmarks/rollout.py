@@ -70,8 +70,8 @@ class Ours:
         first = (step - 1) * many
         publish_shard(self._paths, _PRODUCER, first, played.decisions, played.plies, {}, next_start_group=first + many)
         after = await self.engine.stats()
-        counts = {name: getattr(after, name) - getattr(before, name) for name in ("prompt_tokens", "completion_tokens")}
-        return counts | {"decisions": len(played.decisions), "forks": played.forks}
+        counts = {name: float(getattr(after, name) - getattr(before, name)) for name in ("prompt_tokens", "completion_tokens")}
+        return counts | {"decisions": float(len(played.decisions)), "forks": float(played.forks)}
 
 
 class Old:

@@ -140,7 +140,7 @@ def use_some_rows(paths: RunPaths, index: Index) -> None:
         "WHERE md5_number(concat_ws(':', start_group, power)) % 10 < 4"
     ).to_arrow_table()
     require_found(rows.num_rows, "rows that were used")
-    write_ledger(paths, "bench", 0, rows, {})
+    write_ledger(paths, 0, rows, {})
     index.refresh()
 
 
@@ -187,7 +187,7 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
     pool, few = everything.slice(ROWS_PER_START_GROUP), everything.slice(0, 3)
     draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
     ledger = [
-        waited(lambda step=step, rows=rows: write_ledger(paths, "bench", step, rows, {}))[0] for step, rows in enumerate(draws)
+        waited(lambda step=step, rows=rows: write_ledger(paths, step, rows, {}))[0] for step, rows in enumerate(draws, start=1)
     ]
     return {
         "attach_ms": 1000 * median(attach[1:]),
