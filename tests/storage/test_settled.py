@@ -160,8 +160,10 @@ class History(RuleBasedStateMachine):
     @rule()
     def retire(self) -> None:
         age = RunAge(policy_version=self.trained, oldest_checkpoint=max(0, self.trained - 3), max_policy_lag=LAG)
-        limits = RetentionSettings(shards_gb=1e-9, stale_versions=1, replay_steps=2, shard_grace_hours=0)
-        retire(self.paths, self.kept, age, limits)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("storage.retire.STALE_VERSIONS", 1)
+            patch.setattr("storage.retire.GRACE_HOURS", 0.0)
+            retire(self.paths, self.kept, age, RetentionSettings(shards_gb=1e-9, replay_steps=2))
 
     @rule(which=st.integers(0, 99))
     def damage(self, which: int) -> None:
@@ -314,11 +316,13 @@ def test_a_ledger_that_names_a_settled_shard_is_counted(long_run: RunPaths) -> N
         same(each.select_batch(query(12)), whole.select_batch(query(12)))
 
 
-def test_a_settled_shard_is_retired_with_the_facts_of_its_file(long_run: RunPaths) -> None:
+def test_a_settled_shard_is_retired_with_the_facts_of_its_file(long_run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.retire.STALE_VERSIONS", 2)
+    monkeypatch.setattr("storage.retire.GRACE_HOURS", 0.0)
     index, whole = opened(long_run), Index(long_run)
     whole.refresh()
     before = whole.fetch("FROM decisions ORDER BY ALL")
-    tight = RetentionSettings(shards_gb=1e-9, stale_versions=2, replay_steps=3, shard_grace_hours=0)
+    tight = RetentionSettings(shards_gb=1e-9, replay_steps=3)
     retire(long_run, index, RunAge(policy_version=12, oldest_checkpoint=11, max_policy_lag=LAG), tight)
     assert {shard.number for shard in index.retired()} == set(range(8))
     after = open_index(long_run)

@@ -105,7 +105,10 @@ def test_every_changed_digit_of_a_manifest_is_noticed(paths: RunPaths):
     text, found = file.read_text(), learner()
     digits = [place for place, character in enumerate(text) if character.isdigit()]
     for place in digits[:: max(1, len(digits) // 150)]:
-        file.write_text(f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}")
+        changed = f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}"
+        if json.loads(changed) == json.loads(text):
+            continue  # the last digit of a number whose float is the same
+        file.write_text(changed)
         with pytest.raises(DataError):
             load_checkpoint(paths, 2, *found)
 
