@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 
 from game.snapshot import Snapshot
 from pipeline.resources import RolloutResources
-from pipeline.run_settings import PipelineSettings
+from pipeline.run_settings import ROLLOUT_TIMEOUT_S
 from pipeline.stretches import ROLLOUT_RETRIES
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
@@ -35,7 +35,7 @@ WARM_UP = 8
     task_run_name="empty-s{step}-g{first_group}",
     cache_policy=NO_CACHE,
     persist_result=False,
-    timeout_seconds=PipelineSettings().rollout_timeout_s,
+    timeout_seconds=ROLLOUT_TIMEOUT_S,
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,
     retry_jitter_factor=1,

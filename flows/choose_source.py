@@ -15,7 +15,7 @@ from pipeline.play import RolloutReport
 from pipeline.resources import Resources
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import RolloutSource, Stretch
-from pipeline.run_settings import PipelineSettings, RunSettings
+from pipeline.run_settings import ROLLOUT_TIMEOUT_S, PipelineSettings, RunSettings
 from pipeline.stretches import ROLLOUT_RETRIES
 from pipeline.threads import usable_cores
 from tasks.dask_rollouts import DaskPlan, dask_source
@@ -29,7 +29,7 @@ class LocalSource:
     def __init__(self, resources: Resources, pipeline: PipelineSettings) -> None:
         self._resources = resources
         self._task = roll_out_groups.with_options(
-            timeout_seconds=pipeline.rollout_timeout_s,
+            timeout_seconds=ROLLOUT_TIMEOUT_S,
             retries=ROLLOUT_RETRIES,
             retry_delay_seconds=1,
             retry_jitter_factor=1,
@@ -88,6 +88,6 @@ def _dask_plan(settings: RunSettings) -> DaskPlan:
         workers=pipeline.dask_workers,
         threads=inference.threads or max(1, left // pipeline.dask_workers),
         start_timeout_s=start_limit_s(inference),
-        timeout_s=pipeline.rollout_timeout_s,
+        timeout_s=ROLLOUT_TIMEOUT_S,
         retries=ROLLOUT_RETRIES,
     )

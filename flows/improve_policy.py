@@ -36,7 +36,7 @@ from pipeline.improve_rounds import (
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
 from pipeline.rollout_source import Stretch
-from pipeline.run_settings import RunSettings, settings_of
+from pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
 from pipeline.step_figures import StepClock
 from pipeline.teach import VISITED_GROUPS, TeacherPool
 from pipeline.threads import usable_cores
@@ -147,7 +147,7 @@ async def _label_all(
     resources: Resources, settings: RunSettings, improve: ImproveSettings, teachers: TeacherPool, number: int
 ) -> int:
     """Visit and label the round's positions; returns the number of lessons."""
-    visiting = visit_groups.with_options(timeout_seconds=settings.pipeline.rollout_timeout_s)
+    visiting = visit_groups.with_options(timeout_seconds=ROLLOUT_TIMEOUT_S)
     first_group = taken = done = 0
     labelling: list[asyncio.Task[int]] = []
     at_once = asyncio.Semaphore(_LABELLED_AT_ONCE)

@@ -252,7 +252,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             rollouts=settings.rollouts,
             past_returns=past_returns,
             max_policy_lag=settings.storage.max_policy_lag,
-            full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             cache=cache,
             host=host,
             engine=engine,

@@ -47,7 +47,7 @@ from storage.ledger import last_step
 from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name, durable_write, held
 from tasks.alerts import raise_alert, with_hooks
-from telemetry.alerts import Alert, AlertSettings
+from telemetry.alerts import STALLED_MINUTES, Alert, AlertSettings
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 
@@ -119,18 +119,16 @@ async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]
 
 
 def _hangs(paths: RunPaths, record: Path) -> bool:
-    """Whether no file of the run has changed for twice `alerts.stalled_minutes`, since its work was recorded in `record`.
+    """Whether no file of the run has changed for twice `STALLED_MINUTES`, since its work was recorded in `record`.
 
     The process may be older: it may have trained other runs of a sweep before.
     """
-    try:
-        bound = 120 * settings_of(paths).alerts.stalled_minutes
-    except InputError:  # the run has no settings file yet
+    if not paths.settings.is_file():
         return False
     parts = [paths.metrics, paths.scores, paths.checkpoints, paths.adapters, *paths.ledger.glob("*"), *paths.shards.glob("*")]
     parts += paths.lessons.glob("*")
     moved = max(part.stat().st_mtime for part in [record, *parts] if part.exists())
-    return 0 < bound < time.time() - moved
+    return time.time() - moved > 120 * STALLED_MINUTES
 
 
 async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> str:

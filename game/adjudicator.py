@@ -276,8 +276,5 @@ def check_map(map_name: str) -> None:
 @lru_cache(maxsize=8)
 def _template(map_name: str, rules: tuple[str, ...] | None) -> Adjudicator:
     if (installed := version("diplomacy")) != ENGINE_VERSION:
-        raise EngineError(
-            f"The fast board needs diplomacy {ENGINE_VERSION}, and {installed} is installed. "
-            "Install that release, or set rollouts.board_path to plain."
-        )
+        raise EngineError(f"The fast board needs diplomacy {ENGINE_VERSION}, and {installed} is installed. Install that release.")
     return Adjudicator(map_name=map_name, **({} if rules is None else {"rules": list(rules)}))

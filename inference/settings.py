@@ -38,8 +38,6 @@ class InferenceSettings(Settings):
     """Longest prompt plus completion, tokens; a longer prompt is an error."""
     block_size: Annotated[int, MAY_CHANGE, Field(ge=16, le=128, multiple_of=16)] = 32
     """Tokens of one prefix-cache block; only whole blocks are shared, and vLLM on the CPU needs a multiple of 32."""
-    prefix_caching: bool = True
-    """Keep prompts' key-value blocks for later prompts with the same prefix (vLLM's enable_prefix_caching)."""
     jump_forced: Literal["auto", "on", "off"] = "auto"
     """Append forced tokens to the drawn token before them instead of one forward pass each; on a GPU this turns asynchronous
     scheduling off, and its gain there was never measured; 'auto': on the CPU only."""

@@ -69,7 +69,7 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
         "block_size": settings.block_size,
         "gpu_memory_utilization": settings.gpu_memory_share,
         "tensor_parallel_size": settings.tensor_parallel,
-        "enable_prefix_caching": settings.prefix_caching,
+        "enable_prefix_caching": True,
         # A request that vLLM draws by a seed (benchmarks without the mask) cannot be prefilled in parts on a CPU: its generator
         # must be rewound, which torch's CPU generators do not support. Our own draws need no generator.
         "enable_chunked_prefill": not on_cpu,

@@ -120,7 +120,7 @@ async def score_orders(
         EngineError: the fork failed.
     """
     if board is None:
-        board = Board.restore(question.snapshot, rollouts.board_path)
+        board = Board.restore(question.snapshot)
     others = [power for power in POWERS if power != question.power]
     plan = ForkPlan(
         name=f"{shared}/{name}",

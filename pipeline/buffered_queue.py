@@ -73,7 +73,6 @@ class BufferedQueue(RolloutQueue):
         self._numbers = GroupNumbers(self._wanted)
         self._group_s: deque[float] = deque(maxlen=32)  # seconds per start group of the newest stretches
         self._credit: float = self._wanted * pipeline.buffer_depth  # start groups that may be started
-        self._full = False  # pipeline.ready_groups_max is reached
         self._failures = 0  # in a row
 
     @property
@@ -167,7 +166,6 @@ class BufferedQueue(RolloutQueue):
         self.ready = found.start_groups
         self._expired_before = found.expired if self._expired_before < 0 else self._expired_before
         self._expired = found.expired
-        self._full = 0 < self._pipeline.ready_groups_max <= found.advantage_groups
 
     def _add_credit(self, start_groups: float) -> None:
         """Allow more start groups to be started. Unused credit is kept, up to a limit."""
@@ -177,7 +175,7 @@ class BufferedQueue(RolloutQueue):
     def _missing(self, step: int, ready: int) -> int:
         """Start groups to begin, here or elsewhere, so that those ready or in flight are enough for `step` and the target."""
         later_steps = self._wanted * max(0, self._last_step - step)
-        wanted = self._wanted + (0 if self._full else min(self.target.ahead, later_steps))
+        wanted = self._wanted + min(self.target.ahead, later_steps)
         here = sum(each.stretch.count for each in self._in_flight if not each.passed_over)
         return (wanted if step <= self._last_step else 0) - ready - here - self._fleet.status().in_flight
 

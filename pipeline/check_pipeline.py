@@ -37,11 +37,6 @@ def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> No
             f"{lockstep} needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
             "steps further ahead end in any order; set one of the two"
         )
-    if pipeline.in_lockstep and pipeline.buffer_depth and pipeline.ready_groups_max:
-        raise InputError(
-            f"pipeline.ready_groups_max {pipeline.ready_groups_max} cannot pause rollouts, because {lockstep} with "
-            "pipeline.buffer_depth 1 starts them before ready groups are counted: set buffer_depth or ready_groups_max to 0"
-        )
     if pipeline.in_lockstep and pipeline.producers_max:
         raise InputError(
             f"pipeline.producers_max {pipeline.producers_max} has no use with {lockstep}, in which a step trains on its "

@@ -18,7 +18,6 @@ from pipeline.stretches import groups_per_task
 from records.policy_version import BASE, PolicyVersion
 from storage.adapters import read_adapter
 from storage.files import FILES
-from storage.follow import LOOKAHEAD
 from storage.ledger import ledger_path
 from storage.shards import Coverage, coverage
 from telemetry.errors import DataError
@@ -30,7 +29,6 @@ class LockstepQueue(RolloutQueue):
 
     in_step = True
     _begun = 0  # newest step whose start groups were started
-    _paused_at = -1  # newest step that played nothing
 
     @property
     def _overlapped(self) -> bool:
@@ -86,11 +84,7 @@ class LockstepQueue(RolloutQueue):
         await self._publisher.publish(newest, at_once=True)
 
     async def _collect(self, step: int) -> float:
-        """Play the missing start groups of the step, unless enough are ready, and wait for all."""
-        if self._may_pause(step) and await self._is_full(step):
-            reporter().say(f"step {step} plays nothing: enough advantage groups are ready")
-            self._paused_at = step
-            return 1.0
+        """Play the missing start groups of the step, and wait for all."""
         if self._begun < step:
             for stretch in self._missing(step):
                 self._begin(stretch)
@@ -100,15 +94,6 @@ class LockstepQueue(RolloutQueue):
         self._reports += await asyncio.gather(*(each.task for each in self._in_flight))
         self._in_flight.clear()
         return ready / wanted if wanted else 1.0
-
-    def _may_pause(self, step: int) -> bool:
-        """Not in two steps in a row, and not over more numbers than an index looks ahead, or it would find later shards late."""
-        return self._pipeline.ready_groups_max > 0 and self._paused_at != step - 1 and self._wanted < LOOKAHEAD
-
-    async def _is_full(self, step: int) -> bool:
-        found = await asyncio.to_thread(self._resources.trainer.eligible, step, self._wanted)
-        self.ready = found.start_groups
-        return found.advantage_groups >= self._pipeline.ready_groups_max
 
     def _missing(self, step: int) -> Iterable[Stretch]:
         """Stretches of the step that no shard contains: all of them, except in a resumed run."""

@@ -31,6 +31,8 @@ from telemetry.progress import reporter
 
 _RETRY_S = 2.0
 """Seconds between two attempts to publish on a full disk."""
+FULL_DISK_WAIT_S = 60.0
+"""Seconds for which finished rollouts wait for space on a full disk before the run ends; it can be resumed."""
 _POLL_S = 0.05
 """Seconds between two checks for a step's ledger."""
 
@@ -200,7 +202,7 @@ async def publish_groups(
         resources.provenance,
         next_start_group=first_group + count,
     )
-    return await publish_when_there_is_room(publish, resources.full_disk_wait_s)
+    return await publish_when_there_is_room(publish, FULL_DISK_WAIT_S)
 
 
 async def _roll_out(

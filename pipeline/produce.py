@@ -17,6 +17,7 @@ from pipeline.play import publish_groups, roll_out_groups
 from pipeline.producer_desk import ProducerDesk, own_name
 from pipeline.resources import PROBE, PRODUCER
 from pipeline.rollout_side import FOLLOW_S, RolloutSide, SideSettings, check_wanted, side_settings
+from pipeline.run_settings import ROLLOUT_TIMEOUT_S
 from pipeline.start_positions import producer_positions
 from pipeline.threads import apply_threads, usable_cores
 from storage.control import Control, read_control
@@ -62,7 +63,7 @@ async def play_stretch_of(side: RolloutSide, producer: str, first_group: int, co
     version = side.version
     positions = await asyncio.to_thread(producer_positions, side.resources, producer, first_group, count, version)
     settings = side.resources.rollouts.at(version + 1)  # the step that trains on them, at the earliest
-    async with asyncio.timeout(side.settings.pipeline.rollout_timeout_s):
+    async with asyncio.timeout(ROLLOUT_TIMEOUT_S):
         played = await roll_out_groups(side.resources, f"rollout {first_group}", producer, positions, first_group, settings)
     return PlayedGroups(first=first_group, count=count, version=version, decisions=played.decisions, plies=played.plies)
 
@@ -230,7 +231,7 @@ class Production:
         first, count = self._in_flight.pop(ended)
         if (error := ended.exception()) is not None:
             self._failures += 1
-            words = f"it took more than {self._side.settings.pipeline.rollout_timeout_s:g} s"
+            words = f"it took more than {ROLLOUT_TIMEOUT_S:g} s"
             reporter().say(
                 f"start groups from {first} of producer '{self._producer}' failed and are played again: {str(error) or words}"
             )

@@ -57,8 +57,6 @@ class RolloutResources:
     """Returns of the run's past start groups, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""
-    full_disk_wait_s: float = 0.0
-    """Seconds for which finished rollouts wait for space on a full disk."""
     opponent_engine: Engine | None = None
     """Draws the decisions of past versions that play opponents; None: `engine` does."""
     outside: OutsideSettings = field(default_factory=OutsideSettings)

@@ -50,9 +50,7 @@ class SidePipeline(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    full_disk_wait_s: float
     groups_per_task: int
-    rollout_timeout_s: float
     lockstep: bool = False
     deterministic: bool = False
 
@@ -162,7 +160,6 @@ class RolloutSide:
                 provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
                 past_returns=spreads,
                 max_policy_lag=settings.storage.max_policy_lag,
-                full_disk_wait_s=settings.pipeline.full_disk_wait_s,
             )
             side = cls(resources, settings, stack.pop_all())
         try:

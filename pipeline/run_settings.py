@@ -43,16 +43,15 @@ _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
 _PRESETS = Path(__file__).with_name("presets")
 
 
+ROLLOUT_TIMEOUT_S = 900.0
+"""Seconds after which a rollout task is cancelled and tried again; whole games with a search take minutes."""
+
+
 class PipelineSettings(Settings):
     """How rollouts and training overlap, and how Prefect runs them."""
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
     """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag."""
-    ready_groups_max: Annotated[int, Field(ge=0)] = 0
-    """Ready advantage groups at which rollouts ahead pause; a run in lockstep then plays in every other step only; 0: no
-    limit."""
-    full_disk_wait_s: Annotated[float, Field(ge=0)] = 60.0
-    """Seconds for which finished rollouts wait for space on a full disk before the run ends; it can be resumed."""
     lockstep: bool = False
     """Train each step on exactly its own start groups; needs a buffer_depth of 0 or 1. Faster with merged weights, where a new
     version waits until the engine is idle."""
@@ -71,8 +70,6 @@ class PipelineSettings(Settings):
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes of the cluster on this machine; they share the cores not used by the trainer."""
-    rollout_timeout_s: Annotated[float, Field(gt=0)] = 900.0
-    """Seconds after which a rollout task is cancelled and retried."""
     recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
     """Automatic restarts of a deployment's lost run at the same step before an alert; 0: none."""
 

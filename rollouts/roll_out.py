@@ -71,7 +71,7 @@ async def roll_out(
     """
 
     async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
-        board = Board.restore(group.snapshot, settings.board_path)
+        board = Board.restore(group.snapshot)
         board.prepare_forks()
         shared = f"{producer}/{seed}/{group.number}"
         seats = dict.fromkeys(POWERS, POLICY) | _draw_seats(shared, group, settings)

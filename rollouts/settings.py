@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from game.players import SEARCHES
-from game.settings import BoardPath
 from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
 from state_cache.sampling import Sampling
@@ -49,8 +48,6 @@ class RolloutSettings(Settings):
     """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Largest share of failed forks with which a rollout task succeeds."""
-    board_path: BoardPath = BoardPath.FAST
-    """'fast', or 'plain': the same games by the game engine's public calls only, several times slower."""
 
     @property
     def horizons(self) -> tuple[tuple[int, int], ...]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from telemetry.setting_marks import Settings, check_http
@@ -28,6 +28,14 @@ MISMATCH_TIMES = 10.0
 """Bound of the mismatch's 99th percentile at lag 0, in multiples of its median over the steps."""
 NO_SPREAD_SHARE = 0.9
 """Bound of the share of fresh advantage groups whose returns are all equal; such groups give no gradient."""
+STALLED_MINUTES = 30.0
+"""Minutes without a finished step after which a run counts as stalled."""
+NO_PROGRESS_STEPS = 100
+"""Steps without a rise of the mean return after which an alert is raised."""
+ENTROPY_FLOOR = 0.02
+"""Nats of mean entropy over legal sets below which the policy hardly tries anything new."""
+DISK_FREE_GIB = 2.0
+"""GiB of free space for the run's folder below which an alert is raised."""
 _HISTORY = 512
 """Number of past steps that the rules examine."""
 
@@ -42,16 +50,10 @@ class AlertSettings(Settings):
     """Address that each alert is posted to as one JSON object; runs that Prefect starts use `file` instead."""
     file: str = ""
     """Name of a file with `command` and `webhook`: 'mine' is `mine.toml` in `_alerts` under `runs_root`; empty: none."""
-    stalled_minutes: Annotated[float, Field(ge=0)] = 30.0
-    """Minutes without a finished step after which the run counts as stalled; 0: never."""
-    no_progress_steps: Annotated[int, Field(ge=0)] = 100
-    """Steps without a rise of the mean return after which an alert is raised; 0: never."""
-    entropy_floor: Annotated[float, Field(ge=0)] = 0.02
-    """Nats of mean entropy over legal sets below which an alert is raised; 0: never."""
-    disk_free_gib: Annotated[float, Field(ge=0)] = 2.0
-    """GiB of free disk space for the run's folder below which an alert is raised; 0: never."""
-    silent: tuple[Literal["not_finite", "lag_at_cap", "mismatch", "no_spread", "worker_lost"], ...] = ()
-    """Rules that raise no alert. The other rules have a bound that switches them off."""
+    silent: tuple[
+        Literal["not_finite", "no_progress", "lag_at_cap", "mismatch", "entropy", "no_spread", "worker_lost", "disk"], ...
+    ] = ()
+    """Rules that raise no alert."""
 
     @field_validator("webhook")
     @classmethod
@@ -107,8 +109,8 @@ class Watch:
 
     def quiet(self, seconds: float) -> list[Alert]:
         """Check for a stall, given the seconds since the last step. Returns the alert if it begins now."""
-        bound = 60 * self._settings.stalled_minutes
-        said = f"no step was finished for {seconds / 60:.0f} minutes" if bound and seconds >= bound else None
+        bound = 60 * STALLED_MINUTES
+        said = f"no step was finished for {seconds / 60:.0f} minutes" if seconds >= bound else None
         return [alert for alert in [self._raised("stalled", said)] if alert]
 
     def _raised(self, name: str, sentence: str | None) -> Alert | None:
@@ -134,8 +136,8 @@ class Watch:
         return "an update was skipped, because loss or gradient was not finite or there was nothing to train on"
 
     def _no_progress(self) -> str | None:
-        returns, steps = self._values("train/return_mean"), self._settings.no_progress_steps
-        if not steps or len(returns) < 2 * steps:
+        returns, steps = self._values("train/return_mean"), NO_PROGRESS_STEPS
+        if len(returns) < 2 * steps:
             return None
         before, since = _mean(returns[-2 * steps : -steps]), _mean(returns[-steps:])
         return (
@@ -161,7 +163,7 @@ class Watch:
         return f"trainer and engine differ by {now:.2g} nats (99th percentile at lag 0), usually by {usual:.2g}"
 
     def _entropy(self) -> str | None:
-        entropy, floor = self._last("train/entropy"), self._settings.entropy_floor
+        entropy, floor = self._last("train/entropy"), ENTROPY_FLOOR
         if entropy is None or entropy >= floor:
             return None
         return f"the policy's entropy is {entropy:.3f} nats, under {floor:g}: it hardly tries anything new"
@@ -178,7 +180,7 @@ class Watch:
 
     def _disk(self) -> str | None:
         free = shutil.disk_usage(self._folder).free / 2**30
-        bound = self._settings.disk_free_gib
+        bound = DISK_FREE_GIB
         return f"{free:.1f} GiB are free under '{self._folder}', less than {bound:g}" if free < bound else None
 
 

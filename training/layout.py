@@ -22,6 +22,8 @@ from training.settings import TrainingSettings
 from training.trie_plan import PackedMicroBatch, plan
 
 logger = logging.getLogger("entente.trainer")
+MICRO_BATCH_ROWS = 32
+"""Decisions of a padded forward; the loss does not depend on it."""
 _CHECKED_ROWS = 4
 _CHECKED_TOKENS = 4096
 """Largest number of padded tokens in the check; with long rows it uses fewer of them."""
@@ -88,7 +90,7 @@ class Layout:
             found = plan(batch, rows, token_budget)
             return Cut(micro_batches=found.micro_batches, raw_tokens=found.raw_tokens, unique_tokens=found.unique_tokens)
         tokens = int(np.diff(batch.input_offsets)[list(rows)].sum())
-        micro_batches = tuple(padded_micro_batches(batch, rows, self._settings.micro_batch_rows))
+        micro_batches = tuple(padded_micro_batches(batch, rows, MICRO_BATCH_ROWS))
         return Cut(micro_batches=micro_batches, raw_tokens=tokens, unique_tokens=tokens)
 
     def _check(self, batch: Batch, rows: Sequence[int]) -> None:

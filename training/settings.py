@@ -38,8 +38,6 @@ class TinyModelSettings(Settings):
     """Optimiser steps of imitation; 150 are enough to write orders and to prefer moves."""
     imitation_positions: Annotated[int, Field(ge=1)] = 5
     """Positions per imitation step, each with the decisions of all its powers (about 7)."""
-    imitation_rate: Annotated[float, Field(gt=0)] = 3e-3
-    """AdamW learning rate of imitation, with a short warm-up and a linear decay."""
     source_games: Annotated[int, Field(ge=1)] = 48
     """Scripted games whose decisions are imitated."""
     seed: Seed = 0
@@ -91,8 +89,6 @@ class TrainingSettings(Settings):
     """Weight of the mean of -log(legal mass) over the probed tokens; it keeps the unmasked model on legal orders; 0: off."""
     layout: Literal["packed", "padded"] = "packed"
     """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
-    micro_batch_rows: Annotated[int, Field(ge=1)] = 32
-    """Decisions per padded forward; the loss does not depend on it."""
     token_budget: Annotated[int, Field(ge=0)] = 0
     """Unique tokens of a packed micro-batch; 0: as many as fit on a GPU, a constant on a CPU; the loss does not depend on it."""
     recompute: bool = False

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 from telemetry.setting_marks import MAY_CHANGE, change_rule
 from training.settings import TrainingSettings
 
-LAST_BITS = frozenset({"layout", "token_budget", "micro_batch_rows", "recompute"})
+LAST_BITS = frozenset({"layout", "token_budget", "recompute"})
 """Settings that only change rounding. They are not part of the hash, nor are settings that a resumed run may change."""
 
 

@@ -34,6 +34,8 @@ from training.settings import TinyModelSettings
 from training.small_model import fitting_thought, new_model, save_tokenizer, wanted_centres
 
 _LAST_YEAR = 1907
+_IMITATION_RATE = 3e-3
+"""AdamW learning rate of imitation, with a short warm-up and a linear decay."""
 _DECISIONS_A_ROW = 3
 """Decisions at most of a row of imitation, if each has a board of its own."""
 
@@ -158,7 +160,7 @@ def _imitate(
         for position in positions
     ]
     order = np.random.default_rng(settings.seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.imitation_rate, weight_decay=0.01)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=_IMITATION_RATE, weight_decay=0.01)
     warm, total = max(1, settings.imitation_steps // 20), settings.imitation_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min((step + 1) / warm, max(0.05, 1 - (step - warm) / max(1, total - warm)))

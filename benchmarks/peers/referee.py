@@ -49,7 +49,7 @@ class Referee:
         return {"rewards": rewards, "cpu_s": time.process_time() - began}
 
     async def _play(self, numbers: Sequence[int], texts: Sequence[str]) -> list[float]:
-        boards = {number: Board.restore(self.questions[number].snapshot, self.rollouts.board_path) for number in set(numbers)}
+        boards = {number: Board.restore(self.questions[number].snapshot) for number in set(numbers)}
         return await asyncio.gather(
             *(
                 self._reward(place, self.questions[number], boards[number].fork(), text)

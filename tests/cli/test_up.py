@@ -121,7 +121,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
 
     # Somebody who has the key still cannot have a command run by a parameter.
     settings = found["train_policy"]["parameters"]["settings"] | {"run": "attacked"}
-    given = {"settings": settings | {"alerts": {"command": f"touch {folder}/seen", "disk_free_gib": 99999}}}
+    given = {"settings": settings | {"alerts": {"command": f"touch {folder}/seen"}}}
     create = f"deployments/{found['train_policy']['id']}/create_flow_run"
     attack = ask(create, {"parameters": given, "enforce_parameter_schema": False})
     refresh = ask(f"deployments/{found['build_state_cache']['id']}/create_flow_run", {"parameters": {"run": "newest"}})

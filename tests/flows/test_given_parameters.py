@@ -189,8 +189,8 @@ def test_an_alert_file_on_the_machine_says_where_alerts_go(tmp_path: Path):
     folder = tmp_path / "_alerts"
     folder.mkdir()
     (folder / "mine.toml").write_text('command = "cat > told"\n')
-    found = with_hooks(AlertSettings(file="mine", stalled_minutes=3), tmp_path)
-    assert (found.command, found.webhook, found.stalled_minutes) == ("cat > told", "", 3)
+    found = with_hooks(AlertSettings(file="mine", silent=("entropy",)), tmp_path)
+    assert (found.command, found.webhook, found.silent) == ("cat > told", "", ("entropy",))
     assert with_hooks(AlertSettings(command="true"), tmp_path).command == "true"
 
 
@@ -200,7 +200,7 @@ def test_an_alert_file_on_the_machine_says_where_alerts_go(tmp_path: Path):
         (None, AlertSettings(file="other"), "cannot be read: .*No such file"),
         ("command = [", AlertSettings(file="mine"), "cannot be read"),
         ("", AlertSettings(file="mine"), "must hold hooks only"),
-        ("stalled_minutes = 3", AlertSettings(file="mine"), "must hold hooks only"),
+        ("silent = []", AlertSettings(file="mine"), "must hold hooks only"),
         ("command = 3", AlertSettings(file="mine"), "must hold hooks only"),
         ("command = 'true'", AlertSettings(file="../mine"), "cannot name a folder"),
         ("command = 'true'", AlertSettings(file="mine", command="true"), "leave alerts.command and alerts.webhook out"),

@@ -211,7 +211,7 @@ def test_a_sweep_that_was_killed_before_it_had_a_file_begins_anew(place: Place):
 
 def test_a_run_of_a_sweep_whose_process_is_old_does_not_hang_when_it_has_just_begun(place: Place, sleeper: psutil.Process):
     """The process has trained other runs before; this one's files are of an earlier rung."""
-    paths = place.begun("rates-1", steps=1, alerts={"stalled_minutes": 1.0})
+    paths = place.begun("rates-1", steps=1)
     for part in (*paths.root.rglob("*"), paths.root):
         os.utime(part, (1.0, 1.0))
     busy = asyncio.run(place.ended(Running(), {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}))
@@ -312,12 +312,14 @@ def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place
     assert asyncio.run(task_state(task)) == StateType.CRASHED
 
 
-def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(place: Place, sleeper: psutil.Process):
+def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(
+    place: Place, sleeper: psutil.Process, monkeypatch: pytest.MonkeyPatch
+):
     paths = place.begun("hung", steps=1)
     hung = asyncio.run(place.ended(Running(), place.settings(run="hung")))
     noted(paths, hung, sleeper)
     assert str(hung.id) not in asyncio.run(recover_training(runs_root=place.root)), "it began just now"
-    paths.settings.write_text(place.settings(run="hung", alerts={"stalled_minutes": 1e-6}).model_dump_json())
+    monkeypatch.setattr("flows.recover_training.STALLED_MINUTES", 1e-6)
     assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(hung.id)]
     assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
 

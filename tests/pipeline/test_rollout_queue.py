@@ -280,16 +280,6 @@ def test_the_controller_lowers_what_is_ahead_where_rows_come_late(field: Field):
     scene(run)
 
 
-def test_nothing_is_played_ahead_while_enough_advantage_groups_lie_ready(field: Field):
-    async def run() -> None:
-        async with queue(field, buffer_depth=2, groups_per_task=1, ready_groups_max=3 * START_GROUPS) as rollouts:
-            field.ready = list(range(1000, 1000 + START_GROUPS))
-            taken = await take(rollouts, 1, field)
-            assert taken.done() and field.begun == []
-
-    scene(run)
-
-
 def test_groups_that_become_too_old_are_counted_from_the_first_step_on(field: Field):
     async def run() -> None:
         async with queue(field, buffer_depth=0, groups_per_task=6) as rollouts:
@@ -353,19 +343,6 @@ def test_whatever_ends_the_training_ends_the_rollouts_in_flight(field: Field, er
         assert len(field.cancelled) == 9 and field.running == {}
 
     scene(run)
-
-
-def test_in_step_it_pauses_where_enough_lies_ready_but_never_in_two_steps_running(field: Field):
-    async def run() -> None:
-        async with queue(field, buffer_depth=0, deterministic=True, ready_groups_max=1) as rollouts:
-            field.ready = list(range(100))
-            for step in range(1, LAST_STEP + 1):
-                taken = await take(rollouts, step, field)
-                field.end()
-                await taken
-
-    scene(run)
-    assert [stretch.step for stretch in field.begun] == [2, 4, 6]
 
 
 def test_what_producers_play_for_the_run_is_not_begun_here_as_well_and_is_taken_once_it_is_ready(field: Field):

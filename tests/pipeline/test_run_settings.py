@@ -281,7 +281,7 @@ def begun(tmp_path: Path) -> dict[str, Any]:
         "seed",
         "training.loss",
         "training.clip_low",
-        "storage.max_policy_lag",
+        "storage.discount",
         "rollouts.temperature",
         "cache.seed",
         "inference.model",

@@ -18,6 +18,8 @@ FIGURES = {"train/entropy": 0.5}
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The events that were sent; every entropy of the tests is below the floor but one of 2 nats."""
+    monkeypatch.setattr("telemetry.alerts.ENTROPY_FLOOR", 1.0)
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(alerts, "emit_event", lambda **event: found.append(event))
     return found
@@ -27,9 +29,7 @@ def test_an_alert_reaches_log_file_prefect_and_hook_and_a_slow_hook_delays_no_st
     tmp_path: Path, said: list[str], events: list[dict[str, Any]]
 ):
     paths = RunPaths(tmp_path / "mine").create()
-    settings = AlertSettings(
-        entropy_floor=1.0, command=f"while [ ! -e '{tmp_path}/go' ]; do sleep 0.05; done; cat > '{tmp_path}/told'"
-    )
+    settings = AlertSettings(command=f"while [ ! -e '{tmp_path}/go' ]; do sleep 0.05; done; cat > '{tmp_path}/told'")
 
     async def run() -> None:
         async with AlertDesk(paths, settings, max_policy_lag=2) as desk:
@@ -52,7 +52,7 @@ def test_a_hook_that_fails_is_said_once_and_an_alert_that_gets_lost_too(
     tmp_path: Path, said: list[str], events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ):
     paths = RunPaths(tmp_path / "mine").create()
-    settings = AlertSettings(entropy_floor=1.0, command="exit 3")
+    settings = AlertSettings(command="exit 3")
 
     async def run(low: tuple[int, ...]) -> None:
         async with AlertDesk(paths, settings, max_policy_lag=2) as desk:
@@ -70,7 +70,7 @@ def test_a_hook_that_fails_is_said_once_and_an_alert_that_gets_lost_too(
 
 def test_a_quiet_run_is_said_to_be_stalled(tmp_path: Path, said: list[str], events: list[dict[str, Any]]):
     async def run() -> None:
-        settings = AlertSettings(stalled_minutes=30)
+        settings = AlertSettings()
         async with AlertDesk(RunPaths(tmp_path / "mine").create(), settings, max_policy_lag=2):
             await asyncio.sleep(30 * 60)
             assert not events

@@ -172,7 +172,7 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
         pytest.param({"processes": 4}, id="whole"),
         pytest.param({"processes": 4, "base_parts": 2}, id="two copies of two parts"),
         pytest.param({"processes": 4, "base_parts": 4, "recompute": True}, id="four parts, recomputed"),
-        pytest.param({"processes": 4, "base_parts": 4, "layout": "padded", "micro_batch_rows": 2}, id="four parts, padded"),
+        pytest.param({"processes": 4, "base_parts": 4, "layout": "padded"}, id="four parts, padded"),
         pytest.param({"processes": 8, "base_parts": 8, "advantage_scale": "batch"}, id="more processes than groups"),
     ],
 )
