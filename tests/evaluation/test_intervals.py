@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.intervals import FEWEST_CLUSTERS, Estimate, clusters_for_width, clusters_to_show, estimate, format_count
+from evaluation.intervals import FEWEST_CLUSTERS, Estimate, estimate, format_count
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def test_the_interval_of_a_known_spread():
     assert found.interval is not None and found.interval[0] < found.mean < found.interval[1]
 
 
-@pytest.mark.parametrize("count", range(1, FEWEST_CLUSTERS))
+@pytest.mark.parametrize("count", [1, FEWEST_CLUSTERS - 1])
 def test_too_few_clusters_have_no_interval_and_the_sentence_says_how_many_it_takes(count: int):
     found = estimate(np.repeat(np.arange(count), 3), np.repeat(np.arange(count), 3), 200, 0)
     assert (found.interval, found.rounded(), found.clusters) == (None, None, count)
@@ -43,20 +43,10 @@ def test_too_few_clusters_have_no_interval_and_the_sentence_says_how_many_it_tak
     assert share.interval is None, "there is no Wilson interval either"
 
 
-def test_an_interval_is_described():
-    found = Estimate(mean=1.0, low=0.5, high=1.5, clusters=8)
-    assert found.describe("+.2f") == "95 % interval [+0.50, +1.50]" and found.rounded() == [0.5, 1.5]
-
-
 def test_a_share_equal_in_all_clusters_gets_wilsons_interval():
     none, all_of_them = (estimate(np.full(8, value), np.arange(8), 200, 0, share=True) for value in (0.0, 1.0))
     assert none.interval == pytest.approx((0, 0.3244), abs=1e-4), "Wilson's interval of 0 of 8"
     assert all_of_them.interval == pytest.approx((1 - 0.3244, 1), abs=1e-4)
-
-
-def test_needed_clusters_are_at_least_the_fewest_for_an_interval():
-    assert clusters_for_width([1.0, 1.0, 1.0], 0.5) == FEWEST_CLUSTERS
-    assert clusters_to_show([1.0] * 6) == FEWEST_CLUSTERS and clusters_to_show([1.0] * 5) is None
 
 
 def test_only_the_intervals_module_resamples():
@@ -81,7 +71,7 @@ def draws(kind: str, clusters: int, generator: np.random.Generator) -> tuple[np.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gains", "shares"])
-@pytest.mark.parametrize("clusters", [6, 8, 12, 28])
+@pytest.mark.parametrize("clusters", [6, 28])
 def test_an_interval_covers_the_mean_in_about_95_of_100_cases(kind: str, clusters: int):
     generator, experiments, covered = np.random.default_rng(clusters), 2000, 0
     for number in range(experiments):

@@ -1,8 +1,6 @@
 """Matches: every player plays all powers equally often, with the same starts and random numbers; counts add up."""
 
 import asyncio
-import hashlib
-import json
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -14,13 +12,12 @@ import pytest
 from evaluation.contestants import Contestant, check_searches, needs_run, resolve_contestants
 from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, read_ratings, write_match
 from evaluation.match_table import games_for_width, match_table, rate_players
-from evaluation.matches import GameResult, plan_match, play_match, rounds_for
-from evaluation.settings import MatchSettings, PlaySettings
+from evaluation.matches import GameResult, plan_match, play_match
+from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.play_match import conclusions
 from game.board import POWERS, Board
 from game.players import player
-from game.scores import Standing
 from rollouts.deciders import PolicyDecider
 from rollouts.seeds import dice
 from search.settings import SearchSettings
@@ -43,14 +40,6 @@ def test_every_player_is_counted_on_every_power_equally_often(settings: MatchSet
     for name in settings.players:
         seats = {counted[name, power] for power in POWERS}
         assert len(seats) == 1 and seats != {0}, name
-
-
-def test_a_player_alone_sits_in_one_seat_and_is_the_only_one_counted():
-    for plan in plan_match(ALONE, 2):
-        (power,) = plan.measured
-        name = plan.key.split("/")[-1]
-        assert plan.seats[power] == name
-        assert all(plan.seats[other] == "random" for other in POWERS if other != power)
 
 
 def test_players_that_are_compared_meet_the_same_starts_powers_and_luck(positions):
@@ -82,14 +71,6 @@ def test_games_from_one_source_game_are_one_cluster_and_other_games_are_on_their
     assert len({plan.cluster for plan in standard}) == len(standard) == 21
 
 
-def test_the_wins_and_the_squares_of_a_game_add_up_to_one():
-    games = played(MIXED)
-    table = match_table(games, MIXED)
-    for name in ("win", "sos"):
-        assert sum(each.seats * each.measures[name].mean for each in table.players) == pytest.approx(len(games))
-    assert sum(each.seats for each in table.players) == 7 * len(games)
-
-
 def test_a_game_is_what_playing_it_out_gives():
     """Oracle: a loop over boards without the match code, with the seats rotated by hand."""
     game = played(MIXED)[1]  # round 0, rotated by one
@@ -104,29 +85,10 @@ def test_a_game_is_what_playing_it_out_gives():
     assert game.centres == board.centre_counts() and game.ended == "horizon" and game.start == (3, 3, 3, 3, 3, 4, 3)
 
 
-def test_a_version_of_equal_odds_plays_as_a_decider_and_its_orders_are_legal(uniform_engine, tokens):
-    settings = MIXED.model_copy(update={"players": ("v1", "random"), "at_once": 3})
-    engine = uniform_engine()
-    games = played(settings, deciders={"v1": PolicyDecider(engine, tokens, 1)})
-    assert sum(game.rejected for game in games) == 0
-    assert {request.version for request in engine.requests} == {1}
-    asked = {request.request_id for request in engine.requests}
-    assert len(asked) == len(engine.requests) > 0
-
-
 def test_a_failed_game_is_no_result(uniform_engine, tokens):
     settings = MIXED.model_copy(update={"players": ("v1", "random")})
     with pytest.raises(EngineError, match="game 0/0 of the match failed"):
         played(settings, deciders={"v1": PolicyDecider(uniform_engine(fails=lambda request: True), tokens, 1)})
-
-
-def test_win_is_most_centres_with_ties_split():
-    assert [Standing(centres=(8, 8, 3, 5, 5, 4, 1)).win_share(power) for power in POWERS[:3]] == [0.5, 0.5, 0.0]
-    assert Standing(centres=(18, 8, 3, 5, 0, 0, 0)).win_share("AUSTRIA") == 1.0
-    assert (
-        Standing(centres=(18, 8, 3, 5, 0, 0, 0)).solo("AUSTRIA") == 1.0
-        and Standing(centres=(17,) + (2,) * 6).solo("AUSTRIA") == 0
-    )
 
 
 def made_up(centres_by_round: list[dict[str, int]]) -> list[GameResult]:
@@ -185,10 +147,6 @@ def test_ratings_rise_with_winning_and_stay_with_ties():
     assert even["a"][0] == pytest.approx(even["b"][0])
 
 
-def test_games_are_rounded_up_to_whole_rounds():
-    assert [rounds_for(games) for games in (1, 7, 8, 70)] == [1, 1, 2, 10]
-
-
 def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
     """Two rounds of seven games allow intervals of the players, but not of their difference."""
     settings = MatchSettings(players=("a", "b"), bootstrap=200, measure="centres")
@@ -200,13 +158,6 @@ def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
         "no difference between a and b is shown: by +6.000 (centres), no interval: 2 rounds, and an interval takes 6"
     ]
     assert all(player.measures["centres"].interval is not None for player in table.players)
-
-
-def test_games_of_one_source_game_are_a_match_without_intervals(positions):
-    settings = MIXED.model_copy(update={"start": "held-out"})
-    with pytest.raises(InputError, match="no held-out position of a movement phase"):
-        plan_match(settings, 2, [])
-    assert {plan.cluster for plan in plan_match(settings, 2, positions[:1])} == {positions[0].game_id}
 
 
 def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
@@ -231,15 +182,6 @@ def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     assert all(each.matches == 2 and each.rating_spread < own[name][1] for name, each in twice.items())
 
 
-def test_a_match_of_one_player_has_no_rating_and_is_read_back(tmp_path: Path):
-    alone = MatchSettings(players=("random",), opponents="hold", years=1)
-    table = match_table(asyncio.run(play_match(plan_match(alone, 1, ()), alone, {})), alone)
-    record = MatchRecord(label="label", settings=alone, players=(Contestant(name="random"),), table=table, seconds=1.0)
-    write_match(tmp_path, record)
-    (found,) = read_matches(tmp_path)
-    assert np.isnan(found.table.players[0].rating) and found.table.players[0].measures == table.players[0].measures
-
-
 def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     old, new = (
         Contestant(name="v1", run="a", version=1, adapter_hash="x"),
@@ -249,29 +191,6 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     assert match_label(MIXED, [old]) == match_label(more, [old])
     assert match_label(MIXED, [old]) != match_label(MIXED, [new])
     assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])
-
-
-def test_search_and_temperature_are_in_the_label_only_where_they_matter():
-    """So a match from before there was search is continued: its label is computed here as it was then."""
-    version, searching = Contestant(name="v1", run="a", version=1), Contestant(name="mover+search", searches=True)
-    fields = ("players", "opponents", "start", "years", "repetitions", "pick", "seed")
-    then = {name: MIXED.model_dump(mode="json")[name] for name in fields}
-    digest = hashlib.sha256(json.dumps([then, [("v1", "a", 1, "")]], sort_keys=True).encode()).hexdigest()[:8]
-    assert match_label(MIXED, [version]).endswith(f"-{digest}")
-    wider = MIXED.model_copy(update={"search": SearchSettings(playouts=99)})
-    assert match_label(wider, [version]) == match_label(MIXED, [version])
-    assert match_label(wider, [searching]) != match_label(MIXED, [searching])
-    by_search = {"pick": "search"}
-    assert match_label(wider.model_copy(update=by_search), [version]) != match_label(
-        MIXED.model_copy(update=by_search), [version]
-    )
-    assert match_label(MIXED.model_copy(update={"temperature": 0.5}), [version]) != match_label(MIXED, [version])
-
-
-def test_a_model_s_weights_are_part_of_the_question(tmp_path: Path):
-    model = Contestant(name="models/a", model=tmp_path, weights_hash="x")
-    assert match_label(MIXED, [model]) == match_label(MIXED, [replace(model, model=tmp_path / "moved")])
-    assert match_label(MIXED, [model]) != match_label(MIXED, [replace(model, weights_hash="y")])
 
 
 def test_models_of_different_sizes_meet_without_a_run(model: Path, tmp_path: Path):
@@ -290,25 +209,6 @@ def test_models_of_different_sizes_meet_without_a_run(model: Path, tmp_path: Pat
 
     games = asyncio.run(match())
     assert len(games) == 2 and sum(game.rejected for game in games) == 0
-
-
-def test_a_match_from_before_there_was_search_is_read(tmp_path: Path):
-    paths, settings = RunPaths(tmp_path), MIXED.model_copy(update={"repetitions": 5})
-    record = MatchRecord(label="old", settings=settings, players=(), table=match_table(played(MIXED, 1), MIXED), seconds=1.0)
-    write_match(paths.matches, record)
-    file = tmp_path / "scores" / "matches" / "old.json"
-    plain = json.loads(file.read_bytes())
-    for name in ("search", "temperature"):
-        del plain["settings"][name]
-    file.write_text(json.dumps(plain))
-    assert read_matches(paths.matches) == [record]
-    plain["settings"]["pick"] = "playout"
-    file.write_text(json.dumps(plain))
-    plain["players"] = [{"name": "playout"}]
-    file.write_text(json.dumps(plain))
-    (found,) = read_matches(paths.matches)
-    assert found.settings.pick == "search" and found.table == record.table
-    assert found.settings.search == SearchSettings(proposals=5, playouts=20, player=("random",))
 
 
 def test_a_scripted_player_that_searches_needs_no_engine(tmp_path: Path, monkeypatch):
@@ -334,15 +234,6 @@ def test_a_scripted_player_that_searches_needs_no_engine(tmp_path: Path, monkeyp
     assert searched.pair == alone.pair and searched.centres != alone.centres
 
 
-def test_how_versions_play_is_told_where_it_is_not_plain():
-    assert PlaySettings().how() == MatchSettings().how(MatchSettings().players) == ""
-    searched = PlaySettings(temperature=0.5, pick="search", search=SearchSettings(scripted=("mover",))).how()
-    assert searched == (
-        "temperature 0.5; search of versions: 4 proposals and mover, 16 playouts of 1 years by dumbbot, centres count"
-    )
-    assert "search of '+search'" in MatchSettings().how(("mover+search",))
-
-
 def test_the_temperature_of_a_match_reaches_the_draws(uniform_engine, tokens):
     settings = MIXED.model_copy(update={"players": ("v1", "random"), "temperature": 0.5})
     engine = uniform_engine()
@@ -363,11 +254,7 @@ def test_a_search_that_cannot_be_made_is_refused_before_an_engine_is_opened(tmp_
     [
         (["nobody"], "there is no player 'nobody': name a version"),
         (["v7"], "run 'mine' has no policy version 7; its newest is 0"),
-        (["other:v0"], "there is no run 'other'"),
-        (["mover+search+search"], "searches twice"),
-        (["v7+search"], "run 'mine' has no policy version 7; its newest is 0"),
         (["base", "newest"], "player 'v0' is named twice"),
-        (["../x:v0"], "cannot name a folder"),
         (["models/none"], "there is no folder 'models/none', so it cannot play: name the folder of a model"),
     ],
 )

@@ -69,12 +69,6 @@ def test_a_difference_whose_interval_holds_0_is_not_shown():
     assert found.forks_to_show is not None and found.forks_to_show > 24
 
 
-def test_too_few_source_games_give_a_difference_without_an_interval():
-    few = {name: value for name, value in gains_of(1).items() if int(name) < 8}
-    found = difference(record(few), record({name: value + 3 for name, value in few.items()}))
-    assert (found.difference.mean, found.difference.interval, found.shown) == (pytest.approx(3), None, False)
-
-
 @pytest.mark.parametrize(
     ("other", "why"),
     [
@@ -87,10 +81,3 @@ def test_too_few_source_games_give_a_difference_without_an_interval():
 )
 def test_scores_of_other_questions_are_not_paired(other: dict, why: str):
     assert score_difference(record(gains_of(1)), record(gains_of(1), **other)) == f"they were measured with {why}"
-
-
-def test_scores_without_single_gains_or_common_positions_are_not_paired():
-    first = record(gains_of(1))
-    assert "an earlier release" in score_difference(first, record({}))
-    elsewhere = record({str(int(name) + 100): value for name, value in gains_of(1).items()})
-    assert score_difference(first, elsewhere) == "they have no position in common"

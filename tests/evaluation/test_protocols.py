@@ -2,8 +2,6 @@
 
 import pytest
 
-from evaluation.contestants import Contestant
-from evaluation.match_files import match_label
 from evaluation.matches import GAMES_PER_ROUND, plan_match
 from evaluation.protocols import check_protocol, part_of_protocol, protocol_match, protocols
 from evaluation.settings import MatchSettings
@@ -29,17 +27,6 @@ def test_the_reverse_seats_one_dumbbot_on_every_power_among_six_of_ours():
     for plan in plans:
         (power,) = plan.measured
         assert plan.seats[power] == "dumbbot" and [plan.seats[each] for each in POWERS if each != power] == ["mover"] * 6
-
-
-def test_its_games_are_those_of_the_same_match_without_its_name():
-    match = asked("six-dumbbots-1910", "mover")
-    players = [Contestant(name="mover"), Contestant(name="dumbbot")]
-    assert match_label(match, players) == match_label(match.model_copy(update={"protocol": ""}), players)
-
-
-def test_fewer_games_are_a_part_and_say_so():
-    match = asked("six-dumbbots-1908", "mover", games=7)
-    assert part_of_protocol(match) == "this is a part of protocol six-dumbbots-1908: 7 of its 203 games"
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,6 @@ def test_each_unit_takes_the_order_that_most_draws_gave_it():
     assert vote(sets, MOVES) == ["A MAR H", "A PAR - GAS"], "in a tie the order drawn first wins"
 
 
-def test_builds_are_voted_on_as_whole_sets():
-    assert vote([["A PAR B"], ["F MAR B"], ["F MAR B"]], BUILDS) == ["F MAR B"]
-
-
 @pytest.mark.parametrize("legal", [MOVES, BUILDS], ids=["units", "sets"])
 def test_a_vote_is_settled_exactly_when_no_completion_changes_it(legal: LegalOrders):
     """Oracle: all continuations of random sequences of draws."""
@@ -68,14 +64,3 @@ def test_an_early_end_gives_what_drawing_to_the_end_would_give(uniform_engine, t
             saved += 15 - decider.drawn
             assert len({request.seed for request in engine.requests}) == decider.drawn
     assert saved >= 0
-
-
-def test_equal_draws_stop_after_little_more_than_half(uniform_engine, tokens, positions):
-    class Same(RepeatedDecider):
-        async def _draws(self, request, first, count):
-            self.drawn += count
-            return [[options[0] for options in request.legal.options]] * count
-
-    decider = Same(uniform_engine(), tokens, None, 25)
-    asyncio.run(decider.decide(request_for(Board.start(), "FRANCE")))
-    assert decider.drawn == 13

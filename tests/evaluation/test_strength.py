@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluation.intervals import estimate
 from evaluation.score_files import ScoreRecord, read_score, read_scores, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, measure_strength
-from game.board import POWERS, Board
+from game.board import Board
 from game.players import player
 from rollouts.deciders import DecisionRequest
 from rollouts.seeds import dice
@@ -89,22 +88,6 @@ def test_positions_of_too_few_games_have_a_score_and_no_interval(positions, game
     assert math.isfinite(found.mean) and found.estimate.rounded() is None
 
 
-def test_a_score_has_the_interval_that_everything_else_has(positions):
-    found = score("mover", positions)
-    gains = asyncio.run(_gains("mover", positions))
-    assert found.estimate == estimate(*gains, SETTINGS.bootstrap, SETTINGS.seed)
-
-
-async def _gains(who: str, positions) -> tuple[list[float], list[str]]:
-    """Gains by fork, each from the score of one position."""
-    values, games = [], []
-    for each in positions:
-        one = await measure_strength(who, "random", [each], SETTINGS.model_copy(update={"positions": 1}))
-        values += [one.mean] * one.forks
-        games += [each.game_id] * one.forks
-    return values, games
-
-
 def test_too_few_held_out_positions_are_refused(positions):
     with pytest.raises(InputError, match="8 held-out positions are asked for but the state cache holds 3"):
         score("random", positions[:3])
@@ -113,12 +96,6 @@ def test_too_few_held_out_positions_are_refused(positions):
 def test_a_failed_fork_is_no_score(uniform_engine, tokens, positions):
     with pytest.raises(EngineError, match="failed on position"):
         score(POLICY, positions, uniform_engine(fails=lambda request: True), tokens)
-
-
-def test_seats_are_all_seven(uniform_engine, tokens, positions):
-    engine = uniform_engine()
-    score(POLICY, positions, engine, tokens)
-    assert {request.request_id.split("/")[3] for request in engine.requests} <= set(POWERS)
 
 
 def test_an_opening_says_how_sure_the_policy_was_of_each_order(uniform_engine, tokens, positions):

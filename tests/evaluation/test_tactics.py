@@ -1,7 +1,6 @@
 """The listed best order sets of tactical positions are best: every order set is tried against every reply."""
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -34,12 +33,6 @@ def test_a_position_is_legal_and_has_order_sets_that_are_not_best(position: Tact
     assert position.idea.endswith(".")
 
 
-def test_there_are_twenty_or_more_positions_with_all_main_themes():
-    themes = Counter(position.theme for position in POSITIONS.values())
-    assert len(POSITIONS) >= 20
-    assert {"support", "cut", "convoy", "dislodge", "standoff", "build", "disband", "retreat"} <= set(themes)
-
-
 def test_a_claim_that_is_wrong_is_refuted():
     position = POSITIONS["venice-by-two-armies"]
     wrong = replace(position, best=(("F TRI - VEN", "A TYR - VEN"),))
@@ -60,12 +53,6 @@ def test_worth_is_the_smallest_value_over_all_replies():
         assert worth(board, position, orders) == min(values)
 
 
-def test_value_counts_centres_as_if_the_year_ended_now():
-    board = Board.restore(POSITIONS["marseilles-back"].snapshot)
-    assert value(board, "FRANCE") == 1, "Paris; an Italian army is in Marseilles"
-    assert value(board, "ITALY") == 4, "its three centres and Marseilles"
-
-
 def test_a_player_is_scored_by_the_share_of_its_draws_that_are_best():
     class Always:
         def __init__(self, first: int) -> None:
@@ -82,8 +69,3 @@ def test_a_player_is_scored_by_the_share_of_its_draws_that_are_best():
     assert score.share.mean == pytest.approx(0.25) and score.by_theme == {"support": 0.25, "retreat": 0.25}
     whole = asyncio.run(solve("all", 3, some, Always(8), draws=8))
     assert whole.share.mean == 1 and whole.share.interval is None and whole.share.clusters == 2, "of two positions"
-
-
-def test_scripted_players_meet_the_same_dice_again():
-    some = list(POSITIONS.values())[:4]
-    assert asyncio.run(solve("mover", 0, some)) == asyncio.run(solve("mover", 0, some))

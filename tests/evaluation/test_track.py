@@ -50,11 +50,6 @@ def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
     assert not any(never.due(version) for version in range(1, 21)) and never.figures() == {}
 
 
-def test_when_a_version_is_measured_changes_no_question():
-    asked = EvaluationSettings(every=5, beside="inside")
-    assert asked.question == EvaluationSettings() and asked.question != EvaluationSettings(seed=1).question
-
-
 @pytest.mark.parametrize(
     ("kind", "adapters", "versions", "expected"),
     [

@@ -45,13 +45,6 @@ def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
 
 
-def test_a_foreign_file_among_the_shards_is_named_and_does_no_harm(workplace, trained, copy: RunPaths):
-    foreign = copy.shards / "local" / "000900.arrow"
-    foreign.write_bytes(b"ARROW1 and nothing else")
-    asked = workplace("sql", "--runs-root", str(copy.root.parent), "--run", "first", "select shard from refused")
-    assert asked.returncode == 0 and "local/000900.arrow" in asked.stdout
-
-
 def test_what_nothing_can_replace_is_said_with_the_file_s_name(workplace, trained, copy: RunPaths):
     copy.settings.write_text(copy.settings.read_text().replace('"steps"', '"stepz"'))
     done = workplace("train", "--runs-root", str(copy.root.parent), "--run", "first", "--resume", "--steps", "3")

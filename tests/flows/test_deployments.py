@@ -21,14 +21,12 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from cli import environment
 from cli.automations import SILENT_S, crash_silent_runs
 from flows.recover_training import SILENT
-from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.setting_names import FIRST_SETTINGS
-from training.settings import TrainingSettings
+from pipeline.run_settings import layered_settings
+from tests.test_deploy import DEPLOYMENTS, PODS, TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "entente:key-of-the-tests"
@@ -256,34 +254,6 @@ def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: 
     theirs.close()
 
 
-@pytest.mark.browser
-@pytest.mark.system
-def test_a_run_can_be_set_in_a_form_that_tells_every_setting(deployed: Any, page: Any):
-    prefect, _ = deployed
-    deployments = {each["entrypoint"].split(":")[1]: each["id"] for each in prefect.ask("deployments/filter", {})}
-    assert {"train_policy", "build_state_cache", "evaluate_policy", "benchmark", "recover_training"} <= set(deployments)
-    page.goto(f"{prefect.address}/deployments/deployment/{deployments['train_policy']}/run")
-    seen(page, "Learning Rate")
-    seen(page, str(TrainingSettings.model_fields["learning_rate"].description))
-    seen(page, "Forks Per Group")
-    labels = page.locator("label").all_inner_texts()
-    first = [name.rpartition(".")[2].replace("_", " ").title() for name in FIRST_SETTINGS]
-    shown = [label.split("\n")[0].removesuffix(" (Optional)") for label in labels]
-    places = [shown.index(name) for name in first if name in shown]
-    assert places == sorted(places) and len(places) == len(first) and max(places) < shown.index("All Other Settings")
-    assert page.get_by_text("Folder of all runs", exact=False).count() == 1
-    page.goto(f"{prefect.address}/deployments/deployment/{deployments['evaluate_policy']}/run")
-    seen(page, "0 is the base model, -1 the newest")
-
-
-def every_setting(settings: type[BaseModel], name: str = "") -> Iterator[tuple[str, str | None]]:
-    """Every setting of the tree by its dotted name, with its description."""
-    for field, about in settings.model_fields.items():
-        yield f"{name}{field}", about.description
-        if isinstance(about.annotation, type) and issubclass(about.annotation, BaseModel):
-            yield from every_setting(about.annotation, f"{name}{field}.")
-
-
 @pytest.mark.system
 def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     """The server's scheduler works with the SQLAlchemy that is installed: with 2.1 it fails at every beat, in its log only."""
@@ -294,49 +264,34 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     assert {run["parameters"]["run"] for run in runs} == {"newest"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"steps": 0}, "'settings.steps'"),
-        ({"training": {"learning_rate": "high"}}, "'settings.training.learning_rate'"),
-        ({"stepz": 3}, "'stepz'"),
-        ({"alerts": {"command": "true"}}, "'command' was unexpected"),
-    ],
-    ids=["out of its bounds", "no number", "no such setting", "a command"],
-)
 @pytest.mark.system
-def test_a_parameter_that_cannot_be_is_refused_at_creation_with_the_field_s_name(
-    deployed: Any, settings: dict[str, Any], named: str
-):
-    prefect, _ = deployed
-    (train,) = (each for each in prefect.ask("deployments/filter", {}) if each["entrypoint"].endswith(":train_policy"))
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        prefect.ask(f"deployments/{train['id']}/create_flow_run", {"parameters": {"settings": settings}})
-    with refused.value as answer:
-        assert answer.code == 409 and named in answer.read().decode()
-
-
-def test_every_setting_says_in_the_schema_what_it_is():
-    settings = dict(every_setting(RunSettings))
-    assert len(settings) > 60
-    assert [name for name, description in settings.items() if not (description or "").strip()] == []
-
-
-def test_every_parameter_of_a_deployed_flow_says_what_it_is():
-    from prefect.utilities.callables import parameter_schema
-
-    from flows.benchmark import benchmark
-    from flows.build_state_cache import build_state_cache
-    from flows.evaluate_policy import evaluate_policy
-    from flows.recover_training import recover_training
-    from flows.train_policy import train_policy
-    from flows.train_sweep import train_sweep
-    from flows.tune_inference import tune_inference
-
-    flows = (build_state_cache, evaluate_policy, train_policy, train_sweep, benchmark, recover_training, tune_inference)
-    for flow in flows:
-        properties = parameter_schema(flow.fn).properties
-        assert [name for name, about in properties.items() if not about.get("description")] == []
+def test_the_setup_job_makes_pool_deployments_and_automations(tmp_path: Path):
+    """As deploy/kubernetes has it, against a server of its own."""
+    prefect = Prefect(tmp_path, tmp_path / "runs")
+    try:
+        prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
+        prefect.wait(120, "the server's start", prefect.healthy)
+        (setup,) = PODS["Job/setup"]["containers"]
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        words, variables = [*setup["command"], *setup["args"]], prefect.environment | {"PATH": path}
+        done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        (pool,) = prefect.ask("work_pools/filter", {})
+        assert (pool["name"], pool["type"]) == ("kubernetes", "kubernetes") and pool["base_job_template"] == TEMPLATE
+        found = {each["name"]: each for each in prefect.ask("deployments/filter", {})}
+        assert {name: each["job_variables"] for name, each in found.items()} == {
+            name: each["work_pool"]["job_variables"] for name, each in DEPLOYMENTS.items()
+        }
+        assert len(prefect.ask("automations/filter", {})) == 4
+        # A field that the template lacks is refused when the run is created, not by Kubernetes.
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            given = {"job_variables": {"cpu": 4}, "parameters": {"run": "mine"}}
+            prefect.ask(f"deployments/{found['play-rollouts']['id']}/create_flow_run", given)
+        with refused.value as answer:
+            assert answer.code == 422 and "cpu" in answer.read().decode()
+    finally:
+        left = prefect.end()
+    assert left == [], "processes that outlived the server"
 
 
 def as_variables(table: dict[str, Any], prefix: str = "PREFECT") -> dict[str, str]:

@@ -105,8 +105,3 @@ def test_a_round_that_was_killed_ends_with_the_weights_of_one_that_was_not(workp
     assert read_adapter(killed, again["version"]) == read_adapter(whole, found["version"])
     uses, uses_of_whole = lesson_uses(killed), lesson_uses(whole)
     assert len(uses) == found["lessons"] and uses == {lesson: uses_of_whole[lesson] for lesson in uses}
-
-
-def test_a_run_that_is_not_there_is_named(workplace):
-    done = workplace("improve", "--run", "nobody")
-    assert done.returncode == 2 and "there is no run in" in done.stderr

@@ -5,31 +5,9 @@ import json
 import pytest
 
 
-@pytest.mark.slow
-def test_versions_of_a_run_play_each_other_and_more_games_add_to_those_played(workplace, trained):
-    match = ("evaluate", "--run", "first", "--players", "newest,base,random", "--opponents", "hold", "--years", "1", "--json")
-    first = workplace.process(*match, "--games", "14")
-    assert first.returncode == 0, first.stderr
-    result = json.loads(first.stdout.splitlines()[-1])
-    assert [player["player"] for player in result["players"]] == ["v2", "v0", "random"]
-    assert result["games"] == 42 and result["rejected"] == 0 and result["clusters"] == 14
-    kept = trained[1].scores / "matches" / f"{result['match']}.jsonl"
-    lines = kept.read_text().splitlines()
-    kept.write_text("\n".join(lines[:20]))  # as after a kill
-    again = json.loads(workplace.process(*match, "--games", "21").stdout.splitlines()[-1])
-    assert again["games"] == 63 and kept.read_text().splitlines()[:20] == lines[:20]
-    assert len(kept.read_text().splitlines()) == 63
-
-
 def test_a_player_that_is_not_there_is_one_sentence(workplace, trained):
     refused = workplace("evaluate", "--run", "first", "--players", "v7,base")
     assert refused.returncode == 2 and "run 'first' has no policy version 7; its newest is 2" in refused.stderr
-
-
-def test_too_few_games_are_refused_before_an_engine_is_started(workplace, trained):
-    words = ("--players", "mover,random", "--games", "14", "--years", "1", "--width", "0.001")
-    refused = workplace("evaluate", "--run", "first", *words)
-    assert refused.returncode == 2 and "14 games are too few for an interval of 0.001 (sos)" in refused.stderr
 
 
 @pytest.mark.system

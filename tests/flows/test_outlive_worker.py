@@ -59,7 +59,3 @@ def test_every_line_reaches_the_worker_up_to_the_last():
         check=True,
     )
     assert done.stdout.splitlines() == [str(number) for number in range(20_000)] and done.stderr == "last\n"
-
-
-def test_a_command_in_a_terminal_ends_with_its_reader():
-    assert ends() != 7

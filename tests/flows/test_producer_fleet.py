@@ -15,7 +15,7 @@ from flows import producer_fleet as module
 from flows.producer_fleet import ProducerFleet
 from pipeline.run_settings import RunSettings
 from records.policy_version import PolicyVersion
-from storage.control import ControlDesk, ProducerStatus, read_control, read_producer, write_producer
+from storage.control import ControlDesk, ProducerStatus, read_control, write_producer
 from storage.runs import RunPaths
 
 
@@ -136,20 +136,6 @@ def test_what_is_lost_or_failed_is_replaced_under_another_name(run: Run, prefect
     assert any("fleet-0002' on there ended: the model is not here" in sentence for sentence in said)
 
 
-def test_one_that_was_thought_to_be_lost_counts_again_and_can_be_dismissed(run: Run, prefect: Asked):
-    async def go() -> None:
-        async with run.fleet(0, 1) as fleet:
-            fleet.set_target(1)
-            await until(lambda: prefect.begun)
-            run.tells("fleet-0001", alive_at=time.time() - 3600)
-            await until(lambda: fleet.status().lost == 1)
-            fleet.set_target(0)
-            run.tells("fleet-0001")
-            await until(lambda: not read_control(run.paths).wants("fleet-0001"))
-
-    asyncio.run(go())
-
-
 def test_one_that_failed_before_it_could_say_so_is_learned_of_from_prefect(
     run: Run, prefect: Asked, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -235,18 +221,3 @@ def test_producers_of_a_run_that_was_killed_and_resumed_play_on(run: Run, prefec
 
     asyncio.run(go())
     assert prefect.begun[0]["producer"] == "fleet-0008", "a name is not used twice"
-
-
-def test_without_producers_nothing_is_asked_and_damaged_status_files_are_said(run: Run, prefect: Asked, said: list[str]):
-    (run.paths.producers).mkdir()
-    (run.paths.producers / "x.json").write_text("{")
-
-    async def go() -> None:
-        async with run.fleet(0, 0) as fleet:
-            fleet.set_target(5)
-            await asyncio.sleep(0.2)
-            assert fleet.status().asked == 0
-
-    asyncio.run(go())
-    assert prefect.begun == [] and len([sentence for sentence in said if "x.json is damaged" in sentence]) == 1
-    assert read_producer(run.paths, "y") is None and not read_control(run.paths).stop

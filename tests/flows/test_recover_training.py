@@ -19,7 +19,7 @@ from prefect import task as prefect_task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.states import Crashed, Failed, Pending, Running
+from prefect.states import Crashed, Pending, Running
 
 from flows.recover_training import SILENT, recover_training
 from flows.recovery import mark_crashed
@@ -107,6 +107,7 @@ def noted(paths: RunPaths, run: FlowRun, process: psutil.Process | None = None) 
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": pid, "began": began}))
 
 
+@pytest.mark.system
 def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_is_asked_for(place: Place):
     paths = place.begun("tiny-7", steps=2, prompts={"own_line": "in_place"})  # another version had other defaults
     killed = asyncio.run(place.ended(KILLED, place.settings()))
@@ -120,13 +121,7 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
     assert {"train", "recovered"} <= set(again.tags) and again.deployment_id == place.deployment
 
 
-def test_a_run_that_was_killed_before_it_had_a_folder_begins_anew(place: Place):
-    killed = asyncio.run(place.ended(KILLED, place.settings(run="early")))
-    recover(place, killed)
-    (again,) = asyncio.run(place.started())
-    assert again.parameters["resume"] is False and again.parameters["settings"]["run"] == "early"
-
-
+@pytest.mark.system
 def test_a_lost_round_of_improvement_goes_on_until_its_rounds_are_done(place: Place):
     paths = place.begun("taught", steps=3)
     asked = {"run": "taught", "runs_root": str(place.root), "improve": {"rounds": 2}}
@@ -150,6 +145,7 @@ def finish(run: RunSettings) -> None:
     run.paths.summary.write_text(json.dumps({"steps": run.steps, "trained_score": 0.5}))
 
 
+@pytest.mark.system
 def test_a_lost_sweep_goes_on_as_one_and_its_runs_are_not_started_by_themselves(place: Place):
     asked = {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}
     state = SweepState(Sweep.model_validate(SWEEP), place.root)
@@ -202,28 +198,7 @@ def test_a_run_marks_what_lost_processes_left_and_not_the_sweep_that_it_belongs_
     assert marked == [lost]
 
 
-def test_a_sweep_that_was_killed_before_it_had_a_file_begins_anew(place: Place):
-    lost = asyncio.run(place.ended(KILLED, {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}))
-    recover(place, lost)
-    (again,) = asyncio.run(place.started())
-    assert again.parameters["resume"] is False
-
-
-def test_a_run_of_a_sweep_whose_process_is_old_does_not_hang_when_it_has_just_begun(place: Place, sleeper: psutil.Process):
-    """The process has trained other runs before; this one's files are of an earlier rung."""
-    paths = place.begun("rates-1", steps=1)
-    for part in (*paths.root.rglob("*"), paths.root):
-        os.utime(part, (1.0, 1.0))
-    busy = asyncio.run(place.ended(Running(), {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}))
-    noted(paths, busy, sleeper)
-    file = place.root / WORK_FOLDER / f"{busy.id}.json"
-    asyncio.run(recover_training(runs_root=place.root))
-    assert sleeper.is_running() and sleeper.status() != psutil.STATUS_ZOMBIE
-    os.utime(file, (1.0, 1.0))
-    asyncio.run(recover_training(runs_root=place.root))
-    assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
-
-
+@pytest.mark.system
 def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
     paths = place.begun("loop", steps=1)
     (place.root / "_alerts").mkdir()
@@ -240,6 +215,7 @@ def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
     assert alert["name"] == "not_recovered" and json.loads((place.root / "told").read_text()) == alert
 
 
+@pytest.mark.system
 def test_a_command_and_a_path_in_a_flow_run_s_parameters_come_to_nothing(place: Place):
     settings = place.settings(run="mine", pipeline={"recoveries_max": 0}, alerts={"command": f"touch {place.root}/told"})
     killed = asyncio.run(place.ended(KILLED, settings))
@@ -250,37 +226,7 @@ def test_a_command_and_a_path_in_a_flow_run_s_parameters_come_to_nothing(place: 
     assert not (place.root.parent / "outside").exists()
 
 
-def test_an_error_of_the_user_s_is_told_and_not_tried_again(place: Place):
-    paths = place.begun("wrong", steps=0)
-    message = "Flow run encountered an exception: InputError: there is no model 'x'"
-    failed = asyncio.run(place.ended(Failed(message=message), place.settings(run="wrong")))
-    assert "InputError" in recover(place, failed)
-    assert asyncio.run(place.started()) == [] and paths.alerts.is_file()
-
-
-def test_a_run_that_somebody_trains_is_left_alone(place: Place):
-    paths = place.begun("busy", steps=1)
-    killed = asyncio.run(place.ended(KILLED, place.settings(run="busy")))
-    noted(paths, killed)
-    with held(paths.lock):
-        assert "is being trained by another process" in recover(place, killed)
-    assert asyncio.run(place.started()) == []
-
-
-def test_a_run_that_was_only_not_heard_of_is_shown_as_running_again(place: Place, sleeper: psutil.Process):
-    paths = place.begun("quiet", steps=1)
-    quiet = asyncio.run(place.ended(Crashed(message=f"{SILENT} for 120 s"), place.settings(run="quiet")))
-    noted(paths, quiet, sleeper)
-    with held(paths.lock):
-        recover(place, quiet)
-
-    async def state() -> StateType | None:
-        async with get_client() as client:
-            return (await client.read_flow_run(quiet.id)).state_type
-
-    assert asyncio.run(state()) == StateType.RUNNING and sleeper.is_running() and asyncio.run(place.started()) == []
-
-
+@pytest.mark.system
 def test_a_process_that_was_stopped_is_ended_and_its_run_goes_on(place: Place, sleeper: psutil.Process):
     paths = place.begun("stopped", steps=1)
     quiet = asyncio.run(place.ended(Crashed(message=f"{SILENT} for 120 s"), place.settings(run="stopped")))
@@ -291,6 +237,7 @@ def test_a_process_that_was_stopped_is_ended_and_its_run_goes_on(place: Place, s
     assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.system
 def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place: Place):
     """A host that was lost at once: Prefect still shows its flow run as running, with a task at work."""
     paths = place.begun("host", steps=1)
@@ -312,6 +259,7 @@ def test_the_sweep_finds_what_no_event_told_and_settles_what_runs_below_it(place
     assert asyncio.run(task_state(task)) == StateType.CRASHED
 
 
+@pytest.mark.system
 def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(
     place: Place, sleeper: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ):

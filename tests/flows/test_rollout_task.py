@@ -134,13 +134,6 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     assert drawn == len(run.engine.requests) > before, "a probe of a much later version is found as soon"  # type: ignore[attr-defined]
 
 
-def test_the_time_of_a_task_is_told_as_rollout(resources: Callable[[str], Resources]):
-    run = resources("run")
-    (report,) = play(run, (FIRST, 1))
-    spent = run.spans.seconds("rollout", 0, float("inf"))
-    assert 0 < spent <= report.seconds
-
-
 def test_the_process_of_a_flow_does_without_duckdb_and_loads_no_engine_before_it_needs_one():
     """Beside vLLM DuckDB's bindings fill the terminal with complaints when the process ends; the trainer's process has it."""
     heavy = ("duckdb", "torch", "vllm", "wandb")

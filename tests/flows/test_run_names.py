@@ -16,18 +16,11 @@ from state_cache.settings import CacheSettings
     ("name", "parameters", "told"),
     [
         pytest.param(training_name, {"settings": RunSettings(run="mine")}, "train-mine", id="named"),
-        pytest.param(training_name, {"settings": {"run": "mine"}}, "train-mine", id="named, as a mapping"),
         pytest.param(training_name, {"settings": RunSettings(seed=3)}, "train-tiny-seed3", id="unnamed"),
-        pytest.param(
-            training_name, {"settings": {"inference": {"model": "Some/Model-7B"}}}, "train-model-7b-seed0", id="unnamed, of a hub"
-        ),
-        pytest.param(training_name, {}, "train-tiny-seed0", id="nothing given"),
         pytest.param(cache_name, {"settings": CacheSettings(seed=2, train_snapshots=8)}, "cache-seed2-8", id="cache"),
-        pytest.param(cache_name, {"settings": None}, "cache-seed0-default", id="cache of the defaults"),
         pytest.param(sweep_name, {"sweep": {"name": "rates"}}, "sweep-rates", id="sweep"),
         pytest.param(tuning_name, {"run": "mine"}, "tune-mine", id="tuning"),
         pytest.param(evaluation_name, {"run": "mine", "version": 0}, "evaluate-mine-v0", id="base"),
-        pytest.param(evaluation_name, {"run": "", "match": {}}, "evaluate-players", id="no run"),
         pytest.param(evaluation_name, {"run": "mine", "version": -1}, "evaluate-mine-newest", id="newest"),
     ],
 )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -88,25 +87,6 @@ def test_a_cluster_of_two_processes_plays_a_run_and_one_of_them_may_die(workplac
     assert set(trained_on(paths)) == {"local"}, "nobody can tell where they were played"
     assert all(side.startswith("dask-") for side in sides(paths)) and len(sides(paths)) >= 2
     assert read_control(paths).stop
-
-
-def test_a_scheduler_that_does_not_answer_is_refused_at_once(workplace: Any):
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # taken, and not listened at
-        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
-        words = (
-            "train",
-            "--config",
-            "small.toml",
-            "--run",
-            "nobody",
-            "--pipeline.task-runner",
-            "dask",
-            "--pipeline.dask-address",
-        )
-        done = workplace.process(*words, address)
-        assert done.returncode == 2 and f"no Dask scheduler answers at pipeline.dask_address '{address}'" in done.stderr
-    assert not (workplace.folder / "runs" / "nobody").exists()
 
 
 class Hosts:

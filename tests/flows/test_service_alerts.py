@@ -35,11 +35,6 @@ def test_a_schedule_that_comes_to_nothing_or_overtakes_itself_is_told(newest_fir
     assert [rule for rule, _ in check_schedules({"nightly": newest_first}).values()] == rules
 
 
-def test_the_sentence_counts_how_often_it_happened():
-    ((_, sentence),) = check_schedules({"nightly": [CANCELLED] * 5 + [DONE]}).values()
-    assert sentence.startswith("the last 5 scheduled runs of 'nightly' were cancelled")
-
-
 def test_what_goes_on_is_told_once_and_again_after_it_was_over(tmp_path: Path):
     file, holds = tmp_path / "there" / "looked.json", {"pool local": ("pool_without_worker", "none answers")}
     assert [alert.name for alert in _new_alerts(file, holds)] == ["pool_without_worker"]

@@ -111,21 +111,6 @@ def test_a_burst_of_slow_games_raises_what_is_ahead_at_most_to_its_bound_and_it_
     assert len(set(played.ahead[-10:])) == 1, "it does not swing for ever"
 
 
-def test_a_heavy_tail_of_durations_costs_little_though_each_step_has_a_straggler():
-    def service(number: int) -> float:
-        dice = random.Random(number)
-        return 4.0 if dice.random() > 0.06 else 18.0
-
-    assert mean(pipeline(service=service).run(60).waited[5:]) < 0.05
-
-
-def test_rows_that_come_late_while_nobody_waits_lower_what_is_ahead():
-    # so many servers that all that may be ahead is begun at once, under a version that is two behind when it is trained
-    played = pipeline(service=19.0, servers=64).run(60)
-    assert min(played.ahead) < played.bounds.most
-    assert mean([float(lag) for lag in played.lags[30:]]) <= mean([float(lag) for lag in played.lags[3:10]])
-
-
 def test_a_trainer_that_stalls_leaves_no_more_in_flight_than_the_bound():
     played = pipeline(service=1.0, step_s=lambda step: 5_000.0 if step == 5 else 10.0).run(12)
     assert played.in_flight_most <= START_GROUPS + played.bounds.most
@@ -155,7 +140,7 @@ def test_more_is_played_ahead_before_a_producer_is_asked_for_unless_the_trainer_
     assert asked_at(2 * START_GROUPS) < 12 < COLD_S < asked_at(START_GROUPS) < 60
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
     dice = random.Random(seed)
     bounds = Bounds(

@@ -56,17 +56,3 @@ def test_it_waits_for_room_and_then_all_is_there(disk: Path) -> None:
     assert not shard.already and shard.path.is_file()
     index = open_index(RunPaths(disk / "run"))
     assert index.refused == [] and index.fetch("SELECT count(*) FROM plies") == [(20,)]
-
-
-def test_it_gives_up_after_its_time_and_leaves_nothing_half(disk: Path) -> None:
-    with pytest.raises(OSError, match="No space left on device"):
-        asyncio.run(publish_when_there_is_room(publish(disk), 0.2))
-    assert list((disk / "run" / "shards").rglob("*")) in ([], [disk / "run" / "shards" / "p0"])
-
-
-def test_another_fault_is_not_waited_for(tmp_path: Path) -> None:
-    def fails() -> None:
-        raise PermissionError(13, "not yours")
-
-    with pytest.raises(PermissionError):
-        asyncio.run(asyncio.wait_for(publish_when_there_is_room(fails, GIVEN_S), 5))  # type: ignore[arg-type]

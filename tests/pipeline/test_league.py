@@ -1,7 +1,6 @@
 """The league: who its members are, how often they play, and that a start group always meets the same opponents."""
 
 import asyncio
-import json
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.league import League, check_opponent_versions, league_members, slots_for, tally_fork, weigh
+from pipeline.league import League, check_opponent_versions, league_members, tally_fork, weigh
 from pipeline.past_versions import PastVersions
 from pipeline.resources import RolloutResources
 from pipeline.run_settings import layered_settings
@@ -21,7 +20,7 @@ from storage.adapters import ADAPTER_FILES, publish_adapter
 from storage.asking import connect
 from storage.runs import RunPaths
 from tasks.rollouts import roll_out_groups
-from telemetry.errors import DataError, InputError
+from telemetry.errors import InputError
 
 SETTINGS = RolloutSettings(
     start_groups=4, forks_per_group=2, horizon_years=1, opponents="hold,league*2", opponents_by="seat", league_every=2
@@ -50,10 +49,6 @@ def run(tmp_path: Path) -> RunPaths:
 )
 def test_members_are_version_0_and_the_newest_that_the_setting_divides(served: int, members: list[int]):
     assert league_members(range(1, 10), 2, served) == members
-
-
-def test_a_version_that_was_removed_is_no_member():
-    assert league_members([1, 2, 6], 2, 6) == [0, 2, 6]
 
 
 def test_the_less_the_policy_wins_the_more_a_member_plays():
@@ -130,13 +125,6 @@ def test_a_member_whose_adapter_was_removed_is_named_in_one_sentence(run: RunPat
         league.settings_for(SETTINGS, "local", 12, 4)
 
 
-def test_a_damaged_file_is_named(run: RunPaths):
-    League(run, 2, 4).at("local", 1, 0)
-    (run.league / "local" / "000001.json").write_text(json.dumps({"step": 1}))
-    with pytest.raises(DataError, match=r"000001\.json is damaged"):
-        League(run, 2, 4).at("local", 1, 0)
-
-
 def test_versions_that_cannot_play_are_refused_before_anything_starts(run: RunPaths):
     inference = layered_settings("laptop").inference
     with pytest.raises(InputError, match=r"rollouts\.opponents names v12, but run 'run' has no such version"):
@@ -145,14 +133,6 @@ def test_versions_that_cannot_play_are_refused_before_anything_starts(run: RunPa
     with pytest.raises(InputError, match="needs an engine in this process"):
         check_opponent_versions(run, SETTINGS, remote)
     check_opponent_versions(run, RolloutSettings(opponents="v0"), remote)
-
-
-def test_slots_must_hold_the_league_beside_the_run_s_own_versions():
-    assert slots_for(SETTINGS, 2) == 5 and slots_for(RolloutSettings(opponents="v0,v3,v4"), 2) == 2
-    with pytest.raises(InputError, match="5 past versions as opponents: set adapter_slots to at least 9"):
-        layered_settings(
-            "gpu-24", overrides={"rollouts": {"opponents": "league", "league_every": 2}, "inference": {"adapter_slots": 8}}
-        )
 
 
 class Told:
@@ -188,16 +168,3 @@ def test_a_member_is_loaded_beside_the_newest_version_and_kept_while_it_plays(ru
 
     asyncio.run(play())
     assert past.run_version == 8 and BASE.version == 0
-
-
-def test_a_second_engine_holds_the_members_that_play_and_no_others(run: RunPaths):
-    engine: Any = Told()
-    nothing: Any = None
-    past = PastVersions(run, engine, nothing, beside=False, always={0})
-
-    async def play() -> None:
-        for members in ([0, 2], [0, 2, 4], [0, 4, 6]):
-            async with past.served(members):
-                assert engine.served == set(members)
-
-    asyncio.run(play())

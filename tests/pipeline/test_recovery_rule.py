@@ -59,10 +59,6 @@ def test_what_another_try_would_only_meet_again_is_told_instead(error: str):
     assert decision.action == "give_up" and error in decision.because
 
 
-def test_a_trainer_that_was_lost_is_worth_another_try():
-    assert decide(replace(LOST, error="TrainingError")).action == "resume"
-
-
 def test_a_crash_loop_ends_after_so_many_tries_ever_further_apart_and_is_told():
     attempts, waits = Attempts(), []
     for _ in range(3):
@@ -78,10 +74,6 @@ def test_a_step_makes_earlier_tries_good():
     tired = Attempts(count=3, step=7)
     decision = decide(replace(LOST, step=8, attempts=tired))
     assert decision.action == "resume" and decision.attempts == Attempts(count=1, step=8)
-
-
-def test_a_run_that_stands_where_it_was_does_not():
-    assert decide(replace(LOST, step=7, attempts=Attempts(count=3, step=7))).action == "give_up"
 
 
 def test_no_recovery_at_all_is_a_setting():

@@ -11,18 +11,16 @@ import pytest
 
 from pipeline import buffered_queue, play_elsewhere, rollout_queue
 from pipeline.buffered_queue import FAILURES_IN_A_ROW, BufferedQueue
-from pipeline.controller import StepObservation
 from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
 from pipeline.producer_rule import NO_PRODUCERS, FleetStatus
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
-from records.policy_version import BASE, PolicyVersion
+from records.policy_version import BASE
 from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
 from storage.totals import Eligible
-from telemetry import progress
 from telemetry.timing import Spans
 from tests.waiting import Found, run_in_virtual_time
 from training.messages import ResumePoint, TrainedStep
@@ -266,36 +264,6 @@ def test_what_can_only_bring_rows_beyond_the_budget_is_cancelled_and_its_start_g
     scene(run)
 
 
-def test_the_controller_lowers_what_is_ahead_where_rows_come_late(field: Field):
-    late = StepObservation(waited_share=0.0, lag_max=2.0, expired=4.0, ready=START_GROUPS)
-
-    async def run() -> None:
-        async with queue(field, buffer_depth=2, groups_per_task=1) as rollouts:
-            before = rollouts.target.ahead
-            assert rollouts.learn(late).ahead < before
-            taken = await take(rollouts, 1, field)
-            assert len(field.running) == START_GROUPS + rollouts.target.ahead
-            taken.cancel()
-
-    scene(run)
-
-
-def test_groups_that_become_too_old_are_counted_from_the_first_step_on(field: Field):
-    async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=6) as rollouts:
-            told = []
-            for step, expired in ((1, 40), (2, 43), (3, 43)):
-                field.expired = expired
-                taken = await take(rollouts, step, field)
-                field.end()
-                await settled(taken)
-                told.append(taken.result().queue["queue/expired"])
-                field.train()
-            assert told == [0, 3, 0], "what an earlier life of the run left is not this one's"
-
-    scene(run)
-
-
 @pytest.mark.parametrize("in_step", [True, False])
 def test_the_measured_time_of_a_start_group_sizes_later_tasks_unless_the_run_must_repeat(field: Field, in_step: bool):
     field.seconds = 6.0  # Prefect is cheap enough for one task each
@@ -390,24 +358,6 @@ def test_a_flow_that_plays_nothing_lets_producers_begin_what_is_missing_and_trai
     assert field.begun == []
 
 
-def test_without_any_producer_such_a_flow_waits_and_says_so_once(field: Field, monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
-    monkeypatch.setattr(progress, "_reporter", SimpleNamespace(say=said.append))
-    fleet = Fleet()
-
-    async def run() -> None:
-        async with queue(field, fleet=fleet, buffer_depth=1, task_runner="producers") as rollouts:
-            taken = await take(rollouts, 1, field)
-            assert not taken.done(), "a step without rows would be no step"
-            fleet.change(alive=1)
-            field.ready = list(range(START_GROUPS))
-            await settled(taken)
-            assert taken.done()
-
-    scene(run)
-    assert said == ["no rollout producer is at work: the step waits for one, such as `entente produce`"]
-
-
 def test_producers_whose_start_groups_teach_nothing_are_asked_for_more_up_to_a_bound(
     field: Field, desk: ControlDesk, monkeypatch: pytest.MonkeyPatch
 ):
@@ -424,47 +374,6 @@ def test_producers_whose_start_groups_teach_nothing_are_asked_for_more_up_to_a_b
             fleet.change(published=2 * START_GROUPS)
             await settled(taken)
             assert taken.done(), "twice a step's own start groups taught nothing: it trains on what there is"
-
-    scene(run)
-
-
-def test_the_next_version_is_served_with_what_is_missing_and_shards_may_wait_if_a_step_is_ready(field: Field, desk: ControlDesk):
-    fleet = Fleet(alive=1)
-    served = PolicyVersion(version=1, adapter=None, adapter_hash="a")
-
-    async def run(ready: int) -> tuple[int, bool]:
-        async with queue(field, fleet=fleet, control=desk, buffer_depth=1, task_runner="producers") as rollouts:
-            rollouts._resources.announce = announce  # type: ignore[method-assign]
-            field.ready = list(range(ready))
-            await (await take(rollouts, 1, field))
-            before = quota(desk)
-            rollouts._publisher.publish = done  # type: ignore[method-assign, assignment]
-            await rollouts.hand_over(served, at_once=False)
-            assert before != quota(desk) and read_control(desk._paths).version == 1
-            return quota(desk)
-
-    async def announce(policy: PolicyVersion) -> None:
-        desk.serve(policy)
-
-    async def done(policy: PolicyVersion, *, at_once: bool) -> None:
-        return
-
-    assert scene(lambda: run(2 * START_GROUPS)) == (START_GROUPS, True), "one step is ready, and another one may be ahead"
-    desk.serve(BASE)
-    desk.ask(quota=99, gather=True)
-    assert scene(lambda: run(START_GROUPS + 1)) == (2 * START_GROUPS - 1, False)
-
-
-def test_the_fleet_is_told_while_a_step_still_waits(field: Field, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(buffered_queue, "POLL_S", 1.0)
-    fleet = Fleet()
-
-    async def run() -> None:
-        async with queue(field, fleet=fleet, buffer_depth=1, groups_per_task=1, producers_max=4) as rollouts:
-            taken = await take(rollouts, 1, field)
-            await asyncio.sleep(40)
-            assert fleet.targets == [1] and not taken.done(), "one step of a minute may be all that there is"
-            taken.cancel()
 
     scene(run)
 
@@ -496,14 +405,3 @@ def test_in_step_and_overlapped_the_next_steps_start_groups_are_begun_once_and_h
 
     scene(run)
     assert [stretch.step for stretch in field.begun] == list(range(1, LAST_STEP + 1))
-
-
-@pytest.mark.parametrize("pipeline", [{"buffer_depth": 0, "deterministic": True}, {"buffer_depth": 1}])
-def test_in_the_other_ways_nothing_is_played_ahead_on_request(field: Field, pipeline: dict[str, Any]):
-    async def run() -> None:
-        async with queue(field, **pipeline) as rollouts:
-            rollouts.play_ahead(1)
-            await settled()
-
-    scene(run)
-    assert field.begun == []

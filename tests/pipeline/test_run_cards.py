@@ -75,11 +75,3 @@ def test_a_card_that_the_run_cannot_use_is_refused_before_anything_starts(
         monkeypatch.setenv(cards.VARIABLE, changed["visible"])
     with pytest.raises(InputError, match=sentence):
         check_room(settings(training={"device": changed.get("device", "auto")}), trains=True)
-
-
-def test_a_shared_card_too_small_for_both_is_refused_and_two_cards_are_not(machine: FakeNvml, monkeypatch: pytest.MonkeyPatch):
-    most = {"inference": {"gpu_memory_share": 0.97}}
-    assert check_room(settings(**most), trains=True).shared is False
-    monkeypatch.setenv(cards.VARIABLE, "0")
-    with pytest.raises(InputError, match=r"engine and trainer share the GPU: .* lower the share to 0.9"):
-        check_room(settings(**most), trains=True)

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flows.open_run import with_run_name
-from flows.score_policy import scripted_players
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
 from pipeline.run_settings import (
@@ -27,8 +25,7 @@ from pipeline.run_settings import (
 )
 from pipeline.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
 from pipeline.threads import apply_threads, plan_threads
-from state_cache.settings import CacheSettings
-from storage.runs import RunPaths, check_name
+from storage.runs import RunPaths
 from telemetry.errors import InputError
 
 
@@ -51,25 +48,7 @@ def test_every_preset_is_sound(name: str):
     [
         ({"pipeline": {"buffer_depth": 3, "deterministic": False}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
         ({"prompts": {"thinking_tokens": 512}}, "thinking_tokens 512 leaves no room .* inference.max_model_length 512: lower"),
-        ({"prompts": {"thinking_tokens": -1}}, "thinking_tokens"),
         ({"rollouts": {"horizon_schedule": "40:2,20:3"}}, "'40:2,20:3' is no list of step:years with rising steps"),
-        ({"rollouts": {"horizon_schedule": "4:two"}}, "'4:two' is no list of step:years"),
-        ({"rollouts": {"horizon_schedule": "4:21"}}, "'4:21' is no list of step:years"),
-        (
-            {"rollouts": {"horizon_schedule": "21:2"}},
-            "'21:2' begins at step 21, after the last of 20 steps: let it",
-        ),
-        ({"pipeline": {"producers_min": 2, "producers_max": 1}}, "producers_min 2 exceeds pipeline.producers_max 1"),
-        ({"pipeline": {"dask_address": "tcp://h:1"}}, "dask_address 'tcp://h:1' is for pipeline.task_runner 'dask'"),
-        ({"pipeline": {"buffer_depth": 2}}, "deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
-        (
-            {"pipeline": {"buffer_depth": 2, "deterministic": False, "lockstep": True}},
-            "lockstep needs pipeline.buffer_depth 0 or 1, not 2",
-        ),
-        (
-            {"pipeline": {"lockstep": True, "deterministic": False, "producers_max": 1}},
-            "producers_max 1 has no use with pipeline.lockstep",
-        ),
         (
             {"inference": {"adapters": "slots", "adapter_slots": 3}},
             "inference.adapter_slots 3 cannot hold the versions that storage.max_policy_lag 2 keeps in play: .* at least 4",
@@ -79,24 +58,14 @@ def test_every_preset_is_sound(name: str):
             "training.lora_rank 32 exceeds inference.adapter_rank 16: set adapter_rank to 32",
         ),
         ({"rollouts": {"opponents": "nobody"}}, "nobody"),
-        ({"evaluation": {"opponents": ("random", "nobody")}}, "nobody"),
-        ({"tiny_model": {"teacher": "nobody"}}, "nobody"),
-        ({"cache": {"players": ("random", "nobody")}}, "cache: There is no scripted player 'nobody'"),
         ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend weighs luck: There is no reward component 'luck'"),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
         ({"prompts": {"chat": "template"}}, "a tiny model has no chat template: set prompts.chat to 'auto'"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
         ({"stepz": 1}, "there is no setting 'stepz'"),
-        ({"training": {"lora": 1}}, "there is no setting 'training.lora'"),
-        ({"steps": 0}, "steps: input should be greater than or equal to 1, got 0"),
-        ({"training": {"learning_rate": "fast"}}, "training.learning_rate: .* got 'fast'"),
         ({"inference": {"threads": 4096}}, "4096"),
-        ({"seed": -1}, "seed: .* got -1"),
-        ({"seed": 10**24}, "seed: "),
         ({"training": {"learning_rate": float("inf")}}, "training.learning_rate: .*finite"),
-        ({"storage": {"blend": {"centres_gained": float("nan")}}}, "storage.blend.centres_gained: .*finite"),
         ({"steps": True}, "steps is a number, got true"),
-        ({"inference": {"urls": ["ftp://x"]}}, "'ftp://x' is no address: write http"),
         ({"alerts": {"webhook": "file:///etc/passwd"}}, "'file:///etc/passwd' is no address"),
     ],
     ids=lambda value: str(value)[:50],
@@ -120,33 +89,10 @@ def test_unknown_presets_and_unreadable_files_are_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "beside"),
-    [
-        pytest.param({}, {"random": "random", "teacher": "mover"}, id="the tiny model imitates"),
-        pytest.param(
-            {"inference": {"model": "Qwen/Qwen2.5-1.5B-Instruct"}}, {"random": "random", "mover": "mover"}, id="own model"
-        ),
-        pytest.param({"tiny_model": {"imitation_steps": 0}}, {"random": "random", "mover": "mover"}, id="nothing imitated"),
-    ],
-)
-def test_a_scripted_player_is_a_teacher_only_of_a_model_that_imitated_it(changed: dict[str, Any], beside: dict[str, str]):
-    assert scripted_players(layered_settings("laptop", (), changed)) == beside
-
-
-def test_several_complaints_are_counted():
-    with pytest.raises(ValidationError) as caught:
-        RunSettings.model_validate({"steps": 0, "nonsense": 1})
-    assert one_sentence(caught.value).endswith("(and 1 more)")
-
-
-@pytest.mark.parametrize(
     ("tree", "meant"),
     [
-        pytest.param({"training": {"learning_rat": 1}}, "training.learning_rate", id="a letter is missing"),
         pytest.param({"learning_rat": 1}, "training.learning_rate", id="a letter and the section are missing"),
         pytest.param({"rollouts": {"learning_rate": 1}}, "training.learning_rate", id="another section"),
-        pytest.param({"trainning": {"learning_rate": 1}}, "training", id="the section is misspelled"),
-        pytest.param({"fork_per_group": 4}, "rollouts.forks_per_group", id="top level"),
         pytest.param({"inference": {"discount": 1}}, "storage.discount", id="the key of another section"),
     ],
 )
@@ -154,18 +100,6 @@ def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(tree: dict[s
     with pytest.raises(ValidationError) as caught:
         RunSettings.model_validate(tree)
     assert one_sentence(caught.value).endswith(f"; did you mean {meant}?")
-
-
-def test_a_setting_that_resembles_none_is_only_named():
-    with pytest.raises(ValidationError) as caught:
-        RunSettings.model_validate({"xyzzy": 1})
-    assert one_sentence(caught.value) == "there is no setting 'xyzzy'"
-
-
-def test_a_rule_of_a_settings_class_is_told_in_its_own_words():
-    with pytest.raises(ValidationError) as caught:
-        CacheSettings.model_validate({"first_year": 1905, "last_year": 1904})
-    assert one_sentence(caught.value) == "first_year 1905 lies after last_year 1904: swap them"
 
 
 def test_the_settings_that_a_run_left_are_read_back_and_a_run_that_is_not_there_is_named(tmp_path: Path):
@@ -189,7 +123,7 @@ def test_a_run_that_was_copied_knows_its_name_its_root_and_the_model_beside_it(t
     assert (settings.run, settings.runs_root, settings.inference.model) == ("copy", tmp_path / "here", str(made))
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("cores", [1, 2, 4])
 @pytest.mark.parametrize("overlap", [True, False], ids=["at once", "in turn"])
 def test_threads_fit_the_cores_or_are_refused_with_both_values(cores: int, overlap: bool):
     for engine, trainer in product(range(cores + 2), repeat=2):
@@ -205,18 +139,6 @@ def test_threads_fit_the_cores_or_are_refused_with_both_values(cores: int, overl
             assert min(planned) >= 1 and (engine or planned[0], trainer or planned[1]) == planned, "a wish that fits is kept"
             # On one core each still gets a thread.
             assert sum(planned) <= max(cores, 2) if overlap else max(planned) <= cores
-
-
-@pytest.mark.parametrize("cores", [1, 2, 4, 16])
-def test_what_nobody_asks_for_uses_every_core(cores: int):
-    assert plan_threads(cores=cores, engine=0, trainer=0, overlap=False) == (cores, cores)
-    assert sum(plan_threads(cores=cores, engine=0, trainer=0, overlap=True)) == max(cores, 2)
-
-
-def test_a_trainer_that_computes_alone_uses_all_cores(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.run_settings.usable_cores", lambda: 4)
-    settings = layered_settings("laptop")
-    assert settings.threads == (2, 2) and settings.threads_if(overlap=False) == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -248,13 +170,6 @@ def test_threads_are_set_before_torch_is_there_and_never_against_the_user(monkey
     assert environment["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_run_without_a_name_gets_model_seed_and_time_and_a_name_that_is_given_stays():
-    settings = RunSettings(inference=InferenceSettings(model="Qwen/Qwen2.5-1.5B-Instruct"), seed=3)
-    name = with_run_name(settings).run
-    assert re.fullmatch(r"qwen2.5-1.5b-instruct-seed3-\d{8}-\d{6}", name) and check_name(name, "run")
-    assert with_run_name(settings.model_copy(update={"run": "mine"})).run == "mine"
-
-
 def test_a_rollout_task_takes_as_many_groups_as_keep_prefect_cheap():
     settings = PipelineSettings()
     assert groups_per_task(16, settings, None) == 16, "nothing is measured yet"
@@ -280,10 +195,7 @@ def begun(tmp_path: Path) -> dict[str, Any]:
     [
         "seed",
         "training.loss",
-        "training.clip_low",
         "storage.discount",
-        "rollouts.temperature",
-        "cache.seed",
         "inference.model",
     ],
 )
@@ -322,11 +234,8 @@ def test_a_resumed_run_keeps_the_text_of_its_query_and_another_text_is_refused(t
 def test_a_resumed_run_may_have_more_steps_and_another_engine_s_limits(begun: dict[str, Any]):
     wanted = resumed_settings((), {**begun, "steps": 999, "inference": {"max_sequences": 5}, "pipeline": {"buffer_depth": 1}})
     assert (wanted.steps, wanted.inference.max_sequences, wanted.pipeline.buffer_depth) == (999, 5, 1)
-
-
-def test_a_resumed_run_may_have_another_staleness_budget_because_each_ledger_records_it(begun: dict[str, Any]):
-    wanted = resumed_settings((), {**begun, "storage": {"max_policy_lag": 1, "hard_policy_lag": 0}})
-    assert wanted.storage.max_policy_lag == 1
+    # Each ledger records the staleness budget of its step.
+    assert resumed_settings((), {**begun, "storage": {"max_policy_lag": 1, "hard_policy_lag": 0}}).storage.max_policy_lag == 1
 
 
 def test_the_own_line_is_in_place_where_every_power_is_the_policy_s_unless_a_setting_says_otherwise(tmp_path: Path):

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pipeline.run_tables import TRAINER_LINES, WORKER_LINES, step_tables
+from pipeline.run_tables import WORKER_LINES, step_tables
 from storage.as_of import read_past_choice
 from storage.runs import RunPaths
 from telemetry.wandb_run import Picture
@@ -31,20 +31,3 @@ def test_of_workers_the_newest_readings_are_shown_and_a_cut_line_is_left_out(tmp
     assert game.rows == [], "a step that was not recorded has no game"
     assert workers.rows[-1] == [float(WORKER_LINES + 49), "http://one", "entente_running", float(WORKER_LINES + 49)]
     assert len(workers.rows) == WORKER_LINES - 1
-
-
-def test_of_the_logs_of_workers_and_trainer_the_newest_lines_are_shown_and_what_was_cut_is_left_out(tmp_path: Path):
-    paths = RunPaths(tmp_path / "run").create()
-    lines = [
-        json.dumps({"time": float(n), "worker": "http://one", "level": "WARNING", "text": f"line {n}"})
-        for n in range(WORKER_LINES + 50)
-    ]
-    paths.worker_log.write_text("\n".join(['9, "worker": "http://one"}', *lines, '{"time": 9, "wor']) + "\n")
-    paths.trainer_log.write_text("\n".join(f"step {n}" for n in range(TRAINER_LINES + 9)) + "\n\n")
-    _, logs = step_tables(paths, 1)
-    workers, trainer = [row for row in logs.rows if row[1] != "trainer"], [row for row in logs.rows if row[1] == "trainer"]
-    assert len(workers) == WORKER_LINES - 1
-    assert workers[-1] == [float(WORKER_LINES + 49), "http://one", "WARNING", f"line {WORKER_LINES + 49}"]
-    assert len(trainer) == TRAINER_LINES - 1 and trainer[-1][3] == f"step {TRAINER_LINES + 8}"
-    for column in zip(*logs.rows, strict=True):
-        assert len({type(cell) for cell in column}) == 1, "W&B refuses a column of several kinds"

@@ -2,27 +2,21 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from game.board import POWERS, Board
 from pipeline import search_opponents as searching
-from pipeline.dry_run import _searches
 from pipeline.league import tally_fork
-from pipeline.rehearse_forks import rehearse
-from pipeline.run_settings import check_settings, layered_settings
 from pipeline.search_opponents import AT_ONCE, SharedSearch, search_opponents
 from rollouts.deciders import DecisionRequest
 from rollouts.roll_out import RolledOut, StartGroup, roll_out
 from rollouts.settings import RolloutSettings
 from search.search import SearchDecider
 from search.settings import SearchSettings
-from telemetry.errors import InputError
 
 QUICK = SearchSettings(proposals=2, playouts=4, player=("hold",))
 SETTINGS = RolloutSettings(start_groups=1, forks_per_group=3, horizon_years=1)
@@ -121,17 +115,3 @@ def test_a_version_that_searches_proposes_under_its_number_and_is_no_member_of_t
     assert len(names) == len(set(names)) > 6 and any(name.endswith("/1") for name in names), "two proposals each"
     assert SETTINGS.model_copy(update={"opponents": "v2+search"}).opponent_versions == {2}, "so it is served"
     assert tally_fork("FRANCE", "policy:2+search", dict.fromkeys(POWERS, 3)) == {}
-
-
-def test_names_that_cannot_search_are_refused():
-    with pytest.raises(ValidationError, match=re.escape("members of the league do not search: name a version, as 'v0+search'")):
-        RolloutSettings(opponents="mover,league+search")
-    with pytest.raises(InputError, match="nobody"):
-        check_settings(layered_settings("laptop", overrides={"rollouts": {"opponents": "nobody+search"}}))
-
-
-def test_a_plan_counts_searches_and_plays_without_them_and_without_past_versions(positions, tokens):
-    settings = SETTINGS.model_copy(update={"opponents": "dumbbot,v0*2,league,dumbbot+search"})
-    assert rehearse(positions, tokens, settings, 1024, 0).decisions_per_fork > 0
-    assert _searches(settings, 100.0) == {"opponents_search_cpu_s_at_most_about": round(100 * 6 * 0.1 / 5)}
-    assert _searches(SETTINGS, 100.0) == {}

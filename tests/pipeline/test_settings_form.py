@@ -55,25 +55,6 @@ def test_a_whole_tree_and_a_form_give_the_same_run(preset: str, schema: dict[str
     assert merge_more(split_more(tree)) == tree
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        pytest.param({"training": {"max_gradient_norm": -1}}, "settings.training.max_gradient_norm", id="in its usual place"),
-        pytest.param(
-            {MORE: {"training": {"max_gradient_norm": -1}}}, "settings.more.training.max_gradient_norm", id="below more"
-        ),
-        pytest.param({"training": {"nonsense": 1}}, "nonsense", id="no such setting"),
-        pytest.param({MORE: {"training": {"nonsense": 1}}}, "nonsense", id="no such setting below more"),
-    ],
-)
-def test_the_server_refuses_what_cannot_be_wherever_it_stands(given: dict[str, Any], named: str, schema: dict[str, Any]):
-    from prefect.utilities.schema_tools.validation import ValidationError as Refused
-    from prefect.utilities.schema_tools.validation import validate
-
-    with pytest.raises(Refused, match=named):
-        validate({"settings": given}, schema, raise_on_error=True)
-
-
 def test_a_setting_with_two_values_is_refused():
     with pytest.raises(ValidationError, match=r"training.lora_alpha is 8, and 9 under 'more': give it once"):
         PARAMETER.validate_python({"training": {"lora_alpha": 8}, MORE: {"training": {"lora_alpha": 9}}})

@@ -57,10 +57,3 @@ def test_steps_in_any_order_draw_what_they_drew_before(resources):
     run, again = resources("learnable"), resources("learnable")
     forwards = [start_positions(run, step) for step in range(1, 8)]
     assert [start_positions(again, step) for step in reversed(range(1, 8))] == forwards[::-1]
-
-
-@pytest.mark.parametrize("sampling", ["uniform", "stratified"])
-def test_other_draws_ask_no_rows(resources, sampling: Any):
-    run = resources(sampling)
-    expected = sample_start_positions(run.cache.train, GROUPS, 5, 9, sampling=sampling)
-    assert start_positions(run, 9) == expected and run.past_returns.asked == []

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.score_files import ScoreRecord, read_scores, write_score
-from evaluation.settings import EvaluationSettings
-from evaluation.strength import Score
-from flows.train_sweep import share_base_scores
 from pipeline.run_settings import RunSettings
 from pipeline.sweep import Point, SweepState, base_question, read_sweep, score_of, sweep_results
-from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 
 DRAWN = 'seeds = [0]\nsearch = "random"\nsamples = 3\n[settings]\n'
@@ -45,7 +40,7 @@ def test_every_setting_is_trained_with_every_seed_and_nothing_else_differs(tmp_p
 WIDE = """
 name = "wide"
 seeds = [0, 1]
-samples = 40
+samples = 16
 search_seed = 3
 search = "{search}"
 [settings]
@@ -58,11 +53,11 @@ rollouts.opponents = ["mover", "random"]
 
 def test_draws_are_new_and_stay_in_their_ranges_on_their_steps_and_a_logarithmic_one_has_equal_factors(tmp_path: Path):
     points = state_of(tmp_path, WIDE.format(search="random")).points
-    assert len({json.dumps(point) for point in points}) == 40
+    assert len({json.dumps(point) for point in points}) == 16
     assert points == state_of(tmp_path, WIDE.format(search="random")).points
     rates = sorted(point["training.learning_rate"] for point in points)
     assert rates[0] >= 1e-5 and rates[-1] <= 1e-1
-    assert 8 <= sum(rate < 1e-3 for rate in rates) <= 32, "half of the factors lie below; of the differences a hundredth"
+    assert 3 <= sum(rate < 1e-3 for rate in rates) <= 13, "half of the factors lie below; of the differences a hundredth"
     assert {point["storage.discount"] for point in points} == {0.25, 0.5, 0.75, 1.0}
     groups = {point["rollouts.start_groups"] for point in points}
     assert groups == {2, 4, 6, 8} and {type(each) for each in groups} == {int}
@@ -89,27 +84,27 @@ def near(point: Point) -> float:
 
 
 def test_tpe_draws_by_the_scores_so_far_and_a_killed_sweep_draws_the_same(tmp_path: Path):
-    text = WIDE.format(search="tpe").replace("40", "24")
+    text = WIDE.format(search="tpe")
     state = state_of(tmp_path, text)
-    assert state.undrawn == 23
+    assert state.undrawn == 15
     state.begin()
     finish(state, near)
-    assert len({json.dumps(point) for point in state.points}) == 24 and not state.undrawn
+    assert len({json.dumps(point) for point in state.points}) == 16 and not state.undrawn
 
     killed = text.replace('"wide"', '"killed"')
     again = state_of(tmp_path, killed)
     again.begin()
-    finish(again, near, stop_after=41)  # in the middle of a setting that was drawn by scores
+    finish(again, near, stop_after=25)  # in the middle of a setting that was drawn by scores
     resumed = state_of(tmp_path, killed)
     resumed.resume()
-    assert len(resumed.points) == 21 and [run.run for run in resumed.left] == ["killed-42"]
+    assert len(resumed.points) == 13 and [run.run for run in resumed.left] == ["killed-26"]
     finish(resumed, near)
     assert resumed.points == state.points
     other = state_of(tmp_path, text.replace('"wide"', '"worse"'))
     other.begin()
     finish(other, lambda point: -near(point))
     assert other.points[:10] == state.points[:10]
-    assert sum(map(near, state.points[10:])) / 14 > sum(map(near, other.points[10:])) / 14 + 0.5
+    assert sum(map(near, state.points[10:])) / 6 > sum(map(near, other.points[10:])) / 6 + 0.5
 
 
 def test_the_file_tells_which_settings_were_drawn(tmp_path: Path):
@@ -124,14 +119,6 @@ def test_the_file_tells_which_settings_were_drawn(tmp_path: Path):
         assert [run.training.learning_rate for run in state.runs] == [[1e-3, 2e-3, 4e-3][place] for place in places]
 
 
-def test_settings_whose_runs_all_failed_are_not_drawn_again(tmp_path: Path):
-    few = f'name = "few"\nseeds = [0]\nsearch = "tpe"\nsamples = 12\n{RATES}rollouts.start_groups = [1, 2, 3, 4]'
-    state = state_of(tmp_path, few)
-    state.begin()
-    finish(state, lambda point: None if point["training.learning_rate"] == 1e-3 else 1.0)
-    assert 10 <= len({json.dumps(point) for point in state.points}) == len(state.points)
-
-
 def test_values_that_settings_refuse_together_are_drawn_again(tmp_path: Path):
     text = DRAWN.replace("3", "4") + "evaluation.positions = [4, 9]\ncache.held_out_snapshots = [9, 20, 5]"
     state = state_of(tmp_path, f'name = "pairs"\n{text}')
@@ -144,23 +131,13 @@ def test_values_that_settings_refuse_together_are_drawn_again(tmp_path: Path):
     ("text", "said"),
     [
         (f"seeds = []\n{RATES}", "seeds: "),
-        (f"seeds = [1, 1]\n{RATES}", "name one twice"),
-        ("seeds = [0]\n", "settings: "),
-        ("seeds = [0]\n[settings]\nsteps = []", "settings.steps has no values"),
         ("seeds = [0]\n[settings]\nseed = [1, 2]", "settings cannot vary seed"),
         ("seeds = [0]\n[settings]\ntraining.learn_rate = [1]", "did you mean training.learning_rate?"),
-        ("seeds = [0]\n[settings]\ntraining.learning_rate = [1e-3, 'fast']", "training.learning_rate: "),
         ("seeds = [0]\n[settings]\npipeline.buffer_depth = [0, 1]", "threads in different runs"),
         (f'seeds = [0]\nsearch = "random"\n{RATES}', "'random' and 'tpe' take samples"),
         ("seeds = [0]\n[settings]\ntraining.learning_rate = {low = 1e-3, high = 1e-2}", "is a range: give search"),
-        (DRAWN + "training.learning_rate = {low = 1e-2, high = 1e-3}", "`low <= high` must hold"),
         (DRAWN + "rollouts.start_groups = {low = 1, high = 8, step = 2}", "not divisible by `step`"),
-        (DRAWN + "training.learning_rate = {low = 1e-3, high = inf}", "range.high"),
-        (DRAWN + "training.learning_rate = {low = 1e-3, high = 1e-2, logs = true}", "logs"),
-        (DRAWN + "training.learning_rate = {low = -1.0, high = 1e-2}", "training.learning_rate: "),
-        (DRAWN + "rollouts.start_groups = {low = 1.5, high = 8.5}", "rollouts.start_groups: "),
         (f'seeds = [0]\nsearch = "random"\nsamples = 4\n{RATES}', "only 3 combinations"),
-        (f"seeds = [0]\nspeed = 1\n{RATES}", "speed"),
     ],
 )  # fmt: skip
 def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, text: str, said: str):
@@ -209,14 +186,3 @@ def test_a_setting_is_compared_seed_by_seed_and_few_seeds_make_no_interval(tmp_p
         low, high = second["over_first"]["interval"]
         assert 0.4 < low < 0.55 < high < 0.7, "the luck of the seeds is gone from the difference"
         assert second["seeds_to_show"] == 6
-
-
-def test_only_scores_that_training_cannot_change_are_shared(tmp_path: Path):
-    source, target = (RunPaths(tmp_path / name).create() for name in ("one", "two"))
-    score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
-    for label, player, version in (("base", "policy", 0), ("random", "random", 0), ("trained", "policy", 3)):
-        record = ScoreRecord(label=label, player=player, opponents="random", policy_version=version,
-                             settings=EvaluationSettings(), score=score)  # fmt: skip
-        write_score(source, record)
-    share_base_scores(source, target)
-    assert sorted(read_scores(target)) == ["base", "random"] and read_scores(target)["base"] == read_scores(source)["base"]

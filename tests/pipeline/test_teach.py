@@ -11,7 +11,7 @@ import pytest
 
 from game.board import Board
 from pipeline import teach
-from pipeline.improve_rounds import ImproveSettings, begin_round, check_improve, check_student, end_round, open_rounds, with_steps
+from pipeline.improve_rounds import ImproveSettings, begin_round, check_improve, check_student, end_round, open_rounds
 from pipeline.resources import RolloutResources
 from pipeline.run_settings import RunSettings
 from pipeline.teach import Question, answer, label, teacher_probabilities, visit
@@ -20,7 +20,6 @@ from rollouts.settings import RolloutSettings
 from search.search import SearchResult
 from search.settings import SearchSettings
 from storage.index import open_index
-from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
@@ -74,14 +73,6 @@ def test_visits_are_games_that_no_step_selects_and_a_second_visit_plays_nothing(
     assert index.select_batch(query).rows.num_rows == 0 and index.totals().decisions == found
 
 
-def test_visits_reach_the_builds_of_their_last_winter(resources):
-    """Rollouts end before it, because no return sees it; a teacher says what to build there."""
-    assert not resources.rollouts.last_winter
-    asyncio.run(visit(resources, 1, 0))
-    rows = open_shard(shard_path(resources.paths, "visit-round-0001", 0)).to_pylist()
-    assert any(row["phase"].endswith("A") for row in rows)
-
-
 def test_lessons_hold_the_position_the_answers_and_the_teacher_s_odds(resources):
     asyncio.run(visit(resources, 1, 0))
     here = Here()
@@ -129,13 +120,6 @@ def test_a_teacher_that_answers_illegally_is_named_and_writes_nothing(resources)
     assert not lesson_path(resources.paths, "round-0001", 0).exists()
 
 
-def test_the_name_of_a_lesson_follows_from_what_shapes_the_answer():
-    more = IMPROVE.model_copy(update={"positions": 99, "uses": 7, "lessons_per_step": 3, "rollouts": True})
-    assert more.teacher == IMPROVE.teacher
-    for change in ({"temperature": 0.5}, {"search": SEARCH.model_copy(update={"playouts": 9})}):
-        assert IMPROVE.model_copy(update=change).teacher != IMPROVE.teacher
-
-
 @pytest.mark.parametrize(
     ("values", "visits", "best", "temperature", "wanted"),
     [
@@ -160,14 +144,6 @@ def test_rounds_that_are_done_are_not_repeated_and_one_that_was_begun_keeps_its_
         open_rounds(paths, two.model_copy(update={"positions": 6}))
     end_round(paths, 1, {"round": 1})
     assert open_rounds(paths, two.model_copy(update={"positions": 6})) == [2]
-
-
-def test_a_run_has_room_for_its_steps_and_a_round_says_how_many(tmp_path):
-    settings = RunSettings(run="mine", runs_root=tmp_path, steps=2)
-    assert write_ledger(settings.paths, 2, ROWS_SCHEMA.empty_table(), {})
-    assert with_steps(settings.model_copy(update={"steps": 1})).steps == 2 and with_steps(settings).steps == 2
-    assert ImproveSettings(positions=100, uses=2, lessons_per_step=64).steps == 4
-    assert ImproveSettings(positions=16, uses=2, lessons_per_step=64).steps == 2
 
 
 def test_a_round_is_labelled_for_the_student_that_it_began_with(tmp_path):

@@ -1,7 +1,6 @@
 """Claims about the tuner: the grid, what is chosen, what is found again, and the requests of a run."""
 
 import json
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 
 from decoding.legal_table import END
 from decoding.thinking import ThoughtRule
-from inference.settings import InferenceSettings
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.tune_engine import NOISE, Candidate, TuneSettings, TuningPlan, choose, plan_tuning, table_rows, tuned_toml
+from pipeline.tune_engine import NOISE, TuneSettings, TuningPlan, choose, plan_tuning, table_rows
 from pipeline.tuning_candidate import chain_table, recorded_rows
 from records.policy_version import PolicyVersion
 from storage.runs import RunPaths
@@ -52,14 +50,6 @@ def test_the_grid_holds_every_combination_and_the_current_settings_first_and_onc
     assert plan.varied == ["max_sequences", "max_batched_tokens", "max_in_flight"]
     beside = grid(base, max_sequences=(256,))
     assert [each.settings.max_sequences for each in beside.candidates] == [base.inference.max_sequences, 256]
-
-
-def test_an_axis_of_the_other_kind_of_machine_is_refused(base: RunSettings, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(InputError, match="gpu_memory_share says nothing where the engine computes on the CPU"):
-        grid(base, gpu_memory_share=(0.9,))
-    monkeypatch.setattr("pipeline.tune_engine.computes_on_card", lambda settings: True)
-    with pytest.raises(InputError, match="kv_cache_gib says nothing where the engine computes on a GPU"):
-        grid(base, kv_cache_gib=(2,))
 
 
 def test_figures_are_found_again_for_the_same_settings_adapter_and_requests_only(base: RunSettings):
@@ -103,15 +93,6 @@ def test_the_current_settings_give_way_only_to_a_gain_beyond_noise(base: RunSett
     current, other = grid(base, max_sequences=(64,)).candidates
     chosen, _ = choose({current: figures(100), other: figures(rate, spread=spread)}, TuneSettings())
     assert (chosen is current) is stays
-
-
-def test_the_file_is_one_that_a_run_accepts(tmp_path: Path):
-    settings = InferenceSettings(max_sequences=64, adapters="slots", max_in_flight=32)
-    text = tuned_toml(Candidate(settings=settings), ["a remark"])
-    assert text.startswith("# a remark\n") and "gpu_memory_share" not in tomllib.loads(text)["inference"]
-    (tmp_path / "tuned.toml").write_text(text)
-    read = layered_settings("laptop", [tmp_path / "tuned.toml"]).inference
-    assert (read.max_sequences, read.adapters, read.max_in_flight) == (64, "slots", 32)
 
 
 def test_a_chain_allows_what_was_recorded_and_every_draw_has_the_same_length():

@@ -1,6 +1,5 @@
 """Positions are distinct, as the settings ask, separated by game and by board, and the same on every machine."""
 
-import dataclasses
 import json
 import random
 import re
@@ -11,9 +10,9 @@ from game.board import Board
 from game.players import PLAYERS
 from game.snapshot import board_key
 from pipeline.run_settings import layered_settings
-from state_cache.build import SNAPSHOTS_PER_GAME, build, play_source_game
+from state_cache.build import build, play_source_game
 from state_cache.settings import CacheSettings
-from state_cache.strata import count_strata, stratum_of
+from state_cache.strata import count_strata
 from telemetry.errors import InputError
 
 
@@ -55,14 +54,6 @@ def test_positions_keep_to_the_years_and_phases() -> None:
         assert {snapshot.year for snapshot in side} <= {1902, 1903}
 
 
-def test_positions_spread_over_the_years() -> None:
-    settings = CacheSettings(spread="years", first_year=1901, last_year=1906, phases=("SM", "FM"))
-    for game_index in range(3):
-        years = [snapshot.year for snapshot in play_source_game(game_index, settings)]
-        assert len(years) == SNAPSHOTS_PER_GAME and years == sorted(years)
-        assert years[0] <= 1902 and years[-1] >= 1905
-
-
 def test_a_frozen_position_is_one_of_its_game_and_names_it() -> None:
     """A game replayed by hand from the snapshot's seed reaches the position in its phase."""
     settings = CacheSettings(players=("mover", "random", "hold"), seed=4, last_year=1903)
@@ -84,16 +75,6 @@ def test_building_again_gives_the_same_and_another_seed_others(small) -> None:
     assert len(shared) <= 1, "only the opening may appear under both seeds"
 
 
-def test_progress_counts_up_to_what_was_asked_for() -> None:
-    calls: list[tuple[int, int]] = []
-    build(
-        CacheSettings(train_snapshots=6, held_out_snapshots=3),
-        lambda done, wanted: calls.append((done, wanted)),
-    )
-    assert calls[-1] == (9, 9)
-    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
-
-
 def test_strata_are_about_equally_frequent() -> None:
     """Compared with the same games frozen without strata: common strata are no longer more frequent than others."""
     settings = CacheSettings(train_snapshots=120, held_out_snapshots=1, last_year=1904)
@@ -102,13 +83,6 @@ def test_strata_are_about_equally_frequent() -> None:
     assert max(even.values()) - min(sorted(even.values())[-6:]) <= 2, "the six largest strata have about equal counts"
     assert max(even.values()) < max(plain.values()) and len(even) >= len(plain)
     assert {stratum.phase_type for stratum in even} == {"M", "R", "A"} and {stratum.balance for stratum in even} == {0, 1, 2}
-
-
-def test_the_balance_of_power_is_the_leader_s_centres() -> None:
-    snapshot = Board.start().snapshot(game_id="", seed=0, source="")
-    for most, word in ((5, "level"), (6, "ahead"), (7, "ahead"), (8, "far ahead"), (17, "far ahead")):
-        changed = dataclasses.replace(snapshot, centres=(0, 1, most, 3, 2, 1, 0))
-        assert str(stratum_of(changed)) == f"1901 M {word}"
 
 
 def test_the_positions_of_the_laptop_are_the_ones_its_scores_were_taken_on() -> None:

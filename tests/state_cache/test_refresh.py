@@ -11,7 +11,6 @@ from game.snapshot import Snapshot, board_key, position_id
 from state_cache.build import SNAPSHOTS_PER_GAME
 from state_cache.refresh import refresh
 from state_cache.settings import CacheSettings
-from state_cache.strata import count_strata
 from telemetry.errors import InputError
 
 
@@ -80,14 +79,6 @@ def test_what_comes_in_keeps_to_the_years_and_phases_and_to_a_few_of_a_group(sma
     one_group = [dataclasses.replace(snapshot, game_id="mine-local-000000") for snapshot in reached]
     coming = [snapshot for snapshot in refresh(settings, train, held_out, one_group) if snapshot not in train]
     assert len(coming) == SNAPSHOTS_PER_GAME
-
-
-def test_what_comes_in_is_spread_over_strata(small, reached, settings) -> None:
-    _, train, held_out = small
-    half = settings.model_copy(update={"on_policy_share": 0.5})
-    coming = count_strata(snapshot for snapshot in refresh(half, train, held_out, reached) if snapshot not in train)
-    there = count_strata(snapshot for snapshot in reached if snapshot.year <= 1905)
-    assert max(coming.values()) < max(there.values()) / 2 and len(coming) >= min(len(there), 10)
 
 
 def test_a_share_names_its_run_and_its_groups() -> None:

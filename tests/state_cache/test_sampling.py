@@ -8,7 +8,6 @@ import pytest
 
 from state_cache.sampling import FLOOR, learnable_weights, sample_start_positions
 from state_cache.strata import count_strata, stratum_of
-from telemetry.errors import InputError
 
 
 def test_a_draw_depends_on_seed_and_step_alone(small) -> None:
@@ -42,11 +41,6 @@ def test_every_power_with_units_is_drawn_alike_and_no_other(small) -> None:
         assert all(abs(times - 200 / len(with_units)) < 30 for times in counts.values())
 
 
-def test_nothing_to_draw_from_is_said_in_a_sentence() -> None:
-    with pytest.raises(InputError, match="no positions to draw from"):
-        sample_start_positions([], 1, seed=0, step=0)
-
-
 def test_uniform_draws_are_the_ones_that_runs_were_made_with(small) -> None:
     """The rule of early releases, written out as an oracle."""
     _, train, _ = small
@@ -71,14 +65,6 @@ def test_stratified_draws_take_every_stratum_alike(small, count: int) -> None:
     assert met.keys() <= strata.keys() and all(abs(met[each] - expected) < 5 * expected**0.5 + 1 for each in strata)
     once = [s for s, _ in sample_start_positions(train, len(strata), 0, 1, sampling="stratified")]
     assert len({stratum_of(snapshot) for snapshot in once}) == len(strata)
-
-
-def test_stratified_draws_repeat_a_position_only_when_its_stratum_is_used_up(small) -> None:
-    _, train, _ = small
-    times = Counter(s.snapshot_id for s, _ in sample_start_positions(train, 100, 0, 0, sampling="stratified"))
-    for stratum in count_strata(train):
-        counts = [times[snapshot.snapshot_id] for snapshot in train if stratum_of(snapshot) == stratum]
-        assert max(counts) - min(counts) <= 1
 
 
 def test_learnable_draws_follow_the_spread_and_keep_every_position_possible(small) -> None:
@@ -109,15 +95,3 @@ def test_learnable_draws_repeat_none_before_all_came_and_are_uniform_while_nothi
     for nothing in ({}, {"elsewhere": 1.0}, {train[0].snapshot_id: 0.0}):
         assert learnable_weights(train, nothing) == []
     assert sample_start_positions(train, 8, 0, 4, sampling="learnable") == sample_start_positions(train, 8, 0, 4)
-
-
-@pytest.mark.parametrize("sampling", ["uniform", "stratified", "learnable"])
-def test_the_same_figures_give_the_same_draw_in_whatever_order_they_come(small, sampling) -> None:
-    _, train, _ = small
-    spreads = {snapshot.snapshot_id: place / 7 for place, snapshot in enumerate(train)}
-    backwards = dict(reversed(spreads.items()))
-    weights = learnable_weights(train, spreads) if sampling == "learnable" else []
-    assert learnable_weights(train, backwards) == learnable_weights(train, spreads)
-    first = sample_start_positions(train, 8, 3, 5, sampling=sampling, weights=weights)
-    assert first == sample_start_positions(train, 8, 3, 5, sampling=sampling, weights=weights)
-    assert first != sample_start_positions(train, 8, 3, 6, sampling=sampling, weights=weights)

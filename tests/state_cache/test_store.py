@@ -1,6 +1,5 @@
 """A version is published whole, read back equal, and refused if a single bit is wrong."""
 
-import dataclasses
 import json
 import random
 import shutil
@@ -9,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from game.board import Board
-from game.snapshot import Snapshot
 from state_cache.settings import CacheSettings
-from state_cache.store import SCHEMA, find_cache, open_cache, version_name, write_cache
+from state_cache.store import find_cache, open_cache, version_name, write_cache
 from telemetry.errors import DataError, InputError
 
 FILES = ["train.arrow", "held_out.arrow", "manifest.json"]
@@ -30,18 +28,6 @@ def test_what_was_written_is_read_back(small, published: Path) -> None:
     assert sorted(file.name for file in published.iterdir()) == sorted(FILES)
     restored = Board.restore(cache.train[0])
     assert (restored.phase, restored.centre_counts()) == (train[0].phase, train[0].centres)
-
-
-def test_the_columns_are_the_fields_of_a_snapshot() -> None:
-    assert SCHEMA.names == [field.name for field in dataclasses.fields(Snapshot)]
-    assert not any(field.nullable for field in SCHEMA)
-
-
-def test_a_version_is_found_by_its_settings_alone(small, published: Path, tmp_path: Path) -> None:
-    settings = small[0]
-    assert find_cache(tmp_path, settings) == published
-    assert find_cache(tmp_path, settings.model_copy(update={"seed": 9})) is None
-    assert find_cache(tmp_path / "elsewhere", settings) is None
 
 
 @pytest.mark.parametrize(
@@ -73,27 +59,12 @@ def test_a_cut_file_is_refused_by_name(published: Path, name: str) -> None:
 def test_a_flipped_bit_is_refused_by_name(published: Path, name: str) -> None:
     content = (published / name).read_bytes()
     rng = random.Random(name)
-    for at in {*rng.sample(range(len(content)), min(len(content), 300)), 0, len(content) - 1}:
+    for at in {*rng.sample(range(len(content)), min(len(content), 60)), 0, len(content) - 1}:
         damaged = bytearray(content)
         damaged[at] ^= 1 << rng.randrange(8)
         (published / name).write_bytes(damaged)
         with pytest.raises(DataError, match=name):
             open_cache(published)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused_by_name(published: Path, name: str) -> None:
-    (published / name).unlink()
-    with pytest.raises(DataError, match=f"{name} is missing"):
-        open_cache(published)
-
-
-def test_swapped_files_are_refused(published: Path) -> None:
-    (published / "train.arrow").rename(published / "other")
-    (published / "held_out.arrow").rename(published / "train.arrow")
-    (published / "other").rename(published / "held_out.arrow")
-    with pytest.raises(DataError, match=r"train\.arrow"):
-        open_cache(published)
 
 
 def test_a_manifest_that_was_edited_is_refused(published: Path) -> None:
@@ -137,13 +108,6 @@ def test_two_writers_at_once_publish_one_version(small, published: Path, tmp_pat
         path = write_cache(root, *small)
     assert [file.name for file in root.iterdir()] == [path.name]
     assert list(open_cache(path).train) == small[1]
-
-
-def test_a_folder_without_a_manifest_is_never_overwritten(small, published: Path, tmp_path: Path) -> None:
-    (published / "manifest.json").unlink()
-    with pytest.raises(DataError, match=f"{published.name} already exists"):
-        write_cache(tmp_path, *small)
-    assert (published / "train.arrow").exists()
 
 
 def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import tasks.artifacts
 from evaluation.strength import Opening, Score
 from game.board import Board
 from storage.runs import RunPaths
-from tasks.artifacts import RunPage, show_result
+from tasks.artifacts import RunPage
 from telemetry.progress import LogReporter, install
 
 FIGURES = {"train/return_mean": 0.25, "train/decisions": 16.0, "rollout/tokens_per_s": 248.4, "time/orchestration_share": 0.05}
@@ -68,6 +68,7 @@ async def artifacts_of(flow_run: UUID) -> dict[str, Any]:
     return {str(artifact.type): artifact for artifact in found}
 
 
+@pytest.mark.system
 def test_the_page_of_a_run_ends_with_all_its_steps_under_two_keys_and_its_name(in_flow_run):
     async def run(flow_run: UUID) -> tuple[dict[str, Any], str]:
         async with RunPage("My_run.1", 3) as page:
@@ -88,6 +89,7 @@ def test_the_page_of_a_run_ends_with_all_its_steps_under_two_keys_and_its_name(i
     assert rows[0] | {"return": "+0.25", "decisions": "16", "tokens/s": "248", "Prefect": "5.0%", "lag": ""} == rows[0]
 
 
+@pytest.mark.system
 def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
     in_flow_run, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -112,6 +114,7 @@ def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
     assert said[-1].startswith(f"{failures} updates of the run's Prefect page were lost")
 
 
+@pytest.mark.system
 def test_a_server_that_never_answers_delays_a_run_s_end_only_and_only_for_a_while(
     in_flow_run, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -133,20 +136,6 @@ def test_a_server_that_never_answers_delays_a_run_s_end_only_and_only_for_a_whil
         telling, closing, failures = in_flow_run(run)
     assert telling < 2 and closing < 15 and failures >= 1, "Prefect's client waits for an answer for 30 s"
     assert "lost" in said[-1]
-
-
-def test_outside_of_a_flow_run_nothing_is_sent_and_nothing_fails(said: list[str], monkeypatch: pytest.MonkeyPatch):
-    def must_not() -> None:
-        raise AssertionError("a client was asked for")
-
-    monkeypatch.setattr(tasks.artifacts, "get_client", must_not)
-
-    async def run() -> int:
-        async with RunPage("bare", 1) as page:
-            page.step(1, FIGURES)
-        return page.failures
-
-    assert asyncio.run(run()) == 0 and said == []
 
 
 def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = (), games: int = 8) -> Score:
@@ -174,14 +163,6 @@ def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: fl
     assert "| trained | " in page and str(tmp_path / "mine") in page
 
 
-def test_a_result_of_few_source_games_shows_no_interval_and_says_what_one_takes(tmp_path):
-    from pipeline.artifact_texts import result_page
-
-    page = result_page(RunPaths(tmp_path), {"steps": 2}, {"base": score(0.0, games=1), "trained": score(0.5, games=1)})
-    assert "No difference from its base is shown**: there are no intervals (1 source game, and an interval takes 6)" in page
-    assert "| trained | +0.50 | none: it takes 6 source games | 4 | 1 |" in page
-
-
 def test_a_result_shows_the_first_opening_of_base_and_trained_and_the_board(tmp_path, positions):
     from pipeline.artifact_texts import result_page
 
@@ -196,8 +177,3 @@ def test_a_result_shows_the_first_opening_of_base_and_trained_and_the_board(tmp_
     assert f"{power}, {Board.restore(positions[0]).long_phase.lower()}" in page
     assert all(f"| {order} | 12.5% | {order} | 87.5% |" in page for order in orders)
     assert page.count('src="data:image/svg+xml;base64,') == 2
-
-
-def test_a_result_that_cannot_be_shown_is_said_and_survived(in_flow_run, said: list[str], tmp_path):
-    in_flow_run(lambda flow_run: show_result(RunPaths(tmp_path / "mine"), {"steps": 2}, {}))
-    assert said and "does not show 'result-mine'" in said[0]

