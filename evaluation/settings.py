@@ -19,21 +19,20 @@ class EvaluationSettings(Settings):
     positions: Annotated[int, Field(ge=1)] = 112
     """Held-out positions, from games that training never starts from."""
     powers_per_position: Annotated[int, Field(ge=1, le=7)] = 3
-    """Powers tried on each position, one at a time."""
+    """Powers tried on each position."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 1
     """Game years played from each position."""
     opponents: tuple[str, ...] = ("random", "mover")
-    """Scripted players of the other powers; the first gives the score, the others stand beside it."""
+    """Scripted players of the other powers; the first gives the score."""
     bootstrap: Annotated[int, Field(ge=100)] = 2000
     """Resamples of the 95 % interval, clustered by source game."""
     seed: Seed = 1000
-    """Seed of positions, opponents' dice and draws; the same for every player compared."""
+    """Seed of positions, dice and draws."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Versions between two that are measured while training goes on, as 5 for 5, 10, 15 ...; 0: none but base and last."""
+    """Versions between two that are measured while training goes on; 0: none."""
     beside: Literal["auto", "deployment", "inside"] = "auto"
-    """Who measures those: 'deployment', a run of evaluate-policy/measure-strength of its own, beside training; 'inside', the
-    training flow itself between two steps; 'auto': the former where the Prefect server has that deployment and a worker for it,
-    else the latter."""
+    """Who measures those: 'deployment', a flow run of its own beside training; 'inside', the training flow between two
+    steps; 'auto': the former where its deployment and a worker are there."""
 
     @property
     def question(self) -> "EvaluationSettings":
@@ -92,7 +91,7 @@ class MatchSettings(PlaySettings):
     """What `width` and the comparison of players are about; the share of squared centres tells players apart where games are cut
     off before anybody has won."""
     at_once: Annotated[int, Field(ge=1, le=1024)] = 28
-    """Games played at the same time; `entente bench games` finds the best for a machine."""
+    """Games played at the same time."""
     bootstrap: Annotated[int, Field(ge=100)] = 2000
     """Resamples of a 95 % interval, clustered by game, or by the source game of a held-out position."""
     seed: Seed = 1000

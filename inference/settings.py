@@ -19,48 +19,45 @@ class InferenceSettings(Settings):
     urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
     engine: Literal["auto", "vllm", "vllm_async", "torch"] = "auto"
-    """Engine on this machine: 'vllm' in this process (for a CPU), 'vllm_async' in its own process (for a GPU), 'torch' without
-    vLLM; 'auto': vLLM if installed, else torch."""
+    """'vllm' in this process (for a CPU), 'vllm_async' in its own process (for a GPU), 'torch' without vLLM; 'auto': vLLM
+    if installed, else torch."""
     adapters: AdapterMode = "auto"
-    """'slots': several versions as LoRA adapters; 'merge_reload': one version at a time as merged weights, faster on a CPU and
-    exact in float32 only; 'auto': slots, unless a short measurement finds them too slow."""
+    """'slots': several versions as LoRA adapters; 'merge_reload': one version at a time as merged weights; 'auto': slots,
+    unless measured too slow."""
     adapter_slots: Annotated[int, Field(ge=1, le=64)] = 4
     """Adapters held at a time (vLLM's max_loras): staleness budget plus 2, plus 1 for each other version that plays."""
     adapter_rank: Annotated[int, Field(ge=1, le=512)] = 16
-    """Highest adapter rank that slots accept (vLLM's max_lora_rank); adapters of lower rank are padded, which costs time."""
+    """Highest adapter rank that slots accept (vLLM's max_lora_rank)."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Number format of weights and activations; float32 on the CPU, so that merging does not round updates away."""
+    """Number format of weights and activations; float32 on a CPU, so that merging rounds no update away."""
     max_sequences: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
     """Most requests decoded together (vLLM's max_num_seqs)."""
     max_batched_tokens: Annotated[int, MAY_CHANGE, Field(ge=256)] = 4096
-    """Most tokens in one forward pass (vLLM's max_num_batched_tokens); on the CPU at least max_model_length."""
+    """Most tokens in one forward pass (vLLM's max_num_batched_tokens)."""
     max_model_length: Annotated[int, Field(ge=64)] = 1024
     """Longest prompt plus completion, tokens; a longer prompt is an error."""
     block_size: Annotated[int, MAY_CHANGE, Field(ge=16, le=128, multiple_of=16)] = 32
-    """Tokens of one prefix-cache block; only whole blocks are shared, and vLLM on the CPU needs a multiple of 32."""
+    """Tokens of one prefix-cache block; only whole blocks are shared."""
     jump_forced: Literal["auto", "on", "off"] = "auto"
-    """Append forced tokens to the drawn token before them instead of one forward pass each; on a GPU this turns asynchronous
-    scheduling off, and its gain there was never measured; 'auto': on the CPU only."""
+    """Append forced tokens to the drawn token before them instead of one forward pass each; 'auto': on a CPU only."""
     enforce_eager: Literal["auto", "on", "off"] = "auto"
-    """Run without CUDA graphs and compilation (vLLM's enforce_eager): slower, but quick to start; 'auto': on the CPU only."""
+    """Run without CUDA graphs and compilation (vLLM's enforce_eager); 'auto': on a CPU only."""
     kv_cache_gib: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
-    """Memory of the key-value cache on the CPU, GiB."""
+    """GiB of the key-value cache on a CPU."""
     gpu_memory_share: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85
     """Share of the GPU's memory that the engine may take; lower it if the trainer uses the same GPU."""
     cards: Annotated[tuple[Annotated[int, Field(ge=0)], ...], MAY_CHANGE] = ()
-    """GPUs of this machine that the engine takes, counted from 0 among the visible ones (CUDA_VISIBLE_DEVICES); none: the first
-    `tensor_parallel`."""
+    """GPUs of the engine, counted from 0 among the visible ones; none: the first `tensor_parallel`."""
     tensor_parallel: Annotated[int, MAY_CHANGE, Field(ge=1, le=64)] = 1
-    """GPUs over which the engine splits each layer (vLLM's tensor_parallel_size), with a process each."""
+    """GPUs over which the engine splits each layer."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """CPU threads of the engine; 0: planned from the cores and the other work."""
+    """CPU threads of the engine; 0: planned."""
     max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
-    """Most requests in flight at one worker; lowered while the worker queues or preempts."""
+    """Most requests in flight at one worker; lowered while it queues or preempts."""
     long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """Prompts of at least this many tokens go to the last worker of `urls` and shorter ones to the others, if those have a
-    living worker; 0: any prompt to any worker."""
+    """Prompts of at least this many tokens go to the last worker of `urls`; 0: any prompt to any worker."""
     evaluation_urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
-    """Addresses of workers for evaluation only, so that it does not displace the rollouts' prefixes; none: `urls`."""
+    """Addresses of workers for evaluation only; none: `urls`."""
 
     @property
     def for_evaluation(self) -> "InferenceSettings":

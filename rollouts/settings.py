@@ -20,30 +20,27 @@ class RolloutSettings(Settings):
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups per training step."""
     sampling: Sampling = "uniform"
-    """How positions are drawn: 'uniform'; 'stratified', equally often from each year, kind of phase and balance of power;
-    'learnable', more often where past returns had a spread."""
+    """How positions are drawn: 'uniform'; 'stratified' by year, phase and balance of power; 'learnable', more often where
+    returns had a spread."""
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
     """Game years from the start of a fork to its end."""
     horizon_schedule: str = ""
-    """Later horizons as step:years, such as '40:2,120:4': two years in the start groups of steps 40 to 119, then four;
-    horizon_years before."""
+    """Later horizons as step:years, such as '40:2,120:4'; horizon_years before."""
     settled_years: Annotated[int, Field(ge=0, le=20)] = 2
-    """Game years without a change of centres after which a fork ends early; 0: it ends at its horizon."""
+    """Game years without a change of centres after which a fork ends early; 0: never."""
     last_winter: bool = False
-    """Whether a fork plays the winter at its end, which teaches nothing: no return sees what is built there. A state cache that
-    is refreshed from the run's rollouts gets their last springs only with it."""
+    """Whether a fork plays the winter at its end, which no return sees."""
     policy_powers: Literal["one", "all"] = "one"
-    """'one': the policy plays one power of each group and opponents play the others; 'all': it plays all seven."""
+    """'one': the policy plays one power of each group; 'all': it plays all seven."""
     opponents: str = "random"
-    """Players of the other powers by lot: names with weights, such as 'dumbbot*3,territorial,v0,league*2'. A name is a scripted
-    player, a published version, either with '+search', an endpoint such as 'openai:qwen3@http://127.0.0.1:8000/v1', or 'league':
-    past versions, more often those that the policy beats less. A search takes about 0.1 CPU seconds a decision."""
+    """Players of the other powers by lot: names with weights, such as 'dumbbot*3,v0,league*2'. A name is a scripted player,
+    a published version, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past versions."""
     opponents_by: Literal["group", "seat"] = "group"
-    """One lot for the six other seats of a start group, or one lot for each seat."""
+    """One lot for the six other seats of a start group, or one for each seat."""
     league_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between two versions that join the league; version 0 is its first member."""
+    """Steps between two versions that join the league."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25

@@ -13,32 +13,31 @@ class CacheSettings(Settings):
     """What the state cache is built from; equal settings give the same cache, byte for byte."""
 
     train_snapshots: Annotated[int, Field(ge=1)] = 1000
-    """Positions to train from; each step draws its own, so one is met about once in 62 steps of 16 groups."""
+    """Positions to train from."""
     held_out_snapshots: Annotated[int, Field(ge=1)] = 112
-    """Positions kept for evaluation, from other games; 16 for each of the seven powers."""
+    """Positions kept for evaluation, from other games."""
     first_year: Annotated[int, Field(ge=1901, le=1999)] = 1902
-    """Earliest game year of a position; in 1901 all boards still resemble the opening."""
+    """Earliest game year of a position."""
     last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907
-    """Latest game year of a position; by then scripted games have spread out and few powers are gone."""
+    """Latest game year of a position."""
     players: Annotated[tuple[str, ...], Field(min_length=1)] = ("random", "mover")
-    """Scripted players, drawn anew for each power of each source game; a name given twice counts twice."""
+    """Scripted players, drawn anew for each power of each source game."""
     seed: Seed = 0
     """Seed of the source games."""
     phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "SR", "FM", "FR", "WA")
-    """Phases to freeze, season and kind (M movement, R retreats, A adjustments); only in movement does every
-    power decide something."""
+    """Phases to freeze: season and kind (M movement, R retreats, A adjustments)."""
     spread: Literal["years", "strata"] = "strata"
-    """Which phases of a source game are frozen: 'years', one out of each of four equal stretches; 'strata', the four
-    whose strata (year, kind of phase, balance of power) hold the fewest positions so far."""
+    """Which phases of a source game are frozen: 'years', one of each of four equal stretches; 'strata', the four of the
+    rarest strata (year, kind of phase, balance of power)."""
     from_run: str = ""
-    """Run whose rollouts take a share of the training positions with boards that they reached; empty: none."""
+    """Run whose rollouts give a share of the training positions; empty: none."""
     from_groups: Annotated[int, Field(ge=0)] = 0
-    """Start groups of that run that count: those with smaller numbers, so that equal settings give the same cache."""
+    """Start groups of that run that count: those with smaller numbers."""
     on_policy_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """Share of the training positions that come from from_run or from_games; the others stay as they were made."""
+    """Share of the training positions that come from from_run or from_games."""
     from_games: Annotated[tuple[str, ...], Field(exclude_if=lambda games: not games)] = ()
-    """Games played in the browser whose positions take that share instead, at most four of each game; each with the hash of what
-    was played, as 'evening:0f3a52c1', so that equal settings give the same cache. `entente cache build` finds the hash."""
+    """Games played in the browser that give that share instead, each with the hash of what was played, as
+    'evening:0f3a52c1'; `entente cache build` finds the hash."""
 
     @property
     def scripted(self) -> Self:

@@ -30,27 +30,23 @@ class StorageSettings(Settings):
     """How returns are computed, and how old the rows of a step may be."""
 
     blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
-    """Weight of each reward component in a return; others weigh 0. The prefix `final_` means the component's undiscounted sum
-    to the fork's end. Or the name of a blend: centres, sum_of_squares, draw_size or dense.
-    """
+    """Weight of each reward component in a return; `final_` before its name means its sum to the fork's end. Or the name of
+    a blend: centres, sum_of_squares, draw_size or dense."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Factor per later decision of the same power in the fork; 1: no discount, as the horizon is short."""
+    """Factor per later decision of the same power in the fork."""
     max_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 2
     """Policy versions that the oldest row of an advantage group may lag behind the trainer."""
     hard_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 0
-    """Policy lag up to which a step takes older rows if there are too few; no effect unless larger than `max_policy_lag`."""
+    """Policy lag up to which a step takes older rows if there are too few."""
     shortage_wait_s: Annotated[float, Field(ge=0)] = 0.0
     """Seconds that a step waits for more rows before it takes older or fewer; 0 if no other producer plays."""
     max_uses: Annotated[int, Field(ge=1)] = 1
-    """Steps that may train on one advantage group; more need fewer rollouts but train further off policy."""
+    """Steps that may train on one advantage group."""
     draw: Literal["start_group", "advantage_group"] = "start_group"
-    """Unit of the draw: start groups, whose rows share prompt prefixes; or advantage groups, as many as that many start groups
-    hold on average, which balances powers better.
-    """
+    """Unit of the draw: start groups, whose rows share prompt prefixes; or advantage groups, which balances powers
+    better."""
     selection: Annotated[str, BeforeValidator(query_text)] = ""
-    """A query that chooses the start groups of a step instead of the draw: a file that ends in .sql, whose text is kept, or the
-    text itself; empty: the draw.
-    """
+    """A query that chooses the start groups of a step: a .sql file, or its text; empty: the draw."""
 
     @field_validator("blend", mode="before")
     @classmethod

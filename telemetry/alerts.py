@@ -45,9 +45,9 @@ class AlertSettings(Settings):
 
     # These two are not in a deployment's schema: a shell command or an address must never come from Prefect's server.
     command: SkipJsonSchema[str] = ""
-    """Shell command that gets each alert as one JSON object on standard input; runs that Prefect starts use `file` instead."""
+    """Shell command that gets each alert as a JSON object on standard input; runs that Prefect starts use `file`."""
     webhook: SkipJsonSchema[str] = ""
-    """Address that each alert is posted to as one JSON object; runs that Prefect starts use `file` instead."""
+    """Address that each alert is posted to as a JSON object; runs that Prefect starts use `file`."""
     file: str = ""
     """Name of a file with `command` and `webhook`: 'mine' is `mine.toml` in `_alerts` under `runs_root`; empty: none."""
     silent: tuple[

@@ -27,17 +27,17 @@ class TinyModelSettings(Settings):
     """Settings of the tiny model; their hash names the folder that caches it."""
 
     vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
-    """Tokens of the byte-level BPE tokenizer; with 640, most provinces and units are one token."""
+    """Tokens of the byte-level BPE tokenizer."""
     hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
-    """Width of the model; a multiple of 32, because vLLM's CPU attention needs heads of 32."""
+    """Width of the model."""
     layers: Annotated[int, Field(ge=1)] = 3
     """Transformer blocks."""
     teacher: str = "mover"
     """Scripted player whose orders the base imitates."""
     imitation_steps: Annotated[int, Field(ge=0)] = 150
-    """Optimiser steps of imitation; 150 are enough to write orders and to prefer moves."""
+    """Optimiser steps of imitation."""
     imitation_positions: Annotated[int, Field(ge=1)] = 5
-    """Positions per imitation step, each with the decisions of all its powers (about 7)."""
+    """Positions per imitation step, each with the decisions of all its powers."""
     source_games: Annotated[int, Field(ge=1)] = 48
     """Scripted games whose decisions are imitated."""
     seed: Seed = 0
@@ -50,7 +50,7 @@ class TrainingSettings(Settings):
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     """Rank of the adapter."""
     lora_targets: tuple[str, ...] = ()
-    """Linear layers of a block that the adapter changes, such as q_proj and v_proj; none: all that the model's family offers."""
+    """Linear layers of a block that the adapter changes; none: all that the model's family offers."""
     lora_alpha: Annotated[float, Field(gt=0)] = 32.0
     """Numerator of the adapter's scale, alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
@@ -58,59 +58,58 @@ class TrainingSettings(Settings):
     rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a linear or cosine decay until decay_steps."""
     warm_up_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
+    """Steps over which the learning rate rises linearly."""
     decay_steps: Annotated[int, Field(ge=0)] = 0
-    """Step at which a linear or cosine decay ends; later steps keep the last rate."""
+    """Step at which a linear or cosine decay ends."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimiser updates of a step, each on a random share of the advantage groups; more learn faster from the same rollouts."""
+    """Optimiser updates of a step, each on a random share of the advantage groups."""
     max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
     """Largest gradient norm; longer gradients are scaled down to it."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Ratios below 1 - clip_low give no gradient if the advantage is negative."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """Ratios above 1 + clip_high give no gradient if the advantage is positive (clip-higher, DAPO)."""
+    """Ratios above 1 + clip_high give no gradient if the advantage is positive."""
     loss: str = "clipped"
-    """Policy loss: clipped, cispo, dppo, gspo, sequence_mean (docs/training.md has formulas), or your own, module:attribute."""
+    """Policy loss: clipped, cispo, dppo, gspo, sequence_mean, or your own, module:attribute."""
     divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """With loss dppo: a token whose probability changed by more than this in the direction of its advantage gives no gradient."""
+    """With loss dppo: largest change of a token's probability that still gives a gradient."""
     importance_cap: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this (2 to 3 is
-    usual); 0: ratios are taken against the policy that drew the token."""
+    """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this; 0:
+    against the policy that drew the token."""
     advantage_scale: Literal["none", "batch"] = "none"
     """Divisor of advantages: none, or their root mean square in the step."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean entropy over legal sets, which is maximised; 0: off."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: the entropy weight, which begins at entropy_weight, is adapted after each step so that the mean entropy over legal
-    sets follows this target, nats per branching token."""
+    """Above 0: the entropy weight is adapted after each step so that the mean entropy follows this target, nats per
+    branching token."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the exact KL divergence from the base model over legal sets; 0: off, which saves a forward of the base model."""
+    """Weight of the exact KL divergence from the base model over legal sets; 0: off."""
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the mean of -log(legal mass) over the probed tokens; it keeps the unmasked model on legal orders; 0: off."""
+    """Weight of the mean of -log(legal mass) over the probed tokens; 0: off."""
     layout: Literal["packed", "padded"] = "packed"
     """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     token_budget: Annotated[int, Field(ge=0)] = 0
-    """Unique tokens of a packed micro-batch; 0: as many as fit on a GPU, a constant on a CPU; the loss does not depend on it."""
+    """Unique tokens of a packed micro-batch; 0: as many as fit on a GPU, a constant on a CPU."""
     recompute: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the frozen base; the adapter is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the trainer; auto uses a GPU if there is one."""
+    """Device of the trainer; auto: a GPU if there is one."""
     card: Annotated[int, MAY_CHANGE, Field(ge=-1)] = -1
-    """GPU of the trainer, counted from 0 among the visible ones (CUDA_VISIBLE_DEVICES); with several `processes` the first of
-    theirs; -1: the first that the engine does not take, else the engine's own, which both then share."""
+    """GPU of the trainer, counted from 0 among the visible ones, the first of several `processes`; -1: the first that the
+    engine does not take, else the engine's own."""
     processes: Annotated[int, MAY_CHANGE, Field(ge=1, le=64)] = 1
-    """Processes on this machine that share each update, with a GPU each on CUDA; the loss does not depend on it."""
+    """Processes on this machine that share each update."""
     processes_elsewhere: Annotated[int, MAY_CHANGE, Field(ge=0, le=4096)] = 0
-    """Processes of other machines that share each update too; they are started there with `torchrun -m training.follow`."""
+    """Processes of other machines that share each update too (`torchrun -m training.follow`)."""
     address: Annotated[str, MAY_CHANGE] = ""
-    """HOST:PORT of this machine at which processes elsewhere join the trainer; keep it in a private network."""
+    """HOST:PORT of this machine at which processes elsewhere join; keep it in a private network."""
     base_parts: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
-    """Processes over which the frozen base is split, for a base that does not fit on one card: neighbours by rank, such as those
-    of one machine; 1: each process has all of it; the loss does not depend on it."""
+    """Processes over which the frozen base is split; 1: each process has all of it."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """CPU threads of the trainer; 0: planned from the cores and the other work on them."""
+    """CPU threads of the trainer; 0: planned."""
     seed: Seed = 0
     """Seed of the adapter's initial weights."""
 
