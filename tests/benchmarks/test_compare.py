@@ -24,47 +24,17 @@ def _worse(before: dict, now: dict, tolerance: float = 0.25) -> list[str]:
     [
         ({"speedup": 10.0}, {"speedup": 7.6}, []),
         ({"speedup": 10.0}, {"speedup": 7.4}, ["speedup"]),
-        ({"speedup": 10.0}, {"speedup": 40.0}, []),
         ({"loss_diff": 8e-7}, {"loss_diff": 1.1e-6}, ["loss_diff"]),
-        ({"loss_diff": 8e-7}, {"loss_diff": 1e-9}, []),
         ({"loss_diff": 1e-9}, {"loss_diff": 1e-8}, []),
-        ({"loss_diff": 1e-9}, {"loss_diff": 4e-8}, ["loss_diff"]),
         ({"machine_ms": 1.0}, {"machine_ms": 90.0}, []),
         ({"speedup": 10.0}, {}, ["speedup"]),
         ({}, {"speedup": 1.0}, []),
         ({"speedup": 10.0}, {"speedup": float("nan")}, ["speedup"]),
     ],
-    ids=[
-        "within",
-        "less",
-        "more",
-        "error grew",
-        "error shrank",
-        "noise of nothing",
-        "no noise",
-        "no target",
-        "gone",
-        "new",
-        "nan",
-    ],
+    ids=["within", "less", "error grew", "noise of nothing", "no target", "gone", "new", "nan"],
 )
 def test_only_what_became_worse_than_tolerance_counts(before: dict, now: dict, worse: list[str]):
     assert _worse(_outcome(**before), _outcome(**now)) == worse
-
-
-@pytest.mark.parametrize("scaled", [(True, False), (False, True)], ids=["before", "now"])
-def test_a_figure_of_a_scaled_down_form_is_shown_and_not_judged(scaled: tuple[bool, bool]):
-    before, now = (
-        _outcome(speedup=value, loss_diff=1e-7) | ({"scaled_down": ["speedup"]} if small else {})
-        for value, small in zip((10.0, 1.0), scaled, strict=True)
-    )
-    speedup, loss = compare({"x": before}, {"x": now})
-    assert (speedup.judged, speedup.worse, speedup.scaled_down, speedup.now) == (False, False, True, 1.0)
-    assert loss.judged and not loss.scaled_down
-
-
-def test_benchmarks_that_did_not_run_now_are_not_missed():
-    assert compare({"x": _outcome(speedup=8.0), "y": _outcome(speedup=1.0)}, {"x": _outcome(speedup=8.0)})[0].benchmark == "x"
 
 
 def test_what_was_kept_is_read_again(tmp_path: Path):
@@ -73,7 +43,7 @@ def test_what_was_kept_is_read_again(tmp_path: Path):
     assert read_outcomes(tmp_path / "deep" / "then.json")["x"] == kept
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"benchmarks": {"x": 3}}), json.dumps({"benchmarks": [1]})])
+@pytest.mark.parametrize("text", ["", "{}", json.dumps({"benchmarks": {"x": 3}})])
 def test_a_file_that_holds_no_figures_is_refused_with_its_name(tmp_path: Path, text: str):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(InputError, match=r"bad\.json"):
@@ -90,8 +60,3 @@ def test_every_quick_form_can_be_typed_and_the_trainers_has_recorded_rows_of_the
         command_line().parse_args(["bench", name, *arguments], exit_on_error=False, print_error=False)
     trainer = " ".join(asked["trainer"])
     assert "--only recorded" in trainer and trainer.endswith(f"--runs-root {tmp_path} --config {tmp_path / 'a.toml'}")
-
-
-def test_an_unknown_benchmark_is_refused_before_any_runs(tmp_path: Path):
-    with pytest.raises(InputError, match="'speed'"):
-        run_all(["speed"], runs_root=tmp_path)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -13,34 +12,20 @@ import pytest
 
 from benchmarks import decode
 from benchmarks.decode_cases import (
-    SHAPES,
     InstantEngine,
     Models,
     Shape,
-    made_up_orders,
     requests_for,
 )
-from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
-from benchmarks.rollout import rollout_figures
-from decoding.legal_table import TableBuilder
+from benchmarks.played_steps import RunInputs, record_step
 from game.snapshot import Snapshot
 from rollouts.settings import RolloutSettings
-from telemetry.errors import EngineError, InputError
+from telemetry.errors import EngineError
 
 SMALL = Shape(units=2, fewest=3, most=8, batch=5)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", list(SHAPES))
-def test_made_up_decisions_are_as_large_as_they_say_and_never_alike(name: str):
-    dice, shape = random.Random(0), SHAPES[name]
-    made = [made_up_orders(dice, shape) for _ in range(4)]
-    assert len(set(made)) == 4
-    for legal in made:
-        assert len(legal.sites) == legal.picks == shape.units
-        assert all(shape.fewest <= len(own) <= shape.most for own in legal.options)
 
 
 def laptop_like(positions: list[Snapshot], **changed: int) -> RunInputs:
@@ -85,51 +70,8 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     assert found["uncached_tokens_per_decision"] == pytest.approx(whole / decisions - 10)
 
 
-def test_warm_ups_cost_uncached_tokens_but_count_as_no_decision():
-    assert uncached_per_decision(prompt_tokens=900, cached_tokens=300, decisions=4) == 150
-    ours = {
-        "decisions": 4,
-        "forks": 2,
-        "cpu_s": 1,
-        "wall_s": 1,
-        "prompt_tokens": 600,
-        "cached_tokens": 200,
-        "completion_tokens": 8,
-    }
-    old = ours | {"prompt_tokens": 900, "cached_tokens": 300, "warm_up_decisions": 3}
-    found = rollout_figures([ours, ours], [old, old])
-    assert found["uncached_tokens_per_decision"] == 100 and found["uncached_tokens_per_decision_old_way"] == 150
-    assert found["prompt_tokens_per_game"] == 300 and found["warm_up_share_old_way"] == pytest.approx(3 / 7)
-
-
-def test_table_time_is_of_the_requests_after_the_warm_up(tokens, monkeypatch: pytest.MonkeyPatch):
-    """With a clock that ticks once for each table built: those of the warm-up and those asked again cost nothing."""
-    dice, clock = random.Random(0), [0.0]
-    build = TableBuilder._build
-    monkeypatch.setattr(TableBuilder, "_build", lambda self, legal: (clock.__setitem__(0, clock[0] + 1), build(self, legal))[1])
-    monkeypatch.setattr(decode.time, "process_time", lambda: clock[0])
-    known, new, other = (made_up_orders(dice, SMALL) for _ in range(3))
-    assert decode.table_ms(tokens, [known], [known, new, new, other], rounds=3) == 1e3 * 2 / 4
-
-
 @pytest.mark.vllm
 @pytest.mark.system
-def test_both_arms_draw_as_many_tokens_and_the_ratio_is_of_their_times(vllm_engine, host, tokens, monkeypatch):
-    times = iter([3.0, 2.0, 4.0, 3.0, 5.0, 4.5])
-    draw_batch = decode.draw_batch
-
-    def timed(engine, batch, clock):
-        return next(times), draw_batch(engine, batch, clock)[1]
-
-    monkeypatch.setattr(decode, "draw_batch", timed)
-
-    async def measure() -> float:
-        return decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=2, seed=0)
-
-    assert host.submit(measure()).result(timeout=60) == pytest.approx((3 / 4 + 4.5 / 5) / 2)
-
-
-@pytest.mark.vllm
 def test_arms_that_draw_different_numbers_of_tokens_give_no_figure(vllm_engine, host, tokens, monkeypatch):
     answers = iter([(1.0, [[1, 2]] * SMALL.batch), (1.0, [[1]] * SMALL.batch)])
     monkeypatch.setattr(decode, "draw_batch", lambda engine, batch, clock: next(answers))
@@ -159,11 +101,6 @@ def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engin
     assert 0 < figures["jump_passes_share_rollouts"] < 0.8
     assert {"jump_over_one_by_one_rollouts", "slot_over_full_jumping_rollouts"} <= figures.keys()
     assert figures["batched_over_sequential_rollouts"] > 1 and 0 < figures["forced_token_share_rollouts"] < 1
-
-
-def test_nothing_to_measure_is_the_users_mistake(tmp_path: Path):
-    with pytest.raises(InputError, match="nothing to measure in 0 rounds"):
-        decode.bench_decode(rounds=0, models_root=tmp_path, inputs=laptop_like([]))
 
 
 @pytest.mark.slow

@@ -2,18 +2,15 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import end_to_end, entente_run
-from benchmarks.end_to_end import figures, outcome_of, result_of, run_old, score_figures, threads_of, wanted_of
-from benchmarks.entente_run import RunFigures, run_entente, tree_cpu_s
-from benchmarks.old_way.run import MEASURED_AT_LEAST, may_end, newest_within
+from benchmarks.end_to_end import figures, outcome_of, score_figures, wanted_of
+from benchmarks.entente_run import tree_cpu_s
 from cli.main import run
 from pipeline.run_settings import layered_settings
-from telemetry.errors import InputError, TrainingError
+from telemetry.errors import InputError
 
 LAPTOP = layered_settings("laptop")
 METRICS = {"speedup": 9.0, "speedup_start_groups": 8.0, "score_20_steps": 1.2}
@@ -42,26 +39,6 @@ def test_a_step_of_old_is_scaled_to_as_many_trained_decisions_or_start_groups():
     assert figures([new_way(), new_way()], [old_way(20), old_way(6)], 8)["old_steps_measured"] == 5
 
 
-@pytest.mark.parametrize(
-    ("step", "spent_s", "scored_step", "may"),
-    [(6, 30.0, 0, True), (5, 30.0, 0, False), (6, 10.0, 0, False), (19, 500.0, 20, False), (20, 500.0, 20, True)],
-    ids=["enough", "too few steps", "too few seconds", "before the scored step", "at the scored step"],
-)
-def test_the_old_way_has_five_measured_steps_whatever_the_budget(step: int, spent_s: float, scored_step: int, may: bool):
-    assert MEASURED_AT_LEAST == 5
-    assert may_end(step, spent_s, budget_s=22.0, scored_step=scored_step) is may
-
-
-def test_the_equal_span_holds_the_first_step_of_both_ways():
-    summary = {"base_score": 0.3, "trained_score": 1.2, "trained_ci": None}
-    steps = [{"time/step_s": seconds, "time/train_s": 1.0} for seconds in (9.0, 2.0, 3.0)]
-    found = result_of(RunFigures(steps=steps, cpu_s=[1.0, 3.0, 7.0], summary=summary, lags=[]))
-    assert found["span_s"] == 14.0 and found["step_s"] == [2.0, 3.0] and found["cpu_a_step"] == 3.0
-    ended = [(13.0, "first"), (14.0, "second"), (14.1, "third")]
-    assert newest_within(found["span_s"], ended) == "second"
-    assert newest_within(12.9, ended) is None
-
-
 def test_scores_are_after_the_equal_span_and_after_equal_steps_each_with_the_gain_over_its_own_base():
     base, span, later = {"mean": 0.5, "ci": (0.4, 0.6)}, {"mean": 0.5, "ci": None}, {"mean": 0.75, "ci": (0.5, 1.0)}
     found = score_figures(new_way(), old_way(3, base=base, span=span, steps_scored=later), 20)
@@ -71,16 +48,6 @@ def test_scores_are_after_the_equal_span_and_after_equal_steps_each_with_the_gai
     assert found["score_gain_equal_span_old_way"] == 0.0 and found["score_20_steps_old_way_high"] == 1.0
     assert "score_equal_span_old_way_low" not in found, "too few source games"
     assert (found["span_s"], found["old_steps_in_span"]) == (60.0, 1.0)
-
-
-def test_the_old_way_has_the_threads_that_a_run_plans_and_they_reach_its_program(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(end_to_end, "usable_cores", lambda: 8)
-    assert threads_of(LAPTOP.model_copy(update={"inference": LAPTOP.inference.model_copy(update={"threads": 3})})) == (3, 5)
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\necho '{\"threads\": '$OMP_NUM_THREADS'}'\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(end_to_end.sys, "executable", str(program))
-    assert run_old(tmp_path / "spec.json", engine_threads=3) == [{"threads": 3}]
 
 
 def test_figures_of_other_rollouts_or_of_fewer_steps_are_not_judged_as_those_of_the_preset():
@@ -122,9 +89,3 @@ def test_the_cpu_seconds_of_a_tree_hold_children_and_those_that_have_ended():
         assert 0.7 < tree_cpu_s(parent.pid) < 3.0
     finally:
         parent.communicate(b"x\n")
-
-
-def test_a_run_that_fails_is_said_with_its_last_words(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(entente_run.sys, "executable", "/bin/false")
-    with pytest.raises(TrainingError, match="ended with 1"):
-        run_entente([], tmp_path, "none", timeout_s=10)

@@ -2,24 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
 
-from benchmarks.old_way.learn import KL_WEIGHT, OldTrainer, read_rows, standardise
-from benchmarks.old_way.play import Fork, OldRollouts, Row, ask, clones, warm_up_phases
-from benchmarks.old_way.prompts import HEAD
-from benchmarks.old_way.trie import OrderTrie, TrieRows
-from game.board import POWERS, Board
-from game.scores import Standing
-from game.settings import BoardPath
+from benchmarks.old_way.learn import standardise
+from benchmarks.old_way.play import OldRollouts, Row
+from benchmarks.old_way.trie import OrderTrie
 from records.generation import Generation
 from records.policy_version import BASE
 from rollouts.fork import Tokens
@@ -63,46 +55,7 @@ def test_whatever_is_allowed_spells_legal_orders_of_different_units_that_do_not_
     assert given == {0, 1, 2}, "units may be left out, which is a fault that it had"
 
 
-def test_rows_mask_by_their_own_trie_and_follow_every_move(model, tokens):
-    rows, outputs = TrieRows(), [[], []]
-    first, second = trie_of(model, tokens), trie_of(model, tokens, wanted=0)
-    rows.add(0, first, outputs[0])
-    rows.add(1, second, outputs[1])
-    masked = rows.mask(torch.zeros(2, tokens.codec.vocabulary_size))
-    assert set(torch.isfinite(masked[0]).nonzero()[:, 0].tolist()) == set(first.allowed())
-    assert torch.isfinite(masked[1]).nonzero()[:, 0].tolist() == [tokens.codec.eos_id]
-    rows.move(0, 1, swap=True)
-    token = tokenizer_of(model).encode("A PAR H", add_special_tokens=False).ids[0]
-    outputs[0].append(token)
-    masked = rows.mask(torch.zeros(2, tokens.codec.vocabulary_size))
-    assert torch.isfinite(masked[0]).nonzero()[:, 0].tolist() == [tokens.codec.eos_id]
-    expected = trie_of(model, tokens)
-    expected.advance(token)
-    assert set(torch.isfinite(masked[1]).nonzero()[:, 0].tolist()) == set(expected.allowed())
-
-
 # -- prompts, clones, warm-up --------------------------------------------------------------------------------------------------
-
-
-def test_the_prompt_names_the_power_first_so_that_powers_share_the_head_alone():
-    board = Board.start()
-    one, other = (ask("", board, board.legal_orders()[power], 1.0)["prompt"] for power in ("FRANCE", "TURKEY"))
-    shared = next(place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    assert len(HEAD) < shared < len(HEAD) + 30
-    assert 700 < len(one) < 1800, "1,304 characters on average"
-
-
-def test_clones_part_from_one_another():
-    one, other = clones(Board.start(path=BoardPath.PLAIN), 2)
-    before = other.units()
-    one.step({"FRANCE": ["A PAR - BUR", "F BRE H", "A MAR H"]})
-    assert one.units() != before and other.units() == before and other.phase == "S1901M"
-
-
-def test_a_fifth_of_the_rollouts_has_no_warm_up_and_the_others_up_to_eight_phases():
-    drawn = [warm_up_phases(0, number) for number in range(4000)]
-    assert set(drawn) == set(range(9))
-    assert 0.26 < drawn.count(0) / 4000 < 0.32, "0.2 and a ninth of the rest"
 
 
 # -- playing, and files --------------------------------------------------------------------------------------------------------
@@ -143,56 +96,6 @@ def test_forks_advance_in_lock_step_and_a_warm_up_keeps_no_rows(model, tokens, p
     assert all({name.split("/")[-2] for name in call} == {call[0].split("/")[-2]} for call in engine.calls), "of one ply"
 
 
-def test_with_all_powers_each_is_rewarded_for_its_own_centres(model, tokens, positions, tmp_path):
-    rows, _, _ = played(tokens, model, positions, tmp_path, powers="all")
-    assert {row.power for row in rows} == set(POWERS)
-    for row in rows:
-        seat = POWERS.index(row.power)
-        assert row.after is not None and row.reward == row.after.centres[seat] - row.before.centres[seat]
-
-
-def test_a_step_reads_the_texts_that_were_written_and_groups_without_spread_teach_nothing(model, tokens, positions, tmp_path):
-    rows, game, _ = played(tokens, model, positions, tmp_path)
-    for row in rows:
-        row.after = Standing(centres=tuple(row.before.centres[seat] + (row.fork % 2) * (row.group == 2) for seat in range(7)))
-    files = game.write(7, rows)
-    assert [file.name for file in sorted(files.iterdir())] == ["rollout-000002.json", "rollout-000003.json"]
-    batch = read_rows(files, tokenizer_of(model), tokens.codec.eos_id)
-    groups = [[row for row in rows if (row.group, row.power, row.ply) == (2, power, ply)]
-              for power in POWERS for ply in range(20)]  # fmt: skip
-    kept = [row for own in groups if len({row.reward for row in own}) > 1 for row in own]
-    assert len(batch.returns) == len(kept) > 0 and set(batch.returns.tolist()) == {0.0, 1.0}
-    ends = batch.input_offsets[1:]
-    assert (batch.input_ids[ends - 1] == tokens.codec.eos_id).all()
-    texts = {tokens.codec.decode(ids[:length]) for ids, length in
-             zip(np.split(batch.input_ids, ends[:-1]), batch.prompt_lens, strict=True)}  # fmt: skip
-    assert texts == {row.prompt for row in kept}
-
-
-def test_a_fork_ends_at_its_horizon_or_when_no_centre_has_changed_for_long():
-    class Still:
-        is_over, phase, owned = False, "S1901M", 0
-
-        def is_alive(self, power: str) -> bool:
-            return True
-
-        def centres(self) -> int:
-            return self.owned
-
-    def ends(years: int, changes: dict[int, str]) -> str:
-        board: Any = Still()
-        fork = Fork(number=0, board=board, group=0, start="S1901M", centres=0, now=Standing(centres=(3,) * 7))
-        for fork.ply in range(1, 20):
-            board.phase = f"S{1901 + fork.ply}M"
-            board.owned += fork.ply in changes
-            if fork.is_over(["FRANCE"], RolloutSettings(horizon_years=years, settled_years=2)):
-                return board.phase
-        raise AssertionError("no end")
-
-    assert ends(4, {}) == "S1903M" and ends(4, {1: "centres"}) == "S1904M"
-    assert ends(4, dict.fromkeys(range(1, 4), "centres")) == "S1905M"
-
-
 # -- the trainer ---------------------------------------------------------------------------------------------------------------
 
 
@@ -200,39 +103,3 @@ def test_advantages_of_old_by_hand():
     returns, groups = np.array([0.0, 2.0, 5.0, 5.0, 8.0]), np.array([0, 0, 1, 1, 1])
     inside = np.array([-1.0, 1.0, -1 / np.sqrt(2), -1 / np.sqrt(2), np.sqrt(2)])
     assert standardise(returns, groups) == pytest.approx((inside - inside.mean()) / inside.std(), rel=1e-5)
-
-
-class TwoLogits(torch.nn.Module):
-    """A model of two ids, whose adapter is one number; counts its forwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.adapter, self.forwards, self._on = torch.nn.Parameter(torch.tensor(0.5)), 0, True
-
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
-        self.forwards += 1
-        logits = torch.stack([self.adapter * self._on + 0.0 * input_ids, torch.zeros(input_ids.shape)], dim=-1)
-        return SimpleNamespace(logits=logits)
-
-    @contextmanager
-    def disable_adapter(self) -> Iterator[None]:
-        self._on = False
-        yield
-        self._on = True
-
-
-def test_without_the_divergence_the_old_step_has_one_forward_and_no_term_for_it():
-    ids = np.array([0, 1, 0], np.int32)
-    batch: Any = SimpleNamespace(
-        input_ids=ids, input_offsets=np.array([0, 3]), prompt_lens=np.array([1]), completion_offsets=np.array([0, 2]),
-        behaviour_logprobs=np.log(np.full(2, 0.5, np.float32)),
-    )  # fmt: skip
-    losses, advantages = {}, np.array([1.0], np.float32)
-    for divergence, forwards in ((True, 2), (False, 1)):
-        model = TwoLogits()
-        losses[divergence] = OldTrainer(model, recompute=False, divergence=divergence).accumulate(batch, advantages)
-        assert model.forwards == forwards
-    now = np.log([1 - 1 / (1 + np.exp(-0.5)), 1 / (1 + np.exp(-0.5))])
-    off = np.log(0.5) - now
-    assert losses[True] - losses[False] == pytest.approx(KL_WEIGHT * (np.exp(off) - off - 1).mean(), rel=1e-3)
-    assert losses[False] == pytest.approx(-np.minimum(np.exp(now) / 0.5, 1.2).mean(), rel=1e-5)

@@ -1,21 +1,16 @@
 """Figures against peers are of what they say, and a peer that is missing or of another version gives none."""
 
 import ast
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import bench, environments
-from benchmarks.peers.bench import Inputs, bench_peers, check_wanted, sort_out
 from benchmarks.peers.child import Child, PeerError
-from benchmarks.peers.environments import PEERS, REQUIREMENTS, default_folder, missing_sentence, read_pins
+from benchmarks.peers.environments import PEERS, REQUIREMENTS, missing_sentence, read_pins
 from benchmarks.peers.turns import middle, ratio, take_turns
 from cli import main
-from pipeline.run_settings import layered_settings
-from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = sorted({peer.environment for peer in PEERS.values() if peer.environment})
@@ -37,12 +32,6 @@ def pinned(figure: str) -> str:
 # -- versions --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_pins_is_read_by_canonical_names_without_remarks(tmp_path: Path):
-    file = tmp_path / "pins.txt"
-    file.write_text("# why\nPy_Lance==14.0.2  # a remark\n\ntorch==2.13.0+cpu\n")
-    assert read_pins(file) == {"py-lance": "14.0.2", "torch": "2.13.0+cpu"}
-
-
 @pytest.mark.parametrize("figure", [figure for figure, peer in PEERS.items() if peer.environment])
 def test_a_missing_peer_and_one_of_another_version_are_told_apart_and_named_with_the_cure(tmp_path: Path, figure: str):
     peer, recorded = PEERS[figure], pinned(figure)
@@ -53,19 +42,6 @@ def test_a_missing_peer_and_one_of_another_version_are_told_apart_and_named_with
     assert (missing_sentence(figure, tmp_path / "other") or "").startswith(f"{start}installed as 0.1; ")
     pretend(tmp_path, peer.environment, **{peer.distribution: recorded})
     assert missing_sentence(figure, tmp_path) is None
-
-
-def test_the_default_folder_needs_no_word_in_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "entente" / "peers"
-    assert "`entente bench peers --install --only trl_step` installs" in (missing_sentence("trl_step", default_folder()) or "")
-
-
-def test_a_peer_of_this_environment_is_judged_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "cpu.lock").write_text("llguidance==0.0.1\n")
-    monkeypatch.setattr(environments, "REQUIREMENTS", tmp_path)
-    sentence = missing_sentence("llguidance_mask", tmp_path) or ""
-    assert "llguidance 0.0.1 is recorded but installed as " in sentence and sentence.endswith("; `make setup` installs it")
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -94,31 +70,6 @@ def test_arms_take_turns_and_the_first_round_does_not_count():
     assert order == ["theirs 0", "ours 0", "ours 1", "theirs 1", "theirs 2", "ours 2", "ours 3", "theirs 3"]
     assert ratio(rounds, "theirs") == 3.0  # of 3, 4 and 2
     assert middle(rounds, "ours") == 2.0 and middle(rounds, "theirs") == 8.0
-
-
-@pytest.mark.parametrize(
-    ("only", "rounds", "sentence"),
-    [((), 0, "nothing to measure in 0 rounds"), (("trl_step", "other"), 1, "measures no 'other', but trl_step, trl_whole")],
-)
-def test_nothing_to_measure_is_the_users_mistake(only: tuple, rounds: int, sentence: str):
-    with pytest.raises(InputError, match=sentence):
-        check_wanted(only, rounds)
-
-
-def test_without_any_peer_the_sentences_are_the_error(tmp_path: Path):
-    with pytest.raises(InputError, match=r"trl_step is left out: .*; trl_whole is left out: "):
-        sort_out(["trl_step", "trl_whole"], tmp_path)
-
-
-def test_a_figure_without_its_peer_is_left_out_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bench._Measurements, "masks", lambda self, wanted: dict.fromkeys(wanted, 2.0) | {"ours_fill_ms": 1.0})
-    settings = layered_settings("laptop", (), {})
-    inputs = Inputs(settings=settings, arguments=(), environments=tmp_path)
-    outcome = bench_peers(inputs, only=("xgrammar_mask", "trl_step"))
-    told = outcome.as_object()
-    assert told["metrics"] == {"xgrammar_mask": 2.0, "ours_fill_ms": 1.0} and set(told["targets"]) == {"xgrammar_mask"}
-    assert list(told["left_out"]) == ["trl_step"] and "--install" in told["left_out"]["trl_step"]
-    assert outcome.ok
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--only", "other"], 2), (["--rounds", "0"], 2)])
@@ -179,23 +130,4 @@ def test_a_program_answers_asks_and_may_print(talkative: Child):
         talkative.request("add", [1])
 
 
-def test_a_program_that_ends_is_an_error_with_its_last_words(talkative: Child):
-    with pytest.raises(PeerError, match="program 'any' of `entente bench peers` ended with 1: ValueError: the peer fell over"):
-        talkative.request("fall")
-
-
 # -- whole -----------------------------------------------------------------------------------------------------------------
-
-
-def measured(workplace, *figures: str) -> dict:
-    only = [word for figure in figures for word in ("--only", figure)]
-    done = workplace.process("bench", "peers", *only, "--quick", "--environments", "none", "--json", timeout=900)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-def test_the_peers_of_this_environment_are_measured(workplace):
-    told = measured(workplace, "xgrammar_mask", "llguidance_mask")
-    assert all(told["metrics"][figure] > 0 for figure in ("xgrammar_mask", "llguidance_mask", "ours_build_ms", "ours_fill_ms"))

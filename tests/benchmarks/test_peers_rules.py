@@ -6,7 +6,7 @@ import random
 import pytest
 
 from benchmarks.decode_cases import played_positions
-from benchmarks.peers.grammars import AnswerRules, answer_rules, to_ebnf, to_lark
+from benchmarks.peers.grammars import AnswerRules, answer_rules
 from benchmarks.peers.referee import Referee
 from game.board import Board
 from game.legal import WAIVE, LegalOrders, OrderKind
@@ -53,17 +53,6 @@ def test_the_rules_spell_every_legal_answer_once_and_nothing_else(asked: LegalOr
     answer = answer_rules(asked)
     assert all(answer.rules.values()), "a rule without alternatives is a dead end"
     assert sorted(language(answer)) == sorted(legal_texts(asked))
-
-
-def test_the_notations_write_the_rules_out():
-    assert to_ebnf(answer_rules(MOVES)).splitlines() == [
-        "root ::= start",
-        'start ::= t0 "\\n" site_1',
-        "site_1 ::= t1",
-        't0 ::= "A PAR - BUR" | "A PAR H"',
-        't1 ::= "F BRE - ENG" | "F BRE H" | "F BRE S A PAR - PIC"',
-    ]
-    assert to_lark(answer_rules(MOVES)).splitlines()[:2] == ['start: T0 "\\n" site_1', "site_1: T1"]
 
 
 def test_rewards_are_centres_gained_with_shared_luck_and_everything_is_counted():

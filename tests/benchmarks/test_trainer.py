@@ -1,19 +1,16 @@
 """The trainer's figures are of what they say: the old way is really the old way, and a wrong path shows."""
 
 import json
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import trainer
-from benchmarks.laptop_run import RecordedRows
 from benchmarks.old_way.learn import OldTrainer
-from benchmarks.trainer import TARGETS, bench_trainer, check_wanted, exactness, one_thread, saved_bytes, speedups
-from benchmarks.trainer_arms import Arms, Steps, relative_error
-from benchmarks.trainer_cases import LEGAL_MEAN, Case, Shape, made_up_batch
+from benchmarks.trainer import TARGETS, bench_trainer, check_wanted, exactness, one_thread, speedups
+from benchmarks.trainer_arms import Arms, Steps
+from benchmarks.trainer_cases import Case, Shape, made_up_batch
 from pipeline.run_settings import layered_settings
 from telemetry.errors import InputError
 from training.trie_plan import plan
@@ -28,59 +25,6 @@ def batch():
 
 
 # -- cases -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_has_the_figures_of_rollouts():
-    batch = made_up_batch(Case(positions=40, forks=8, own=8), vocabulary=4096)
-    sizes = np.diff(batch.legal_offsets)
-    assert (sizes > 1).mean() == pytest.approx(1 / 3, abs=0.03)
-    assert sizes[sizes > 1].mean() == pytest.approx(LEGAL_MEAN, rel=0.1)
-    assert np.quantile(sizes[sizes > 1], 0.95) in (6, 7, 8)
-    assert np.all((batch.behaviour_logprobs == 0) | (sizes > 1))
-
-
-def test_every_drawn_token_is_legal_and_forks_that_began_alike_have_the_same_choice(batch):
-    seen: dict[tuple, tuple] = {}
-    for row in range(SMALL.rows):
-        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
-        for place, at in enumerate(range(batch.completion_offsets[row], batch.completion_offsets[row + 1])):
-            here = int(batch.prompt_lens[row]) + place
-            legal = tuple(batch.legal_ids[batch.legal_offsets[at] : batch.legal_offsets[at + 1]].tolist())
-            assert ids[here] in legal and len(set(legal)) == len(legal)
-            assert seen.setdefault(tuple(ids[:here]), legal) == legal
-
-
-def forwards_of(model: torch.nn.Module) -> list[bool]:
-    """A list that grows by one entry at each run of the first block: whether gradients were on.
-
-    It grows as the block's last part begins: a recomputation stops within that, as soon as it has all that was not kept.
-    """
-    runs: list[bool] = []
-    model.base_model.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(torch.is_grad_enabled()))
-    return runs
-
-
-@pytest.mark.parametrize(("recompute", "divergence", "runs_a_chunk"), [(True, True, 3), (False, True, 2), (False, False, 1)])
-def test_the_old_way_asks_the_reference_and_computes_again_only_where_it_should(
-    batch, recompute: bool, divergence: bool, runs_a_chunk: int
-):
-    """Two chunks of at most four rows: reference, policy, and the policy's blocks once more on the way back."""
-    arms = Arms(SHAPE)
-    runs = forwards_of(arms.policy.model)
-    arms.old(recompute=recompute, divergence=divergence)(batch)
-    assert len(runs) == 2 * runs_a_chunk and runs.count(False) == 2 * divergence
-    assert not arms.policy.model.training and not arms.policy.model.base_model.model.model.layers[0].gradient_checkpointing
-
-
-def test_recomputation_changes_memory_and_not_the_gradient(batch):
-    gradients, kept = [], []
-    for recompute in (True, False):
-        arms = Arms(SHAPE)
-        old = arms.old(recompute=recompute, divergence=False)
-        kept.append(saved_bytes(arms.policy, lambda old=old: old(batch)))
-        gradients.append(np.concatenate([weight.grad.flatten().numpy() for weight in arms.policy.parameters()]))
-    assert relative_error(*gradients) < 1e-5
-    assert kept[0] < 0.7 * kept[1]
 
 
 def test_the_old_loss_is_that_of_a_plain_loop(batch):
@@ -158,21 +102,6 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytes
     assert found["speedup_x_divergence"] == 5.0  # of 3, 7 and 5
     assert order == list(speeds) * 4
     assert 0 < found["unique_token_share_x"] < 1
-
-
-def test_recorded_rows_are_trained_on_with_the_advantages_of_their_run(model: Path, monkeypatch: pytest.MonkeyPatch):
-    batch = made_up_batch(SMALL, vocabulary=300)
-    given = RecordedRows(batch=batch, advantages=np.linspace(-1, 1, SMALL.rows, dtype=np.float32))
-    seen = []
-    monkeypatch.setattr(trainer, "record_rows", lambda settings, arguments: given)
-    monkeypatch.setattr(trainer, "make_tiny_model", lambda *_, **__: model)
-    monkeypatch.setattr(Steps, "ours", lambda self, **_: lambda batch: seen.append(batch.returns) or time.sleep(0.001))
-    found = bench_trainer(settings=layered_settings("laptop"), repeats=1, only=["recorded"])
-    assert set(found.targets) == {"speedup_recorded"}
-    assert set(found.metrics) == {
-        *("speedup_recorded", "speedup_recorded_recompute", "speedup_recorded_divergence", "unique_token_share_recorded")
-    }
-    assert all(np.allclose(returns, given.advantages) for returns in seen)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Prompts within a chat template: the pieces are those of the whole, and a template that cannot hold a prompt is refused."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
 from rollouts.deciders import Tokens
 from telemetry.errors import InputError
-from tests.chat_models import GEMMA, LLAMA, MISTRAL, NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, TEMPLATES, chat_model
+from tests.chat_models import GEMMA, LLAMA, NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, TEMPLATES, chat_model
 
 SETTINGS = PromptSettings()
 
@@ -58,9 +55,8 @@ def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, na
         assert tokens.prompt_ids(board, board.legal_orders()[power]) == whole
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_powers_of_a_position_share_all_but_their_own_piece(chat, name: str):
-    tokens, board = chat(TEMPLATES[name], own_line="in_place", facts="threats"), Board.start()
+def test_powers_of_a_position_share_all_but_their_own_piece(chat):
+    tokens, board = chat(QWEN, own_line="in_place", facts="threats"), Board.start()
     form, prompts, legal = tokens.form, tokens.prompts, board.legal_orders()
     france, turkey = (
         form.pieces(board_text(board, power, prompts), power_text(legal[power], board, prompts, cue=""))
@@ -71,15 +67,6 @@ def test_powers_of_a_position_share_all_but_their_own_piece(chat, name: str):
     later = form.pieces(board_text(board, "FRANCE", prompts), power_text(board.legal_orders()["FRANCE"], board, prompts, cue=""))
     assert later[0] == france[0] and later[1] != france[1]
     assert form._codec.decode(france[0]).endswith(rules_text(prompts).removesuffix("\n") + form.chat.between)
-
-
-@pytest.mark.parametrize(
-    ("template", "where"),
-    [(QWEN, "the rules are its system part"), (LLAMA, "system part"), (MISTRAL, "no system part"), (GEMMA, "no system part")],
-    ids=TEMPLATES,
-)
-def test_the_form_says_where_the_rules_are(chat, template: str, where: str):
-    assert where in chat(template).form.chat.description
 
 
 def test_the_beginning_of_the_sequence_comes_once_from_the_template_or_the_tokenizer(chat, model: Path):
@@ -190,26 +177,17 @@ def test_a_tokenizer_that_spells_a_prompt_only_as_a_whole_is_refused():
         PromptForm(Letters(r"(?s:.+)ORDERS:"), SETTINGS)
 
 
-def test_a_prompt_that_is_merged_although_no_tried_one_was_is_refused():
-    form = PromptForm(Letters(r"\nSMITH"), SETTINGS)
-    with pytest.raises(InputError, match="merges letters of two parts of a prompt into one token, in the prompt of 'SMITH"):
-        form.pieces(sample_prompts(SETTINGS)[0].board, "SMITH MOVEMENT A PAR\n")
-
-
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
         (NO_SYSTEM, "drops or changes the system part, which holds the rules"),
         (NO_GENERATION_PROMPT, "writes no generation prompt, the head of the model's turn"),
-        (QWEN.replace("m.content", "(m.content | upper)"), "drops or changes the system part"),
-        (QWEN.replace("m.content", "(m.content | replace('|', '/'))"), "drops or changes the system part"),
         (QWEN.replace("m.content", "(m.content | replace('WAR', 'war'))"), "drops or changes the user's part"),
         (QWEN.replace("m.content", "m.content + (m.content | length | string)"), "changes the text of a message"),
         ("{{ raise_exception('not today') }}", r"cannot be used \(not today\)"),
         ("{% if %}", "cannot be used"),
-        ("{{ messages + 1 }}", "cannot be used"),
     ],
-    ids=["drops the system part", "no generation prompt", "upper", "rules", "board", "length", "raises", "syntax", "type"],
+    ids=["drops the system part", "no generation prompt", "board", "length", "raises", "syntax"],
 )
 def test_a_template_that_cannot_hold_a_prompt_is_refused_with_a_cure(chat, template: str, sentence: str):
     with pytest.raises(
@@ -244,16 +222,3 @@ def test_a_chat_template_is_part_of_what_makes_two_models_the_same(chat, model: 
     before = model_fingerprint(folder)
     (folder / "chat_template.jinja").write_text(GEMMA)
     assert model_fingerprint(folder) != before
-
-
-def test_prompts_without_a_template_load_neither_transformers_nor_torch(model: Path):
-    program = f"""
-import sys
-from pathlib import Path
-from decoding.codec import Codec
-from rollouts.deciders import Tokens
-Tokens(Codec(Path({str(model)!r})))
-print([name for name in ("transformers", "torch", "jinja2") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=True)
-    assert done.stdout == "[]\n"

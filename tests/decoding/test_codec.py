@@ -1,7 +1,6 @@
 """Orders are encoded by line, in the context of their answer; each text is tokenised once."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def test_an_order_that_has_no_spelling_of_its_own_is_refused(instead: dict[str, 
         codec.encode_order("A PAR S" if "A PAR S" in instead else "A PAR S F BRE")
 
 
-@pytest.mark.parametrize("spelled", ["PAR H##", "PAR H", "PAR &"], ids=["two tokens", "none", "merged"])
+@pytest.mark.parametrize("spelled", ["PAR H##", "PAR &"], ids=["two tokens", "merged"])
 def test_a_line_break_that_is_not_a_token_of_its_own_is_refused(spelled: str):
     with pytest.raises(InputError, match="does not encode the line break after an order as one token of its own"):
         Bytes({"PAR H\n": spelled})
@@ -89,14 +88,7 @@ def test_a_model_folder_without_what_decoding_needs_is_named(model: Path, tmp_pa
         resolve_model(tmp_path / "model")
 
 
-def test_a_model_folder_with_a_pipe_is_refused_and_not_waited_for(model: Path, tmp_path: Path):
-    shutil.copytree(model, tmp_path / "model")
-    os.mkfifo(tmp_path / "model" / "extra.safetensors")
-    with pytest.raises(InputError, match=r"holds 'extra\.safetensors', which is no regular file"):
-        resolve_model(tmp_path / "model")
-
-
-@pytest.mark.parametrize("name", ["./nowhere", "no-such-thing", "/nowhere/at/all"])
+@pytest.mark.parametrize("name", ["./nowhere", "no-such-thing"])
 def test_a_model_that_is_nowhere_is_refused_without_asking_the_hub(name: str):
     with pytest.raises(InputError, match="neither a folder"):
         resolve_model(name)

@@ -11,7 +11,6 @@ from decoding.codec import Codec
 from decoding.legal_table import END, LegalTable, TableBuilder
 from game.board import POWERS, Board
 from game.legal import LegalOrders, OrderKind
-from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import rules_text
 from rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
@@ -132,23 +131,6 @@ def test_every_single_integer_changed_is_refused_or_still_a_sound_table(tokens: 
     assert refused > 2 * len(words)
 
 
-@pytest.mark.parametrize("data", [b"", b"123", b"\0" * 16, b"\xff" * 64], ids=["empty", "odd", "zeros", "ones"])
-def test_bytes_that_are_no_table_are_refused(data: bytes):
-    with pytest.raises(DataError):
-        LegalTable.from_bytes(data)
-
-
-def test_scripted_orders_have_a_path_too(tables: TableBuilder):
-    """Orders of scripted players can be imitated: the table spells every scripted order set."""
-    dice, board = random.Random(5), Board.start()
-    for _ in range(25):
-        legal = board.legal_orders()
-        orders = {power: player("mover")(choice, dice) for power, choice in legal.items()}
-        for power, choice in legal.items():
-            tables.table(choice).legal_sets(tables.spell(orders[power], choice))
-        board.step(orders)
-
-
 def test_an_answer_in_slot_notation_leaves_out_what_its_place_tells(tokens: Tokens):
     tables = TableBuilder(tokens.codec, "slot")
     for legal, orders, text in [
@@ -167,9 +149,10 @@ def test_what_is_not_legal_cannot_be_spelled(tokens: Tokens):
         tokens.tables.spell(["F BRE H", "A PAR - MAR"], MOVEMENT)
 
 
-@pytest.mark.parametrize("notation", ["full", "slot"])
-@pytest.mark.parametrize("facts", ["none", "neighbours", "threats"])
-@pytest.mark.parametrize("listed", ["none", "factored", "lines"])
+@pytest.mark.parametrize(
+    ("listed", "facts", "notation"),
+    [("none", "none", "full"), ("factored", "neighbours", "slot"), ("lines", "threats", "slot")],
+)
 def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, listed, facts, notation):
     """Prompts, completions and orders fit together, and the board rejects no order."""
     prompts = PromptSettings.model_validate({"legal_orders": listed, "facts": facts, "order_notation": notation})

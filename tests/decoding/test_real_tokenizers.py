@@ -116,8 +116,8 @@ def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(s
 @pytest.mark.system
 @pytest.mark.parametrize(
     "way",
-    [{}, {"facts": "neighbours"}, {"legal_orders": "factored", "order_notation": "slot"}],
-    ids=["default", "neighbours", "factored-slot"],
+    [{}, {"legal_orders": "factored", "order_notation": "slot"}],
+    ids=["default", "factored-slot"],
 )
 def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken, way: dict[str, str]):
     check(*tekken, PromptSettings.model_validate({"chat": "none", **way}))

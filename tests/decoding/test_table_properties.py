@@ -96,17 +96,6 @@ def test_a_table_is_exactly_the_legal_sets_each_spelled_in_one_way(tokens: Token
 
 @EITHER
 @given(legal=legal_orders())
-def test_nothing_legal_begins_something_legal_and_every_walk_ends_in_time(tokens: Tokens, legal: LegalOrders):
-    table = tokens.tables.table(legal)
-    accepted = set(completions(table))
-    assert not {ids[:cut] for ids in accepted for cut in range(1, len(ids))} & accepted
-    nodes = np.repeat(np.arange(len(table.offsets) - 1), np.diff(table.offsets))
-    assert ((table.next_nodes > nodes) | (table.next_nodes == END)).all()
-    assert (np.diff(table.offsets) > 0).all()
-
-
-@EITHER
-@given(legal=legal_orders())
 def test_a_table_read_from_bytes_is_checked_and_equal(tokens: Tokens, legal: LegalOrders):
     table = tokens.tables.table(legal)
     again = LegalTable.from_bytes(table.to_bytes(), tokens.codec.vocabulary_size)

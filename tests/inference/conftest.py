@@ -121,7 +121,7 @@ def contract_slots(model: Path, host: EngineHost) -> Iterator[Contender]:
     params=[
         pytest.param("contract_torch", id="torch"),
         pytest.param("contract_http", id="http"),
-        pytest.param("contract_vllm", id="vllm", marks=pytest.mark.vllm),
+        pytest.param("contract_vllm", id="vllm", marks=[pytest.mark.vllm, pytest.mark.system]),
         pytest.param("contract_slots", id="vllm-slots", marks=[pytest.mark.vllm, pytest.mark.system]),
     ],
 )

@@ -4,10 +4,7 @@ The torch engine, vLLM in this process, and a worker behind HTTP answer the same
 """
 
 import asyncio
-import os
-import pickle
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -143,14 +140,16 @@ def same(some: Sequence[Generation], others: Sequence[Generation]) -> bool:
     )
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
-    contender, ask, draw, publish, adapters, adapted, reference, make_adapter, temperature
+    contender, ask, draw, publish, adapters, adapted, reference, make_adapter
 ):
+    temperature = 0.7
     idle = publish(make_adapter(seed=3, scale=0.0))
     requests = ask("base", positions_=3, temperature=temperature, version=idle)
     generations = draw(requests)
     assert sum((generation.logprobs < 0).sum() for generation in generations) > 100
+    for generation in generations:
+        assert generation.token_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32 and generation.worker
     assert gap(reference, requests, generations) < 1e-4
 
     version = publish(adapters[0])
@@ -161,9 +160,8 @@ def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
     assert gap(reference, requests, generations) > 0.05, "the adapter moves nothing: nobody would see it ignored"
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_thought_is_drawn_from_all_ids_but_the_end_of_sequence_and_orders_follow(
-    run, contender, ask, draw, publish, tokens, reference, make_adapter, temperature
+    run, contender, ask, draw, publish, tokens, reference, make_adapter
 ):
     """Requests that think, of two rules, beside others that do not: each is drawn as if it were alone."""
     codec, idle = tokens.codec, publish(make_adapter(seed=3, scale=0.0))
@@ -173,7 +171,7 @@ def test_a_thought_is_drawn_from_all_ids_but_the_end_of_sequence_and_orders_foll
     requests = [
         request
         for label, way in (("thinks", thinking), ("plain", None), ("shorter", shorter))
-        for request in ask(label, positions_=3, temperature=temperature, version=idle, tables=TableBuilder(codec, thinking=way))
+        for request in ask(label, positions_=3, version=idle, tables=TableBuilder(codec, thinking=way))
     ]
     before = run(contender.engine.stats())
     generations = draw(requests)
@@ -206,15 +204,6 @@ def test_a_thought_of_foreign_ids_or_beyond_the_longest_request_is_refused_alone
             run(contender.engine.generate(replace(good[0], request_id=f"{good[0].request_id}/bad {number}", table=table)))
         assert not isinstance(refusal.value, EngineLostError | VersionGoneError)
     assert len(draw(good)) == len(good) and run(contender.engine.stats()).running == 0
-
-
-def test_every_completion_is_a_legal_order_set_and_forced_tokens_are_certain(ask, draw):
-    requests = ask("legal", positions_=4)
-    for request, generation in zip(requests, draw(requests), strict=True):
-        _, offsets = request.table.legal_sets(generation.token_ids.tolist())  # raises unless whole and legal
-        assert not generation.logprobs[np.diff(offsets) == 1].any() and (generation.logprobs <= 0).all()
-        assert generation.worker
-        assert generation.token_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32
 
 
 def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(ask, draw):
@@ -320,17 +309,11 @@ def spoil_cut(folder: Path) -> str:
     return adapter_hash_of(folder)
 
 
-def spoil_missing(folder: Path) -> str:
-    told = adapter_hash_of(folder)
-    (folder / WEIGHTS_FILE).unlink()
-    return told
-
-
 def spoil_hash(folder: Path) -> str:
     return "0" * 32
 
 
-@pytest.mark.parametrize("spoil", [spoil_cut, spoil_missing, spoil_hash])
+@pytest.mark.parametrize("spoil", [spoil_cut, spoil_hash])
 def test_an_adapter_that_cannot_be_served_changes_nothing(
     contender, run, ask, draw, publish, adapters, tmp_path, spoil: Callable[[Path], str]
 ):
@@ -367,15 +350,6 @@ def test_the_base_can_be_served_again_after_other_versions(contender, run, ask, 
     generations = draw(requests)
     assert {generation.policy for generation in generations} == {BASE}
     assert gap(reference, requests, generations) < 1e-4
-
-
-def test_retiring_what_is_before_the_first_version_changes_nothing(contender, run, ask, draw, publish, adapters):
-    """A young run's staleness budget reaches back beyond version 0."""
-    version, troubles = publish(adapters[0]), getattr(contender.engine, "events", dict)
-    before = troubles()
-    run(contender.engine.retire(-2))
-    assert {generation.policy.version for generation in draw(ask("after"))} == {version}
-    assert troubles() == before, "a pool lost a worker over it"
 
 
 def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contender, run, ask, draw, publish, adapters):
@@ -429,38 +403,6 @@ def test_closing_fails_what_is_in_flight_and_refuses_what_comes_later(fresh_cont
     assert any(isinstance(answer, EngineError) for answer in answers)
     with pytest.raises(EngineError):
         run(engine.generate(ask("late")[0]))
-
-
-CLOSING = """
-import asyncio, pickle, sys
-from pathlib import Path
-from inference.embedded import EmbeddedEngine
-from inference.settings import InferenceSettings
-
-async def life(model, requests):
-    engine = EmbeddedEngine(model, InferenceSettings(max_model_length=512, max_sequences=32))
-    await engine.start()
-    drawing = [asyncio.ensure_future(engine.generate(request)) for request in requests]
-    while (await engine.stats()).running < len(drawing):
-        await asyncio.sleep(0)
-    await engine.close()
-    answers = await asyncio.gather(*drawing, engine.generate(requests[0]), return_exceptions=True)
-    print(*(type(answer).__name__ for answer in answers))
-
-asyncio.run(life(Path(sys.argv[1]), pickle.loads(Path(sys.argv[2]).read_bytes())))
-"""
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_closing_vllm_fails_what_is_in_flight_and_refuses_what_comes_later(model, ask, tmp_path):
-    """In a process of its own: what vLLM frees as it closes is shared by all engines of a process."""
-    (tmp_path / "requests").write_bytes(pickle.dumps(ask("closed", positions_=4)))
-    command = [sys.executable, "-c", CLOSING, str(model), str(tmp_path / "requests")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONWARNINGS": "default"})
-    kinds = done.stdout.split()
-    assert done.returncode == 0 and set(kinds) <= {"EngineError", "EngineLostError", "Generation"}, done.stderr
-    assert "Generation" not in kinds[-1] and kinds[0] != "Generation"
 
 
 def test_a_cancelled_request_leaves_the_engine_clean(contender, run, ask, draw):

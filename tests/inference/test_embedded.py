@@ -10,14 +10,13 @@ import torch
 
 from game.board import Board
 from game.snapshot import Snapshot
-from inference.adapter_check import version_in
 from inference.embedded import EmbeddedEngine
 from inference.host import EngineHost
 from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, EngineLostError
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.system]
 
 
 def requests_for(
@@ -79,29 +78,6 @@ def test_a_model_whose_logits_are_no_numbers_draws_nothing_and_says_so(host, vll
         draw(host, vllm_engine, [request])
 
 
-def test_a_shared_prompt_is_found_in_the_prefix_cache(host, vllm_engine, positions, tokens):
-    first, second = (
-        requests_for(positions[:1], tokens, label="warm")[0],
-        requests_for(positions[:1], tokens, label="again")[0],
-    )
-    draw(host, vllm_engine, [first])
-    assert draw(host, vllm_engine, [second])[0].cost.cached_tokens >= 32 * (len(second.prompt_ids) // 32 - 1)
-    host.submit(vllm_engine.forget_prefixes()).result(timeout=60)
-    third = requests_for(positions[:1], tokens, label="forgotten")[0]
-    assert draw(host, vllm_engine, [third])[0].cost.cached_tokens == 0
-
-
-def test_more_prompts_at_once_than_one_pass_takes_are_drawn_too(host, vllm_engine, positions, tokens):
-    requests = [request for label in "wxyz" for request in requests_for(positions, tokens, label=label)]
-    fresh = [
-        GenerationRequest(request_id=r.request_id, prompt_ids=[n % 600, *r.prompt_ids], table=r.table, seed=r.seed)
-        for n, r in enumerate(requests)
-    ]
-    assert sum(len(request.prompt_ids) for request in fresh) > 3 * 4096
-    assert len(draw(host, vllm_engine, fresh)) == len(fresh)
-
-
-@pytest.mark.system
 def test_a_failed_step_fails_its_requests_and_all_others_until_the_engine_is_started_again(
     host, vllm_engine, positions, tokens, monkeypatch
 ):
@@ -111,27 +87,3 @@ def test_a_failed_step_fails_its_requests_and_all_others_until_the_engine_is_sta
             draw(host, vllm_engine, requests_for(positions[:1], tokens, label=label))
     host.submit(vllm_engine.start()).result(timeout=120)
     assert len(draw(host, vllm_engine, requests_for(positions[:1], tokens, label="mended"))) == 7
-
-
-def test_a_version_published_while_requests_are_in_flight_waits_for_them(host, vllm_engine, positions, tokens, make_adapter):
-    untrained = make_adapter(seed=2, scale=0.0)
-    requests = requests_for([*positions, *positions], tokens, label="drain")
-
-    async def publish_meanwhile() -> tuple[list[Generation], list[Generation]]:
-        early = [asyncio.ensure_future(vllm_engine.generate(request)) for request in requests]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        publishing = asyncio.ensure_future(vllm_engine.publish(version_in(untrained, 1)))
-        while vllm_engine._open.is_set():
-            await asyncio.sleep(0.001)
-        late = [
-            asyncio.ensure_future(vllm_engine.generate(request)) for request in requests_for(positions[:1], tokens, label="late")
-        ]
-        answers = await asyncio.gather(*early), await asyncio.gather(*late)
-        await publishing
-        return answers
-
-    early, late = host.submit(publish_meanwhile()).result(timeout=120)
-    host.submit(vllm_engine.publish(version_in(untrained, 0))).result(timeout=60)
-    assert {generation.policy.version for generation in early} == {0}
-    assert {generation.policy.version for generation in late} == {1}

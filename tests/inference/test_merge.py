@@ -1,6 +1,9 @@
-"""Merged weights are what peft itself would merge."""
+"""Merged weights are what peft itself would merge, and outlive no process."""
 
 import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from inference.merge import load_base, merge_adapter
+from inference.scratch import Scratch
 from telemetry.errors import DataError
 from tests.families import save_family
 
@@ -46,9 +50,49 @@ def test_an_adapter_of_another_base_is_refused_by_name(model: Path, make_adapter
         merge_adapter(base, adapter, tmp_path / "merged")
 
 
-@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_damaged_adapter_is_refused(model: Path, make_adapter, tmp_path: Path, file: str):
-    adapter = make_adapter(seed=5, scale=0.2)
-    (adapter / file).write_bytes((adapter / file).read_bytes()[:20])
-    with pytest.raises(DataError, match="cannot be read"):
-        merge_adapter(load_base(model), adapter, tmp_path / "merged")
+HOLDS_ONE = "from inference.scratch import Scratch; s = Scratch(); print(s.path, flush=True); input()"
+
+
+@pytest.fixture
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("own_temporary_folder")
+def test_what_a_killed_process_left_goes_and_what_a_living_one_holds_stays(tmp_path: Path):
+    others = [
+        subprocess.Popen([sys.executable, "-c", HOLDS_ONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        folders = [Path((other.stdout or pytest.fail("no output")).readline().strip()) for other in others]
+        for folder in folders:
+            (folder / "model.safetensors").write_bytes(b"x")
+        others[0].kill()
+        others[0].wait()
+        mine = Scratch()
+        assert [folder.exists() for folder in folders] == [False, True] and mine.path.is_dir()
+        mine.close()
+        mine.close()
+        assert not mine.path.exists()
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+
+
+@pytest.mark.usefixtures("own_temporary_folder")
+def test_only_our_own_folders_are_looked_at(tmp_path: Path):
+    (tmp_path / "entente-mergers").mkdir()
+    (tmp_path / "entente-merged-file").write_text("no folder")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "entente-merged-link").symlink_to(tmp_path / "elsewhere")
+    Scratch().close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "elsewhere",
+        "entente-merged-file",
+        "entente-merged-link",
+        "entente-mergers",
+    ]

@@ -49,22 +49,10 @@ def test_rules_boards_and_powers_are_each_computed_once_in_three_stages():
     assert stages == 3
 
 
-def test_forks_of_one_prompt_are_one_fill():
-    plan = plan_prefixes([ids((1, 50))] * 8, [], ENOUGH)
-    assert len(plan.fills) == 1 and plan.fill_of == (0,) * 8
-
-
 def test_a_standing_row_spares_all_but_what_is_new():
     standing = [ids((9, 10)), ids(RULES, BOARDS[0], POWERS[0])]
     _, computed, stages = carry_out([ids(RULES, BOARDS[0], POWERS[1])], standing)
     assert (computed, stages) == (20, 1)
-
-
-def test_of_a_prompt_that_stands_already_the_last_token_is_computed_since_what_follows_is_asked_for():
-    _, computed, _ = carry_out([ids((1, 50))], [ids((1, 50))])
-    assert computed == 1
-    _, computed, _ = carry_out([ids((1, 50))], [ids((1, 80))])
-    assert computed == 1
 
 
 def test_a_few_tokens_in_common_are_not_worth_a_stage():
@@ -73,14 +61,10 @@ def test_a_few_tokens_in_common_are_not_worth_a_stage():
     assert (computed, stages) == (2 * (few + 9), 1)
 
 
-@pytest.mark.parametrize("budget, taken", [(1, 1), (50, 1), (99, 1), (100, 2), (ENOUGH, 3)])
+@pytest.mark.parametrize("budget, taken", [(1, 1), (99, 1), (100, 2)])
 def test_a_budget_of_new_tokens_is_kept_but_one_prompt_always_fits(budget: int, taken: int):
     plan = plan_prefixes([ids((1, 50)), ids((2, 50)), ids((3, 50))], [], budget)
     assert len(plan.fill_of) == taken
-
-
-def test_equal_prompts_cost_nothing_of_the_budget():
-    assert len(plan_prefixes([ids((1, 50))] * 9 + [ids((2, 50))], [], 50).fill_of) == 9
 
 
 _stretches = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=4).map(lambda parts: ids(*parts))

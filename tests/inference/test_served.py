@@ -57,14 +57,6 @@ def test_more_versions_than_slots_are_refused_with_the_versions_that_hold_them()
     assert served(versions, 6).slot == 3
 
 
-def test_merged_weights_serve_one_version_at_a_time():
-    versions = ServedVersions("e", slots=0)
-    assert served(versions, 1).slot == 0
-    assert {each.policy.version for each in versions} == {1}
-    with pytest.raises(VersionGoneError):
-        versions.find(0)
-
-
 def test_other_weights_under_a_number_that_is_served_replace_it():
     versions = ServedVersions("e", slots=3)
     first = served(versions, 1, "one")

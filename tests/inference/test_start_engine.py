@@ -1,6 +1,7 @@
-"""A slow start is told, and one that takes too long is ended with its processes."""
+"""A slow start is told, one that takes too long is ended with its processes, and nobody waits for an ended thread."""
 
 import asyncio
+import concurrent.futures
 import multiprocessing
 import signal
 import threading
@@ -54,6 +55,7 @@ class Slow:
         await asyncio.sleep(self._seconds)
 
 
+@pytest.mark.system
 def test_a_start_beyond_the_limit_is_ended_with_the_processes_that_it_made(own_host: EngineHost, monkeypatch: pytest.MonkeyPatch):
     engine = Blocking()
     monkeypatch.setattr(module, "START_S", 1.5)
@@ -63,35 +65,11 @@ def test_a_start_beyond_the_limit_is_ended_with_the_processes_that_it_made(own_h
     assert engine.child.exitcode is not None, "its child lives on, and closing the host would wait for it"
 
 
-def test_a_cancelled_start_is_ended_too(own_host: EngineHost):
-    engine = Blocking()
-
-    async def cancelled() -> None:
-        work = asyncio.create_task(start_engine(own_host, engine, InferenceSettings(engine="torch")))  # type: ignore[arg-type]
-        await asyncio.to_thread(engine.started.wait, 20)
-        work.cancel()
-        await work
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cancelled())
-    engine.child.join(timeout=20)
-    assert engine.child.exitcode is not None
-
-
 def test_a_start_that_takes_long_says_so(own_host: EngineHost, said: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "computes_on_card", lambda settings: True)
     monkeypatch.setattr(module, "engine_family", lambda settings: "vllm")
     asyncio.run(start_engine(own_host, Slow(0.35), InferenceSettings(), say_every_s=0.1))  # type: ignore[arg-type]
     assert said and all("still starting after" in line and "records CUDA graphs" in line for line in said)
-
-
-def test_a_start_that_fails_raises_its_own_error(own_host: EngineHost):
-    class Broken:
-        async def start(self) -> None:
-            raise EngineError("no such model")
-
-    with pytest.raises(EngineError, match="no such model"):
-        asyncio.run(start_engine(own_host, Broken(), InferenceSettings()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +78,6 @@ def test_a_start_that_fails_raises_its_own_error(own_host: EngineHost):
         pytest.param({}, False, 300, id="CPU"),
         pytest.param({}, True, 1800, id="card"),
         pytest.param({"enforce_eager": "on"}, True, 300, id="card without graphs"),
-        pytest.param({"enforce_eager": "off"}, False, 1800, id="CPU that compiles"),
         pytest.param({"urls": ["http://elsewhere:1"]}, False, 1800, id="workers, which may compile"),
     ],
 )
@@ -108,3 +85,20 @@ def test_the_limit_leaves_a_cold_compilation_its_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "computes_on_card", lambda settings: on_card)
     monkeypatch.setattr(module, "engine_family", lambda settings: "vllm")
     assert start_limit_s(InferenceSettings.model_validate(settings)) == limit
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_request_to_exit_that_is_raised_in_the_thread_ends_what_else_waits_there():
+    host = EngineHost()
+
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    waiting = host.submit(asyncio.sleep(3600))
+    leaving = host.submit(leave())
+    with pytest.raises(concurrent.futures.CancelledError):
+        waiting.result(timeout=20)
+    with pytest.raises((SystemExit, concurrent.futures.CancelledError)):
+        leaving.result(timeout=20)
+    host._thread.join(timeout=20)
+    host.close()

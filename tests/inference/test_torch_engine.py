@@ -98,8 +98,7 @@ def thoughtful(table: LegalTable, budget: int, end: int) -> LegalTable:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_thoughts_are_drawn_in_parts_of_the_head_and_of_the_batch(host, folder, monkeypatch, dtype: str):
+def test_thoughts_are_drawn_in_parts_of_the_head_and_of_the_batch(host, folder, monkeypatch):
     """Beside requests that do not think, which read only the rows of the head that they need."""
     monkeypatch.setattr(torch_model, "_HEAD_PART", 64)
     monkeypatch.setattr(torch_lane, "_OPEN_LOGITS", 500)
@@ -114,9 +113,8 @@ def test_thoughts_are_drawn_in_parts_of_the_head_and_of_the_batch(host, folder, 
         request(str(number), prompt, seed=number, table=thoughtful(TABLE, 7, 200) if number % 3 else TABLE)
         for number, prompt in enumerate(some_prompts(15))
     ]
-    found = use(host, folder, lambda engine: draw(engine, requests), dtype=dtype)
-    differences = gaps(folder, requests, found)
-    assert max(differences) < 1e-4 if dtype == "float32" else np.mean(differences) < 0.5
+    found = use(host, folder, lambda engine: draw(engine, requests))
+    assert max(gaps(folder, requests, found)) < 1e-4
     assert sum(rows) == sum(
         int((each.table.legal_sets(drawn.token_ids)[0] < 0).sum()) for each, drawn in zip(requests, found, strict=True)
     )
@@ -145,40 +143,6 @@ def test_each_token_that_prompts_share_is_computed_once_for_all(host, folder):
     assert second.prompt_tokens - second.cached_tokens - (first.prompt_tokens - first.cached_tokens) == 8
 
 
-def test_short_prompts_are_not_padded_to_a_long_one_beyond_the_budget(host, folder, monkeypatch):
-    """Attention is given rows of one length: twenty short ones beside one of 200 tokens would cost 4,200."""
-    padded: list[int] = []
-
-    class Watched(torch_lane.Step):
-        def __init__(self, store: Any, first: int, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> None:
-            padded.append(len(lengths) * int(lengths.max()))
-            super().__init__(store, first, starts, lengths, device)
-
-    monkeypatch.setattr(torch_lane, "Step", Watched)
-    prompts = [*some_prompts(1, 200), *some_prompts(21, 10)[1:]]
-    requests = [request(str(n), prompt) for n, prompt in enumerate(prompts)]
-    found = use(host, folder, lambda engine: draw(engine, requests), max_batched_tokens=600)
-    assert max(gaps(folder, requests, found)) < 1e-4
-    assert 200 <= max(padded) <= 600
-
-
-def test_no_more_rows_are_drawn_at_once_than_the_setting_says_whatever_their_versions(host, model, write_adapter, tmp_path):
-    adapter = write_adapter(tmp_path / "a", seed=1, scale=0.1)
-
-    async def work(engine: TorchEngine) -> Any:
-        await engine.publish(version_in(adapter, 1))
-        asked = [replace(request(str(n), [7] * 30 + [n]), version=n % 2) for n in range(20)]
-        drawing = asyncio.gather(*(engine.generate(each) for each in asked))
-        most = 0
-        while not drawing.done():
-            most = max(most, sum(len(lane.running) for lane in engine._lanes))
-            await asyncio.sleep(0)
-        await drawing
-        return most, max(lane._rows.values.shape[2] for lane in engine._lanes)
-
-    assert use(host, model, work, max_sequences=6) == (6, 6)
-
-
 def test_tokens_that_must_follow_cost_no_passes_of_their_own(host, folder):
     table = ladder(steps=4, width=3, forced=9)
     requests = [request(str(n), prompt, table=table) for n, prompt in enumerate(some_prompts(5))]
@@ -190,14 +154,6 @@ def test_tokens_that_must_follow_cost_no_passes_of_their_own(host, folder):
     assert max(gaps(folder, requests, found)) < 1e-4
     assert {len(generation.token_ids) for generation in found} == {41} and stats.engine_steps == 4
     assert stats.forced_tokens == 5 * 37
-
-
-def test_a_completion_without_a_choice_is_answered_without_the_model(host, folder):
-    async def work(engine: TorchEngine) -> Any:
-        return await engine.generate(request("certain", [1, 2, 3], table=ladder(0, 0))), await engine.stats()
-
-    found, stats = use(host, folder, work)
-    assert found.token_ids.tolist() == [199] and found.logprobs.tolist() == [0.0] and stats.engine_steps == 0
 
 
 def test_the_loop_turns_between_steps_and_latecomers_join_what_is_under_way(host, folder):
@@ -232,21 +188,6 @@ def test_prompts_that_share_among_themselves_are_filled_beside_rows_that_run(hos
         return [*await draw(engine, late), *await asyncio.gather(*running)]
 
     assert max(gaps(folder, [*late, *early], use(host, folder, work))) < 1e-4
-
-
-def test_versions_take_turns_so_that_none_waits_for_another_to_end(host, model, write_adapter, tmp_path):
-    adapter = write_adapter(tmp_path / "a", seed=1, scale=0.1)
-    long, short = ladder(steps=15, width=2, forced=0), ladder(steps=3, width=2, forced=0)
-
-    async def work(engine: TorchEngine) -> bool:
-        await engine.publish(version_in(adapter, 1))
-        slow = asyncio.ensure_future(engine.generate(replace(request("slow", [7] * 30, table=long), version=0)))
-        await engine.generate(replace(request("quick", [7] * 30, table=short), version=1))
-        ahead = slow.done()
-        await slow
-        return ahead
-
-    assert use(host, model, work) is False
 
 
 def test_once_prefixes_are_forgotten_nothing_depends_on_which_versions_were_drawn_before(host, model, write_adapter, tmp_path):
@@ -325,21 +266,7 @@ def test_retiring_frees_the_adapter_and_one_that_two_versions_share_stays(host, 
     assert use(host, model, work) == [{one, two}, {one, two}, {one}]
 
 
-def test_a_number_published_again_with_other_weights_plays_those(host, model, write_adapter, tmp_path):
-    first, second = (write_adapter(tmp_path / f"a{seed}", seed=seed, scale=0.3) for seed in (1, 2))
-
-    async def work(engine: TorchEngine) -> Any:
-        await engine.publish(version_in(first, 1))
-        early = asyncio.ensure_future(engine.generate(request("early", [7] * 30)))
-        await asyncio.sleep(0)
-        await engine.publish(version_in(second, 1))
-        late = await engine.generate(request("late", [7] * 30))
-        return (await early).policy.adapter_hash, late.policy.adapter_hash, len(engine._lanes)
-
-    assert use(host, model, work) == (adapter_hash_of(first), adapter_hash_of(second), 2)
-
-
-@pytest.mark.parametrize("prompt", [[], [200], [-1], [3, 1 << 40]], ids=["empty", "one too high", "negative", "far too high"])
+@pytest.mark.parametrize("prompt", [[], [200], [-1]], ids=["empty", "one too high", "negative"])
 def test_ids_outside_the_vocabulary_are_refused_before_they_reach_the_model(host, folder, prompt: list[int]):
     async def work(engine: TorchEngine) -> None:
         with pytest.raises(EngineError, match="vocabulary of 200") as refusal:

@@ -136,18 +136,6 @@ def test_orders_of_the_phase_are_seen_by_their_own_power_alone():
     assert asked == {action_texts()[action_of(order)] for order in legal.options[legal.sites.index("F TRI")]}
 
 
-def test_a_start_is_drawn_by_the_seed(positions: list[Snapshot]):
-    def starts(seed: int) -> list[str]:
-        environment, found = env(positions=positions), []
-        environment.reset(seed=seed)
-        for _ in range(4):
-            found.append(environment.position().snapshot_id)
-            environment.reset()
-        return found
-
-    assert starts(1) == starts(1) != starts(2) and set(starts(1)) <= {each.snapshot_id for each in positions}
-
-
 def test_what_cannot_be_used_is_refused_in_a_sentence(positions: list[Snapshot]):
     with pytest.raises(InputError, match=r"^101 game years cannot be played: give 1 to 100"):
         env(years=101)

@@ -117,13 +117,6 @@ def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, posit
         assert any(widths > 1), "a forced decision teaches nothing and is not asked for"
 
 
-def test_only_the_policy_power_is_asked_for_and_others_are_scripted(uniform_engine, tokens, positions):
-    played = play(uniform_engine(), tokens, positions)
-    assert {(row.start_group - 10) % 7 for row in played.decisions} == {POWERS.index(row.power) for row in played.decisions} | {0}
-    for row in played.decisions:
-        assert row.power == POWERS[(row.start_group - 10) % 7] and row.opponents == "random"
-
-
 def test_scripted_opponents_share_their_random_numbers_within_a_group_and_not_across(uniform_engine, tokens, positions):
     played = play(uniform_engine(), tokens, [positions[0], positions[0]], forks_per_group=3)
     first = [json.loads(ply.orders) for ply in played.plies if ply.ply == 0]

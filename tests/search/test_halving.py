@@ -29,7 +29,7 @@ def test_rounds_are_those_of_the_paper_where_the_budget_divides():
     assert found.values == (0, 1, 2, 3, 4, 5, 6, 7)
 
 
-@pytest.mark.parametrize("arms", [*range(1, 9), 17])
+@pytest.mark.parametrize("arms", [1, 2, 3, 8, 17])
 def test_the_budget_is_never_exceeded_and_each_arm_is_played(arms: int):
     for budget in range(arms, 6 * arms):
         found, _ = halved([math.sin(9 * arm) for arm in range(arms)], budget)

@@ -71,24 +71,6 @@ def test_one_proposal_is_not_played_out(autumn: DecisionRequest, monkeypatch):
     assert (found.orders, found.visits, found.values) == (holding(autumn), (0,), (0.0,))
 
 
-def test_other_tasks_run_between_playouts(autumn: DecisionRequest):
-    seen = []
-
-    async def beside() -> None:
-        for number in range(6):
-            seen.append(number)
-            await asyncio.sleep(0)
-
-    async def both() -> list[int]:
-        task = asyncio.create_task(beside())
-        await search(autumn, [holding(autumn), holding(autumn, PIC="A PIC - BEL")], QUICK)
-        running = list(seen)
-        await task
-        return running
-
-    assert len(asyncio.run(both())) >= 5
-
-
 def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, tokens, positions):
     board = Board.restore(positions[0])
     request = asked(board, next(iter(board.legal_orders())))
@@ -151,10 +133,6 @@ def test_the_version_itself_may_play_the_playouts(uniform_engine, tokens, autumn
 def test_settings_that_cannot_be_searched_are_refused(settings: dict, complaint: str):
     with pytest.raises(ValidationError, match=complaint):
         SearchSettings(**settings)
-
-
-def test_names_of_players_may_be_given_with_commas():
-    assert SearchSettings(scripted="dumbbot, mover").scripted == SearchSettings(scripted=["dumbbot", "mover"]).scripted
 
 
 @pytest.mark.parametrize(

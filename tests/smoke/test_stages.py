@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks.decode_cases import InstantEngine
-from smoke import engine_stages, trainer_stages
-from smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs, same_share
+from smoke import trainer_stages
+from smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs
 from smoke.job import Job, StageFailed
 from smoke.trainer_stages import batch_of, try_budgets
 from telemetry.errors import TrainingError
@@ -60,18 +59,6 @@ def test_wrong_probabilities_and_uncertain_forced_tokens_fail(drawn: Any, job: J
         check_drawn(job, reference, wrong)
 
 
-def test_log_probabilities_are_summed_over_legal_ids_only(drawn: Any, reference: Any):
-    request, generation = drawn[0]
-    found = reference_logprobs(reference, request, generation)
-    _, offsets = request.table.legal_sets(generation.token_ids.tolist())
-    assert (found[np.diff(offsets) == 1] == 0).all() and (found[np.diff(offsets) > 1] < 0).all()
-
-
-def test_the_share_of_equal_completions_is_by_place(drawn: Any):
-    one = [generation for _, generation in drawn]
-    assert same_share(one, one) == 1.0 and same_share(one, one[::-1]) < 1.0
-
-
 def test_a_budget_that_does_not_fit_is_named_and_smaller_ones_are_measured(job: Job, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trainer_stages, "BUDGETS", {"cpu": (512, 1024)})
     made = trainer_stages.made_up_step
@@ -90,7 +77,3 @@ def test_a_budget_that_does_not_fit_is_named_and_smaller_ones_are_measured(job: 
     figures, notes, attention = try_budgets(job, recompute=False)
     assert figures["tokens_per_s.512"] > 0 and "tokens_per_s.1024" not in figures and attention != "auto"
     assert notes == ["a budget of 1024 tokens does not fit without recomputation"]
-
-
-def test_a_given_model_is_used_and_a_random_one_is_not_made(job: Job, model: Path):
-    assert engine_stages.model_folder(job).samefile(model)

@@ -22,7 +22,7 @@ from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, publish_shard
 from tests.made_once import made_once
 
-MOST = (8, 4)
+MOST = (4, 4)
 """Start groups, and forks of each, that `exact_run` can give."""
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qw
 
 from benchmarks.trainer_cases import QWEN_7B, Case, made_up_batch
 from decoding.architectures import architecture_of
-from inference.memory_plan import ModelShape, trainer_gpu_memory, trainer_memory
+from inference.memory_plan import ModelShape, trainer_gpu_memory
 from training.masked_logprobs import masked_logprobs
 from training.trie_plan import PackedMicroBatch, plan
 
@@ -34,9 +34,7 @@ SMALL = SEVEN_B | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_la
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 4096}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "7B": ("qwen2", SEVEN_B),
-    "qwen2": ("qwen2", SMALL),
     "qwen3": ("qwen3", SMALL | {"head_dim": 64}),
-    "llama": ("llama", SMALL),
     "gemma3_text": ("gemma3_text", SMALL | {"head_dim": 128, "sliding_window": 2048}),
 }
 
@@ -101,7 +99,7 @@ def planned_per_token(shape: ModelShape, dtype: torch.dtype, *, recompute: bool)
         pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
         for name in SHAPES
         for dtype in (torch.bfloat16, torch.float32)
-        if name != "7B" or dtype == torch.bfloat16  # qwen2 is the same family, with less to compute
+        if (dtype == torch.bfloat16) != (name == "qwen3")  # the width of a number is the same factor for each family
     ],
 )
 def test_the_plan_counts_what_autograd_keeps_and_at_most_a_fifth_more(shape_name: str, dtype: torch.dtype):
@@ -153,23 +151,9 @@ def peak_per_token(model: Any) -> float:
     return (large - small) / (many - few)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_plan_covers_the_peak_of_forward_and_backward(recompute: bool):
+def test_the_plan_covers_the_peak_of_a_forward_and_backward_that_computes_again():
     model, shape = model_without_memory("qwen2", SEVEN_B | {"num_hidden_layers": 6}, torch.bfloat16)
-    if recompute:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
-    found, planned = peak_per_token(model), planned_per_token(shape, torch.bfloat16, recompute=recompute)
-    assert found <= planned <= 1.2 * found, f"{found:.0f} bytes a token at the peak, {planned} are planned"
-
-
-def test_recomputation_leaves_the_input_of_each_block():
-    model, shape = model_without_memory(*SHAPES["qwen2"], torch.bfloat16)
-    whole = kept_per_token(model)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    assert shape.layers * shape.hidden * 2 <= kept_per_token(model) < 0.1 * whole
-    less, more = (
-        trainer_memory(shape, rank=RANK, dtype="bfloat16", tokens=8, recompute=recompute) for recompute in (True, False)
-    )
-    assert less < more
+    found, planned = peak_per_token(model), planned_per_token(shape, torch.bfloat16, recompute=True)
+    assert found <= planned <= 1.2 * found, f"{found:.0f} bytes a token at the peak, {planned} are planned"

@@ -11,7 +11,6 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.cards import Card
 from training.card_room import CARD_SHARE, leave_room
-from training.policy import Policy
 from training.process import TrainerProcess
 from training.settings import TrainingSettings
 
@@ -59,12 +58,3 @@ def test_torch_keeps_no_more_of_a_shared_card_than_its_share(monkeypatch: pytest
     leave_room(torch.device("cuda", 1))
     leave_room(torch.device("cuda"))
     assert bounds == [(0.4, 1), (0.4, None)]
-
-
-def test_a_policy_is_bounded_before_its_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def bounded(device: torch.device) -> None:
-        raise RuntimeError("bounded first")
-
-    monkeypatch.setattr("training.policy.leave_room", bounded)
-    with pytest.raises(RuntimeError, match="bounded first"):
-        Policy(tmp_path / "no model", TrainingSettings(device="cpu"))

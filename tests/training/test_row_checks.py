@@ -31,15 +31,6 @@ def lacking_its_token(batch: Batch) -> Batch:
     return changed(batch, "legal_ids", place, (drawn + 1) % VOCABULARY)
 
 
-def with_no_legal_token(batch: Batch) -> Batch:
-    at = int(batch.completion_offsets[BAD])
-    offsets = batch.legal_offsets.copy()
-    gone = offsets[at + 1] - offsets[at]
-    ids = np.delete(batch.legal_ids, slice(offsets[at], offsets[at + 1]))
-    offsets[at + 1 :] -= gone
-    return replace(batch, legal_ids=ids, legal_offsets=offsets)
-
-
 def too_long(batch: Batch) -> Batch:
     """Its prompt grows, and with it all that lies behind it moves."""
     more, first = 200, int(batch.input_offsets[BAD])
@@ -66,19 +57,13 @@ def thinking(drawn: int, *legal: int) -> Callable[[Batch], Batch]:
 
 FAULTS: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "its own token": (lacking_its_token, "lacks the token that was drawn"),
-    "an empty legal set": (with_no_legal_token, "lacks the token that was drawn"),
     "lengths": (lambda b: changed(b, "prompt_lens", BAD, b.prompt_lens[BAD] - 1), "legal sets disagree"),
-    "no prompt": (lambda b: changed(b, "prompt_lens", BAD, 0), "legal sets disagree"),
     "NaN": (lambda b: changed(b, "behaviour_logprobs", int(b.completion_offsets[BAD]), float("nan")), "not a finite number"),
     "above 0": (lambda b: changed(b, "behaviour_logprobs", int(b.completion_offsets[BAD]), 0.5), "above 0"),
     "too long": (too_long, "longer than the 128 tokens that the model reads"),
     "foreign token": (lambda b: changed(b, "input_ids", int(b.input_offsets[BAD]), VOCABULARY), "beyond the model's vocabulary"),
-    "negative token": (lambda b: changed(b, "input_ids", int(b.input_offsets[BAD]), -1), "beyond the model's vocabulary"),
     "the id that ends a completion in a thought": (thinking(7, -8, 60), "a token that no thought may hold"),
-    "the end of an open set in a thought": (thinking(60, -8, 60), "a token that no thought may hold"),
     "an open set beyond the vocabulary": (thinking(3, -8, VOCABULARY + 1), "beyond the model's vocabulary"),
-    "an open set that excludes none of its ids": (thinking(3, -61, 60), "beyond the model's vocabulary"),
-    "an open set of three numbers": (thinking(3, -8, 3, 60), "beyond the model's vocabulary"),
     "an open set of one number": (thinking(3, -8), "beyond the model's vocabulary"),
     "temperature": (lambda b: changed(b, "temperatures", BAD, 0.0), "temperature is not a positive number"),
     "return": (lambda b: changed(b, "returns", BAD, float("inf")), "return is not a finite number"),
@@ -103,12 +88,6 @@ def test_rows_outside_any_group_go_alone():
     batch = replace(three_levels(), advantage_groups=np.full(12, -1, np.int32))
     kept, refused = find_trainable_rows(changed(batch, "temperatures", BAD, float("nan")), MODEL)
     assert kept.tolist() == [row for row in range(12) if row != BAD] and len(refused) == 1
-
-
-def test_several_faults_are_one_refusal_each():
-    batch = changed(changed(three_levels(), "returns", 0, float("nan")), "returns", BAD, float("nan"))
-    kept, refused = find_trainable_rows(changed(batch, "temperatures", BAD, -1.0), MODEL)
-    assert [row.decision_id for row in refused] == [1000, 1004] and kept.tolist() == list(range(6, 12))
 
 
 def test_some_rows_of_a_batch_are_those_rows_and_nothing_else():

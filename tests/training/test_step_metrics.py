@@ -1,6 +1,7 @@
-"""What a step says of itself: quantiles and shares against plain loops, the alarm at lag 0, names that are registered."""
+"""What a step says of itself, against plain loops: quantiles, shares, probed tokens, the alarm at lag 0, registered names."""
 
 import random
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from storage.outcome import UpdateOutcome
 from telemetry.metrics import check
+from training.mass_probe import SHARE, probed
 from training.results import Accumulated, Gauges
 from training.step_metrics import (
     MISMATCH_ALARM,
@@ -75,22 +77,6 @@ def test_figures_are_over_the_tokens_of_all_updates():
     assert "train/kl_p50" not in found, "the base was not asked"
 
 
-def test_gauges_of_no_micro_batch_are_empty_and_keep_their_types():
-    """As those of a process that has no row of an update."""
-    seen = gauges(1, [0, 1])
-    joined = Gauges.join([Gauges.join([]), seen])
-    assert len(Gauges.join([]).log_ratio) == 0
-    for name in ("batch_row", "log_ratio", "clipped_low", "left_out", "kl"):
-        np.testing.assert_array_equal(getattr(joined, name), getattr(seen, name))
-        assert getattr(joined, name).dtype == getattr(seen, name).dtype
-
-
-def test_the_divergence_is_told_where_it_was_measured():
-    kl = np.array([0.1, 0.2, 0.3], np.float32)
-    found = update_metrics([update(gauges(1, [0, 1, 2], kl=kl), kl_weight=0.25)])
-    assert found["train/kl_p50"] == pytest.approx(0.2) and found["train/kl_weight"] == 0.25
-
-
 def test_thoughts_and_orders_are_told_apart_only_where_there_are_thoughts():
     thought, kl = np.array([True, False, True]), np.array([0.1, 0.2, 0.3], np.float32)
     first = gauges(1, [0, 0, 1], in_thought=thought, slope=np.array([-0.1, 0.4, 0.2], np.float32), kl=kl)
@@ -137,10 +123,11 @@ def test_lags_are_told_as_a_histogram_of_rows():
     assert shares == [0.25, 0.125, 0.125, 0.5] and found["train/groups_no_spread"] == 3
 
 
-def test_a_step_on_lessons_alone_has_no_return_and_no_lag():
-    nothing: Any = SimpleNamespace(input_ids=np.zeros(0), returns=np.zeros(0))
-    found = selection_metrics(pa.table({"policy_lag": pa.array([], pa.int32())}), {}, nothing)
-    assert found == {"train/decisions": 0, "train/tokens": 0}
+def test_every_name_is_registered():
+    updates = [update(gauges(1, [0, 1], kl=np.ones(2, np.float32)))]
+    rows = pa.table({"policy_lag": [0, 1]})
+    found = update_metrics(updates) | lag_zero_metrics(updates, batch(), VERSION) | selection_metrics(rows, {}, batch())
+    check(found | rate_metrics(found | {"train/update_s": 1.0}) | update_metrics([]))
 
 
 def test_rates_are_tokens_over_the_seconds_of_the_updates():
@@ -149,8 +136,21 @@ def test_rates_are_tokens_over_the_seconds_of_the_updates():
     assert [found[f"train/{name}_per_s"] for name in ("tokens", "unique_tokens", "branching_tokens")] == [20, 5, 2]
 
 
-def test_every_name_is_registered():
-    updates = [update(gauges(1, [0, 1], kl=np.ones(2, np.float32)))]
-    rows = pa.table({"policy_lag": [0, 1]})
-    found = update_metrics(updates) | lag_zero_metrics(updates, batch(), VERSION) | selection_metrics(rows, {}, batch())
-    check(found | rate_metrics(found | {"train/update_s": 1.0}) | update_metrics([]))
+@pytest.mark.parametrize("first", [0, 12345, 10_000_000])
+@pytest.mark.parametrize("length", [50, 400, 3000])
+def test_every_stretch_of_a_batch_has_its_share_of_probes(first: int, length: int):
+    share = probed(np.arange(first, first + length)).mean()
+    assert abs(share - SHARE) < 3 / length + 0.01
+
+
+def test_a_token_is_probed_for_its_place_alone():
+    places = np.array([17, 3, 90, 8, 2, 4000])
+    assert (
+        probed(places[::-1]).tolist() == probed(places).tolist()[::-1] == [bool(probed(np.array([p]))[0]) for p in places[::-1]]
+    )
+
+
+def test_the_choice_is_that_of_exact_arithmetic():
+    golden = Fraction(0.6180339887498949)
+    exact = [(place * golden) % 1 < Fraction(SHARE) for place in range(2000)]
+    assert probed(np.arange(2000)).tolist() == exact

@@ -19,8 +19,7 @@ from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
 from tests.damage import flip
 from training.advantages import leave_one_out
-from training.branching import branching_tokens
-from training.padded_rows import pad, padded_micro_batches
+from training.padded_rows import padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trainer import Trainer
@@ -112,22 +111,6 @@ def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, mode
     assert np.corrcoef(advantages, moved[at])[0, 1] > 0.3
 
 
-def test_a_step_packs_and_says_how_much_it_saved(paths, model):
-    metrics = trainer_for(paths, model).step(1, 4).metrics
-    assert metrics["train/packed"] == 1.0 and metrics["train/refused_rows"] == 0.0
-    assert metrics["train/branching_tokens"] < metrics["train/unique_tokens"] < metrics["train/tokens"] / 2
-    assert 0 < metrics["train/plan_s"] < metrics["train/update_s"]
-
-
-def test_a_step_whose_packed_path_fails_its_check_is_padded_and_says_so(paths, model, monkeypatch):
-    impossible = training.layout.LayoutTolerance(loss=-1.0, gradient=0.0)
-    monkeypatch.setattr(training.layout, "TOLERANCES", {("cpu", "float32"): impossible})
-    trainer = trainer_for(paths, model)
-    metrics = trainer.step(1, 4).metrics
-    assert metrics["train/packed"] == 0.0 and metrics["train/unique_tokens"] == metrics["train/tokens"]
-    assert "rows are padded, several times slower than packed" in trainer._updater.layout.fallback
-
-
 def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths, model, monkeypatch):
 
     honest, seen = Index.gather, []
@@ -177,22 +160,6 @@ def test_no_decision_is_trained_twice_and_a_step_without_rows_publishes_unchange
     assert two.num_rows == 0 and second.metrics["train/skipped"] == 1.0
     assert second.published.version == 2 and second.published.adapter_hash == first.published.adapter_hash
     assert read_adapter(paths, 2).folder.name == "v000002"
-
-
-def test_resume_is_bitwise(played, model, tmp_path):
-    """Two steps in one go, against one step, a fresh process' worth of state, and the second step."""
-    hashes = []
-    for resumed in (False, True):
-        shutil.copytree(played.root, tmp_path / str(resumed))
-        paths = RunPaths(tmp_path / str(resumed))
-        trainer = trainer_for(paths, model)
-        trainer.step(1, 2)
-        if resumed:
-            torch.manual_seed(999)
-            trainer = trainer_for(paths, model)
-            assert trainer.step_done == 1
-        hashes.append([trainer.step(2, 2).published.adapter_hash, read_adapter(paths, 1).adapter_hash])
-    assert hashes[0] == hashes[1] and len(set(hashes[0])) == 2
 
 
 def run_files(paths: RunPaths) -> dict[str, bytes]:
@@ -300,92 +267,12 @@ def test_a_run_does_not_go_on_under_other_training_settings_but_may_have_other_t
     assert trainer_for(paths, model, SETTINGS.model_copy(update={"threads": 1})).step_done == 1
 
 
-def test_values_that_are_not_finite_leave_the_weights_alone_and_three_in_a_row_stop(paths, model, monkeypatch):
-    trainer = trainer_for(paths, model)
-    before = [parameter.detach().clone() for parameter in trainer._policy.parameters()]
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("nan")))
-    trainer._index.refresh()
-    batch = whole_batch(paths)
-    groups = np.repeat(np.arange(len(batch.returns) // 2 + 1), 2)[: len(batch.returns)].astype(np.int32)
-    groups[-1] = groups[-2]
-    batch = type(batch)(**{name: getattr(batch, name) for name in batch.__slots__} | {"advantage_groups": groups})
-    for _ in range(2):
-        assert [update.skipped for update in trainer._updater.updates(batch)] == [True]
-    assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
-    with pytest.raises(TrainingError, match="3 updates in a row"):
-        list(trainer._updater.updates(batch))
-
-
 def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model, monkeypatch):
     monkeypatch.setattr("training.trainer.KEEP_CHECKPOINTS", 2)
     trainer = trainer_for(paths, model)
     for step in range(1, 5):
         trainer.step(step, 1)
     assert checkpoint_steps(paths) == [3, 4]
-
-
-def test_padding_lists_each_branching_token_with_its_own_legal_set(paths):
-    batch = whole_batch(paths)
-    rows = pad(batch, range(len(batch.prompt_lens)))
-    assert (
-        len(rows.token_row)
-        == branching_tokens(batch, range(len(batch.prompt_lens)))
-        == int((np.diff(batch.legal_offsets) > 1).sum())
-    )
-    expected = []
-    for row in range(len(batch.prompt_lens)):
-        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
-        for place, position in enumerate(range(batch.completion_offsets[row], batch.completion_offsets[row + 1])):
-            legal = batch.legal_ids[batch.legal_offsets[position] : batch.legal_offsets[position + 1]].tolist()
-            if len(legal) > 1:
-                expected.append(
-                    (
-                        row,
-                        int(batch.prompt_lens[row]) + place - 1,
-                        legal,
-                        int(ids[batch.prompt_lens[row] + place]),
-                    )
-                )
-    for index, (row, position, legal, drawn) in enumerate(expected):
-        assert (rows.token_row[index], rows.token_position[index]) == (row, position)
-        assert rows.legal_ids[index][rows.legal_mask[index]].tolist() == legal
-        assert rows.legal_ids[index][rows.chosen[index]] == drawn
-
-
-def test_a_step_of_several_updates_uses_every_decision_once_and_leaves_the_sampler_behind(paths, model, monkeypatch):
-    """Each update takes its own advantage groups; from the second on, the ratio is no longer 1."""
-    seen: list[list[int]] = []
-    whole = Updater.accumulate
-    monkeypatch.setattr(Updater, "accumulate", lambda self, batch, rows, *of: seen.append(rows) or whole(self, batch, rows, *of))
-    several = trainer_for(paths, model, SETTINGS.model_copy(update={"updates_per_step": 3})).step(1, 4)
-    ledger = read_ledger(paths, 1)
-    assert ledger is not None and sorted(row for share in seen for row in share) == list(range(ledger.num_rows))
-    groups = ledger["advantage_group"].to_pylist()
-    assert len(seen) == 3 and not any(
-        {groups[r] for r in one} & {groups[r] for r in other} for one in seen for other in seen if one is not other
-    )
-    assert several.metrics["train/ratio_off_max"] > 1e-3
-
-
-def test_a_scheduled_run_takes_each_step_at_its_rate_and_resumes_bitwise(played, model, tmp_path):
-    settings = SETTINGS.model_copy(update={"rate_schedule": "linear", "warm_up_steps": 1, "decay_steps": 3, "kl_weight": 0.1})
-    hashes = []
-    for resumed in (False, True):
-        shutil.copytree(played.root, tmp_path / str(resumed))
-        paths = RunPaths(tmp_path / str(resumed))
-        trainer = trainer_for(paths, model, settings)
-        first = trainer.step(1, 2)
-        if resumed:
-            trainer = trainer_for(paths, model, settings)
-        second = trainer.step(2, 2)
-        assert (first.metrics["train/learning_rate"], second.metrics["train/learning_rate"]) == (1e-2, 0.75e-2)
-        assert trainer._updater.optimiser.param_groups[0]["lr"] == 0.75e-2
-        hashes.append(second.published.adapter_hash)
-    assert hashes[0] == hashes[1]
-    shutil.copytree(played.root, tmp_path / "constant")
-    constant = trainer_for(RunPaths(tmp_path / "constant"), model, settings.model_copy(update={"rate_schedule": "constant"}))
-    constant.step(1, 2)
-    assert constant.step(2, 2).published.adapter_hash != hashes[0]
 
 
 def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model, monkeypatch: pytest.MonkeyPatch):

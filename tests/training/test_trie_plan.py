@@ -85,50 +85,10 @@ def test_a_row_lies_whole_in_one_micro_batch_and_keeps_what_is_its_own(rows, bud
             assert micro.temperature[token] == batch.temperatures[row]
 
 
-def test_a_prompt_is_shared_on_every_level():
-    rules, boards, powers = [1] * 10, ([2] * 8, [3] * 8), ([4] * 3, [5] * 3)
-    answers = ([6, 7, 8], [6, 9, 8], [6, 7, 8])
-    batch = batch_of([(rules + b + p, list(a)) for b in boards for p in powers for a in answers], widest=9)
-    made = plan(batch, range(len(batch.prompt_lens)), 10_000)
-    (micro,) = made.micro_batches
-    prompts = 10 + 2 * (8 + 2 * 3)
-    answers_needed = made.unique_tokens - prompts
-    assert 0 < answers_needed <= 4 * 4  # of each power: 6, 7, 9, and no last token
-    assert set(micro.positions[micro.segment_starts[:-1]].tolist()) >= {0, 10, 18}
-
-
-def test_identical_answers_share_hidden_states_and_each_keeps_its_behaviour():
-    batch = batch_of([([1, 2], [3, 4, 5])] * 3, widest=9)
-    batch.behaviour_logprobs[:] = -np.arange(1, 10)
-    (micro,) = plan(batch, range(3), 100).micro_batches
-    each = len(micro.batch_row) // 3
-    assert len(micro.hidden_at) == each > 0 and len(micro.input_ids) < 5
-    assert micro.behaviour.tolist() == batch.behaviour_logprobs[micro.completion_index].tolist()
-    assert len(set(micro.behaviour.tolist())) == 3 * each
-
-
-def test_tokens_behind_the_last_branching_one_are_not_computed():
-    batch = batch_of([([1, 2, 3], [4, 5, 6, 7])])
-    legal = [[4], [5, 9], [6], [7]]
-    object.__setattr__(batch, "legal_ids", np.array([i for ids in legal for i in ids], np.int32))
-    object.__setattr__(batch, "legal_offsets", np.array([0, 1, 3, 4, 5]))
-    (micro,) = plan(batch, [0], 100).micro_batches
-    assert micro.input_ids.tolist() == [1, 2, 3, 4]
-
-
 def test_rows_without_a_choice_are_in_no_micro_batch_and_all_of_them_make_none():
     batch = batch_of([([1, 2, 3], [4, 5])] * 2, widest=1)
     made = plan(batch, range(2), 100)
     assert made.micro_batches == () and made.unique_tokens == 0 and made.raw_tokens == 10
-
-
-def test_the_plan_hangs_on_the_rows_and_not_on_their_order():
-    batch = three_levels()
-    order = np.random.default_rng(0).permutation(len(batch.prompt_lens))
-    one, other = plan(batch, range(len(order)), 35), plan(batch, order, 35)
-    assert len(one.micro_batches) > 2
-    for a, b in zip(one.micro_batches, other.micro_batches, strict=True):
-        assert a.input_ids.tolist() == b.input_ids.tolist() and a.segment_leaves.tolist() == b.segment_leaves.tolist()
 
 
 def test_a_subtree_that_fits_is_not_cut():

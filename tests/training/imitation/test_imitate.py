@@ -6,20 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from decoding.codec import Codec
-from decoding.model_files import max_position
 from telemetry.errors import InputError, TrainingError
 from tests.command import Entente
 from tests.training.imitation.small import SMALL
-from training.imitation import checkpoint
 from training.imitation import imitate as module
 from training.imitation.imitate import Imitation, imitate
 from training.imitation.settings import ImitationSettings
 from training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
-from training.recipe import longest_sequence
-from training.schedule import rate_at, set_rate
+from training.schedule import set_rate
 
 
 def made(models: Path, games: Path, settings: ImitationSettings = SMALL) -> Path:
@@ -81,14 +76,6 @@ def test_a_model_goes_on_with_the_games_that_it_began_with_or_not_at_all(tmp_pat
         begun_games(work, tmp_path)
 
 
-def test_what_a_killed_removal_left_is_no_part_of_a_new_model(tmp_path: Path, games: Path):
-    work = work_folder(tmp_path, "small")
-    (work.root / "checkpoints").mkdir(parents=True)
-    (work.root / "config.json").write_text("{}")
-    begin(work, SMALL, games)
-    assert sorted(path.name for path in work.root.iterdir()) == ["games", "settings.json"]
-
-
 def test_a_loss_that_is_not_finite_ends_the_work_before_the_weights_change(
     tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -98,35 +85,12 @@ def test_a_loss_that_is_not_finite_ends_the_work_before_the_weights_change(
     assert not (tmp_path / "small").exists()
 
 
-def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*of: object, **how: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    (tmp_path / "step_000004.safetensors").write_bytes(b"")
-    monkeypatch.setattr(checkpoint, "safe_open", refuse)
-    with pytest.raises(OSError, match="Too many open files"):
-        checkpoint.load_state(tmp_path, None, torch.optim.SGD([torch.zeros(1)]))
-    assert (tmp_path / "step_000004.safetensors").exists()
-
-
 def test_it_learns_its_teacher_and_tells_how_well(undisturbed: Path):
     recipe = json.loads((undisturbed / "recipe.json").read_text())
     assert [point["step"] for point in recipe["curve"]] == [0, 3, 6]
     first, *_, last = recipe["curve"]
     assert last["completion_loss"] < first["completion_loss"] - 0.3 and last["loss"] is not None
     assert recipe["settings"]["teachers"] == ["mover", "random"] and recipe["prompts"]["own_line"] == "last"
-
-
-def test_it_is_a_model_as_a_run_takes_it(undisturbed: Path):
-    assert len(Codec(undisturbed).encode_order("A PAR - BUR")) >= 4
-    assert max_position(undisturbed) == longest_sequence(SMALL.prompts)
-    assert "entente" not in (undisturbed / "config.json").read_text()
-
-
-def test_a_base_that_thinks_imitates_thoughts(tmp_path: Path, games: Path):
-    prompts = SMALL.prompts.model_copy(update={"thinking_tokens": 8})
-    folder = made(tmp_path, games, SMALL.model_copy(update={"prompts": prompts, "steps": 1}))
-    assert json.loads((folder / "recipe.json").read_text())["prompts"]["thinking_tokens"] == 8
 
 
 def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tmp_path: Path, games: Path):
@@ -142,13 +106,6 @@ def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tm
         begin(work, SMALL, games)
     with pytest.raises(InputError, match="cannot name a folder"):
         work_folder(tmp_path, "../small")
-
-
-def test_the_rate_rises_to_its_full_value_and_falls_to_a_twentieth():
-    settings = ImitationSettings(steps=100, rate=1.0)
-    rates = [rate_at(step, settings.rates) for step in range(1, 101)]
-    assert rates[4] == max(rates) == 1.0 and rates[0] == pytest.approx(0.2) and rates[-1] == pytest.approx(0.05)
-    assert rate_at(1, ImitationSettings(steps=1, rate=1.0).rates) == 1.0
 
 
 @pytest.mark.system

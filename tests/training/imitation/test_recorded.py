@@ -68,18 +68,11 @@ def with_board(saved: dict[str, Any]) -> dict[str, Any]:
     return wrong
 
 
-def with_units(saved: dict[str, Any], units: Any) -> dict[str, Any]:
-    first, *rest = saved["phases"]
-    return changed(saved, phases=[first | {"state": first["state"] | {"units": {"FRANCE": units}}}, *rest])
-
-
 REFUSED = {
     "another map": (lambda saved: changed(saved, map="ancmed"), "the map 'ancmed', and only 'standard'"),
     "unknown rule": (lambda saved: changed(saved, rules=["NO_PRESS", "BUILD_ANY"]), "the rule BUILD_ANY"),
     "illegal order": (with_order, "S1901M has the order 'A PAR - MOS' of FRANCE, which is not legal"),
     "other rules": (with_board, "was judged by other rules: in "),
-    "units that are a number": (lambda saved: with_units(saved, 5), "is no game as the diplomacy package saves it"),
-    "units in lists": (lambda saved: with_units(saved, [["A PAR"]]), "is no game as the diplomacy package saves it"),
     "the game before": (lambda saved: saved, "again: give each game once"),
     "no game": (lambda saved: {"phases": [1]}, "is no game as the diplomacy package saves it"),
 }
@@ -109,14 +102,7 @@ def test_recorded_games_are_read_once_into_positions(tmp_path: Path, saved: dict
     assert make_games(tmp_path / "games", settings, 1, lambda *each: told.append(each)) == folder and not told
 
 
-def test_one_game_is_too_few(tmp_path: Path, saved: dict[str, Any]):
-    file = tmp_path / "games.jsonl"
-    file.write_text(json.dumps(saved))
-    with pytest.raises(InputError, match="hold 1 games: imitation needs one to learn from"):
-        make_games(tmp_path / "games", ImitationSettings(recorded=(file,)), 1, lambda *told: None)
-
-
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "1"])
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
 def test_a_file_that_holds_no_games_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "games.jsonl"
     file.write_text(f"{text}\n{text}{text}")

@@ -9,7 +9,6 @@ import pytest
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
-from records.rows import Ply
 from storage.arrow_files import read_arrow
 from tests.training.imitation.small import SMALL
 from training.imitation import teacher_games
@@ -107,9 +106,3 @@ def test_held_out_games_are_never_learned_from_and_each_epoch_has_every_position
     assert Positions(games).of_step(2, 3, 5) == epochs[0][6:9] != Positions(games).of_step(2, 3, 6)
     fewer = Positions(games, 3)
     assert {int(game) for game in numbers[fewer.training]} == {1, 2}
-
-
-def test_plies_hold_every_order_of_a_game(games: Path):
-    rows = read_arrow(next(games.iterdir()))
-    assert set(rows.column_names) == set(Ply.__dataclass_fields__)
-    assert rows["phase"][0].as_py() == "S1901M" and all(orders.as_py() != "{}" for orders in rows["orders"])

@@ -1,0 +1,205 @@
+"""What an update and a step of a real run do, and what moves from step to step, across a resumption."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from storage.adapters import read_adapter
+from storage.gather import Batch
+from storage.index import SelectionQuery, open_index
+from storage.outcome import outcome_path, read_outcome
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+from tests.training import batches
+from training.advantages import leave_one_out
+from training.layout import Cut
+from training.policy import Policy
+from training.replay import replay_step
+from training.settings import TrainingSettings
+from training.token_budget import TokenBudget
+from training.trainer import Trainer
+from training.update import Updater, share_rows
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
+MOVING = SETTINGS.model_copy(
+    update={
+        "updates_per_step": 2,
+        "advantage_scale": "batch",
+        "importance_cap": 2.0,
+        "kl_weight": 0.1,
+        "entropy_weight": 0.01,
+        "entropy_target": 5.0,
+        "rate_schedule": "linear",
+        "warm_up_steps": 1,
+        "decay_steps": 4,
+    }
+)
+"""Everything on that a step hands to the next one."""
+
+
+@pytest.fixture(scope="module")
+def played(exact_run, tmp_path_factory) -> RunPaths:
+    """One run with rows; tests copy it."""
+    return exact_run(tmp_path_factory.mktemp("played") / "run", groups=4, forks=4)
+
+
+@pytest.fixture
+def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
+    return RunPaths(shutil.copytree(played.root, tmp_path / "copy"))
+
+
+def batch_of(paths: RunPaths) -> Batch:
+    index = open_index(paths)
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, seed=0)
+    return index.gather(index.select_batch(query).rows)
+
+
+def stirred(model: Path, settings: TrainingSettings) -> Policy:
+    """A policy that left the sampler: ratios are no longer 1, and guards act."""
+    policy = Policy(model, settings)
+    dice = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=dice))
+    return policy
+
+
+def trained(paths: RunPaths, model: Path, settings: TrainingSettings, steps: range) -> Trainer:
+    trainer = Trainer(paths, Policy(model, settings), settings, StorageSettings(max_policy_lag=9))
+    assert trainer.step_done == steps[0] - 1
+    for step in steps:
+        trainer.step(step, 1)
+    return trainer
+
+
+def test_what_moves_from_step_to_step_is_resumed_bitwise(played, model, tmp_path):
+    """Three steps in one go, and with another process' worth of state before each."""
+    hashes, ends = [], []
+    for name, cuts in {"whole": [range(1, 4)], "cut": [range(1, 2), range(2, 3), range(3, 4)]}.items():
+        paths = RunPaths(shutil.copytree(played.root, tmp_path / name))
+        for steps in cuts:
+            torch.manual_seed(len(ends))
+            last = trained(paths, model, MOVING, steps)._updater
+        ends.append((last.entropy, last.optimiser.param_groups[0]["lr"]))
+        hashes.append([read_adapter(paths, step).adapter_hash for step in (1, 2, 3)])
+    assert hashes[0] == hashes[1] and ends[0] == ends[1]
+    entropy, rate = ends[0]
+    assert entropy is not None and entropy > 0.05 and 0 < rate < 1e-2, "nothing moved, so nothing was tested"
+
+
+def test_a_step_with_moving_state_is_replayed_bitwise(paths, model):
+    trained(paths, model, MOVING, range(1, 4))
+    found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
+    assert found.difference is None and found.replayed == read_outcome(paths, 3)
+
+
+def test_a_step_that_began_from_more_than_weights_is_not_rehearsed_from_weights_alone(paths, model):
+    """An earlier step that differs leaves the one asked for unreached; from its adapter it would seem to differ, too."""
+    trained(paths, model, MOVING, range(1, 4))
+    for file in paths.checkpoints.glob("*/manifest.json"):
+        file.unlink()
+    stored = json.loads(outcome_path(paths, 1).read_bytes())
+    stored["updates"][0]["micro_batches"][0] += 1.0
+    outcome_path(paths, 1).write_text(json.dumps(stored))
+    found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
+    assert found.difference is not None and found.difference.step == 1 and found.replayed is None and found.from_adapter is None
+
+
+def test_a_gradient_that_is_too_long_is_scaled_down_and_told_as_it_was(paths, model):
+    settings = SETTINGS.model_copy(update={"max_gradient_norm": 1e-3})
+    updater, batch = Updater(Policy(model, settings), settings), batch_of(paths)
+    advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
+    accumulated = updater.accumulate(batch, range(len(batch.returns)), advantages)
+    before = [weight.grad.clone() for weight in updater.policy.parameters() if weight.grad is not None]
+    length = float(torch.cat([part.flatten() for part in before]).norm())
+    assert updater.apply(accumulated).outcome.gradient_norm == pytest.approx(length, rel=1e-5) and length > 1e-2
+    after = [weight.grad for weight in updater.policy.parameters() if weight.grad is not None]
+    for clipped, whole in zip(after, before, strict=True):
+        torch.testing.assert_close(clipped, whole * (1e-3 / length), rtol=1e-3, atol=1e-12)
+
+
+def test_the_base_is_asked_only_while_its_weight_is_above_zero(paths, model, monkeypatch):
+    asked = []
+    honest = Policy.reference
+    monkeypatch.setattr(Policy, "reference", lambda self, micro: asked.append(1) or honest(self, micro))
+    trained(paths, model, SETTINGS, range(1, 2))
+    assert not asked
+    weighed = SETTINGS.model_copy(update={"kl_weight": 0.1})
+    shutil.rmtree(paths.checkpoints)
+    shutil.rmtree(paths.ledger)
+    shutil.rmtree(paths.adapters)
+    figures = Trainer(paths, Policy(model, weighed), weighed, StorageSettings()).step(1, 1).metrics
+    assert asked and figures["train/kl_weight"] == 0.1 and figures["train/kl_p99"] >= figures["train/kl_p50"]
+
+
+def test_the_reference_is_the_base_and_not_the_sampler(paths, model):
+    """With the adapter off the policy is the base, whose rows these are: the divergence is that from version 0."""
+    settings = SETTINGS.model_copy(update={"kl_weight": 0.1})
+    policy, batch = stirred(model, settings), batch_of(paths)
+    updater = Updater(policy, settings)
+    micro = updater.cut(batch, range(len(batch.returns))).micro_batches[0]
+    base = policy.reference(micro)
+    torch.testing.assert_close(base.legal, Policy(model, settings).reference(micro).legal, rtol=0, atol=1e-6)
+    assert not base.legal.requires_grad
+    divergence = policy.masked_logprobs(micro, base).kl
+    assert divergence is not None and divergence.requires_grad and float(divergence.detach().max()) > 1e-3
+
+
+def test_the_token_budget_is_measured_on_the_largest_micro_batch(paths, model, monkeypatch):
+    settings, batch, measured = SETTINGS.model_copy(update={"token_budget": 300}), batch_of(paths), []
+    cut = Updater.cut
+
+    def smallest_first(self: Updater, batch: Batch, rows: list[int]) -> Cut:
+        found = cut(self, batch, rows)
+        return replace(found, micro_batches=tuple(sorted(found.micro_batches, key=lambda micro: micro.tokens)))
+
+    monkeypatch.setattr(Updater, "cut", smallest_first)
+    monkeypatch.setattr(TokenBudget, "calibrate", lambda self, warm: measured.append(warm(self.tokens)))
+    updater = Updater(Policy(model, settings), settings)
+    rows = list(range(len(batch.returns)))
+    sizes = [micro.tokens for micro in updater.cut(batch, rows).micro_batches]
+    updater.accumulate(batch, rows, batch.returns.astype(np.float32))
+    assert measured == [max(sizes)] and sizes[0] < max(sizes)
+
+
+def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(paths, model):
+    """The first update's ratio is 1 whatever the lag; the second one's is not, and only there a guard can act."""
+    settings = SETTINGS.model_copy(update={"importance_cap": 2.0, "updates_per_step": 2, "clip_low": 1e-6, "clip_high": 1e-6})
+    policy = stirred(model, settings)
+    updates = list(Updater(policy, settings).updates(batch_of(paths)))
+    clipped = [bool((update.computed.gauges.clipped_low | update.computed.gauges.clipped_high).any()) for update in updates]
+    assert clipped == [False, True]
+    assert all(float(np.abs(update.computed.gauges.log_ratio).max()) > 0.01 for update in updates), (
+        "the gauge is against the sampler"
+    )
+
+
+FORKS, GROUPS = 2, 24
+
+
+def dealt(shares: int) -> list[list[int]]:
+    """The advantage groups of each update."""
+    rows = [([1, 2], [3, 4])] * (FORKS * GROUPS)
+    batch = batches.batch_of(rows, groups=[row // FORKS for row in range(FORKS * GROUPS)], widest=5)
+    return [[int(batch.advantage_groups[row]) for row in share] for share in share_rows(batch, shares)]
+
+
+def test_one_update_has_every_row_in_the_batch_s_order():
+    assert dealt(1) == [sorted([*range(GROUPS)] * FORKS)]
+
+
+@pytest.mark.parametrize("shares", [2, 5])
+def test_updates_have_whole_groups_and_about_equally_many(shares: int):
+    found = dealt(shares)
+    assert sorted(group for share in found for group in share) == sorted([*range(GROUPS)] * FORKS)
+    assert all(share.count(group) == FORKS for share in found for group in share)
+    assert {len(set(share)) for share in found} <= {GROUPS // shares, GROUPS // shares + 1}
+
+
+def test_without_rows_every_update_is_empty():
+    assert share_rows(None, 3) == [[], [], []]
