@@ -1,13 +1,10 @@
 """The figures of `bench e2e` compare like with like: decisions, start groups, seconds, steps, threads and bases."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from benchmarks.end_to_end import figures, outcome_of, score_figures, wanted_of
-from benchmarks.entente_run import tree_cpu_s
 from cli.main import run
 from pipeline.run_settings import layered_settings
 from telemetry.errors import InputError
@@ -67,25 +64,3 @@ def test_nothing_to_measure_is_refused_before_anything_is_made(words: tuple[str,
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="measure nothing"):
         wanted_of(short=False, rounds=None, steps=2)
-
-
-# -- a run that is watched -------------------------------------------------------------------------------------------------
-
-_BURN = "import time\nwhile time.process_time() < 0.4: pass"
-
-
-def test_the_cpu_seconds_of_a_tree_hold_children_and_those_that_have_ended():
-    """The parent burns nothing: one child has ended and was waited for, the other is still there."""
-    code = (
-        "import subprocess, sys\n"
-        f"subprocess.run([sys.executable, '-S', '-c', {_BURN!r}])\n"
-        f"child = subprocess.Popen([sys.executable, '-S', '-c', {_BURN + chr(10) + 'print(1, flush=True); input()'!r}],"
-        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print('burnt', flush=True); sys.stdin.readline(); child.communicate(b'x')\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert parent.stdout is not None and parent.stdout.readline() == b"burnt\n"
-        assert 0.7 < tree_cpu_s(parent.pid) < 3.0
-    finally:
-        parent.communicate(b"x\n")

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import trainer
 from benchmarks.old_way.learn import OldTrainer
-from benchmarks.trainer import TARGETS, bench_trainer, check_wanted, exactness, one_thread, speedups
+from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
 from benchmarks.trainer_arms import Arms, Steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
 from pipeline.run_settings import layered_settings
@@ -111,13 +111,6 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytes
 def test_nothing_to_measure_is_the_users_mistake(given: dict, sentence: str):
     with pytest.raises(InputError, match=sentence):
         bench_trainer(settings=layered_settings("laptop"), **given)
-
-
-def test_rows_are_recorded_with_the_tiny_model_only():
-    other = layered_settings("laptop", overrides={"inference": {"model": "some/model"}})
-    with pytest.raises(InputError, match=r"inference.model 'tiny', not 'some/model'"):
-        bench_trainer(settings=other, only=["recorded"])
-    check_wanted(["g6"], 1, "some/model")
 
 
 @pytest.mark.slow

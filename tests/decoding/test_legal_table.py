@@ -85,18 +85,6 @@ def test_real_positions_give_orders_that_the_board_takes_whole(tables: TableBuil
     assert kinds == set(OrderKind)
 
 
-def test_legal_sets_name_every_position_and_forced_ones_hold_one_id(tokens: Tokens):
-    table = tokens.tables.table(MOVEMENT)
-    completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"], MOVEMENT)
-    ids, offsets = table.legal_sets(completion)
-    assert len(offsets) == len(completion) + 1 and offsets[-1] == len(ids)
-    node = 0
-    for position, token in enumerate(completion):
-        here = ids[offsets[position] : offsets[position + 1]]
-        assert here.tolist() == table.allowed(node).tolist() and token in here
-        node = table.advance(node, token)
-
-
 @pytest.mark.parametrize("cut", [slice(0, -1), slice(0, 0)], ids=["stops early", "is empty"])
 def test_a_completion_that_stops_early_is_refused(tokens: Tokens, cut: slice):
     completion = tokens.tables.spell(["F BRE - MAO", "A PAR H"], MOVEMENT)[cut]

@@ -12,7 +12,7 @@ import pytest
 
 from inference import engine_cards as module
 from inference import torch_engine, vllm_arguments
-from inference.choose_engine import choose_engine, engine_here, engine_kind
+from inference.choose_engine import choose_engine, engine_kind
 from inference.engine_cards import engine_cards, has_cuda
 from inference.settings import InferenceSettings
 from telemetry import cards
@@ -146,16 +146,6 @@ def test_vllm_spawns_its_processes_with_the_engine_s_cards_and_our_time_limit(bu
         assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         assert environment[cards.VARIABLE] == "GPU-2"
         assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "46"
-
-
-def test_the_embedded_engine_takes_the_gpu_where_vllm_is_built_for_cuda_alone(build: Build, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    kinds = {}
-    for vllm in ("cuda", "cpu"):
-        build(1, vllm=vllm)
-        monkeypatch.setattr(module, "metadata", SimpleNamespace(version=lambda name: "2.13.0"))
-        kinds[vllm] = engine_here(InferenceSettings())[0]
-    assert kinds == {"cuda": "vllm_async", "cpu": "vllm"}
 
 
 def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(

@@ -64,16 +64,6 @@ def test_rows_name_the_opponents_and_the_forks_of_a_group_share_them(uniform_eng
     assert len({name for names in by_group.values() for name in names}) > 1
 
 
-def test_opponents_of_the_name_in_the_row_were_the_ones_that_played(uniform_engine, tokens, positions):
-    """Against 'hold' nobody but the policy's power moves."""
-    holds = MIX.model_copy(update={"opponents": "hold"})
-    played = rolled(positions, uniform_engine(), tokens, holds)
-    for ply in played.plies:
-        if ply.phase.endswith("M"):
-            for power, orders in json.loads(ply.orders).items():
-                assert power == POWERS[ply.start_group] or all(order.endswith(" H") for order in orders)
-
-
 def test_a_past_version_decides_for_six_powers_and_none_of_it_becomes_a_row(uniform_engine, tokens, positions):
     policy, other = uniform_engine(), uniform_engine()
     played = rolled(positions, policy, tokens, PAST, {"policy:12": PolicyDecider(other, tokens, 12)})

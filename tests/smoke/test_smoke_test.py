@@ -85,12 +85,6 @@ def test_a_second_start_repeats_only_what_has_not_passed(job: Job):
     assert other.begun == first.begun, "another model is another test"
 
 
-def test_without_a_working_card_nothing_else_is_begun(job: Job):
-    children = Children(card=ChildResult(found={"passed": False, "sentence": "no driver", "advice": "a driver"}))
-    outcome = smoke_test(job, None, run=children)
-    assert children.begun == ["card"] and not outcome["passed"] and len(outcome["stages"]) == len(STAGES)
-
-
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [

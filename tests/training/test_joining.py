@@ -204,13 +204,6 @@ OFFER = Offer(run="mine", model="/nowhere", base="0" * 16, device="cpu", threads
 WANTED = Wanted(address="127.0.0.1:29500")
 
 
-def test_a_follower_without_the_base_model_says_what_to_copy(both_ends: tuple[Line, Line]):
-    line, leaders = both_ends
-    with pytest.raises(InputError, match=r"base model '/nowhere' of run 'mine' is not on this machine: copy it here.*--model"):
-        follower._find_base(line, WANTED, OFFER)
-    assert "/nowhere" in leaders.receive(5)["failed"]
-
-
 def test_a_follower_with_another_base_does_not_join(both_ends: tuple[Line, Line], model: Path):
     line, leaders = both_ends
     with pytest.raises(InputError, match=r"trains the base model 0000000000000000, but '.*' is [0-9a-f]{16} here"):
