@@ -33,16 +33,18 @@ class Steps:
             TrainingError: the step used another attention or layout than requested.
         """
         chosen = self.settings.model_copy(update=settings)
-        updater = Updater(self.policy, chosen)
+        updater, used = Updater(self.policy, chosen), attention
 
         def step(batch: Batch) -> float:
-            self.policy.attention = attention
+            nonlocal used
+            self.policy.attention = used
             self.policy.recompute(chosen.recompute)
             self.policy.model.zero_grad(set_to_none=True)
             updates = update_rows(batch, chosen)
             loss = sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)
             if updater.layout.fallback or self.policy.attention != attention != "auto":
                 raise TrainingError(updater.layout.fallback or f"attention '{attention}' failed its check")
+            used = self.policy.attention  # the check, which the first step makes, chose it
             return loss
 
         return step
