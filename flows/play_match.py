@@ -20,7 +20,7 @@ from evaluation.match_files import (
 )
 from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
-from evaluation.protocols import part_of_protocol
+from evaluation.protocols import check_protocol, part_of_protocol
 from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -60,6 +60,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     )
     everybody = [*players, *(other for other in others if other.name not in match.players)]
     check_searches(everybody, match)
+    check_protocol(match)
     held_out: Sequence[Snapshot] = ()
     if match.start == "held-out":
         if settings is None:

@@ -36,11 +36,6 @@ class MappedFile:
         self._content = memoryview(content)
         self._mark = mark
 
-    @classmethod
-    def from_memory(cls, table: pa.Table, sums: _Sums) -> "MappedFile":
-        """A verified table in this process's memory."""
-        return cls(pa.py_buffer(b""), table, sums, xxh3_64_intdigest(b""))
-
     def is_unchanged(self) -> bool:
         """Whether no byte of the file has changed since it was verified; runs at about memory bandwidth."""
         return xxh3_64_intdigest(self._content) == self._mark
@@ -116,23 +111,6 @@ def _map(path: Path, schema: pa.Schema | None, cure: str) -> MappedFile:
     if int(found["content_crc32"]) != content_crc(table, sums):
         raise DataError(f"{path} has damaged rows: their checksum is wrong; {cure}")
     return MappedFile(content, table, sums, mark)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The verified metadata of a file, which hold the checksum of its rows; the rows are neither read nor verified.
-
-    Raises:
-        DataError: the file is missing, its metadata are damaged, or it has another schema version.
-    """
-    try:
-        with FILES.open(path) as content, pa.ipc.open_file(content) as reader:
-            found = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing.") from error
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
-    _check_metadata(path, found)
-    return found
 
 
 def metadata_of(table: pa.Table) -> dict[str, str]:

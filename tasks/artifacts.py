@@ -126,11 +126,6 @@ async def show_table(key: str, description: str, rows: Sequence[Mapping[str, Any
     await _show_once("table", _slug(key), description, lambda: json.dumps(list(rows)))
 
 
-async def show_page(key: str, description: str, make: Callable[[], str]) -> None:
-    """Show the markdown that `make` returns."""
-    await _show_once("markdown", _slug(key), description, make)
-
-
 async def show_cache(cache: StateCache) -> None:
     """Show the number of positions by game year and by the centres of the strongest power."""
     words = (

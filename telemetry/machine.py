@@ -7,7 +7,6 @@ error.
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from telemetry.cards import visible_cards
 
@@ -34,15 +33,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def cpu_model() -> str:
-    """Name of the processor, as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def package_version(*distributions: str) -> str:
     """Version of the first of these distributions that is installed, with its name if it is not the first; or "absent"."""
     for distribution in distributions:
@@ -54,4 +44,4 @@ def package_version(*distributions: str) -> str:
     return "absent"
 
 
-__all__ = ["DISTRIBUTIONS", "cpu_model", "environment", "package_version"]
+__all__ = ["DISTRIBUTIONS", "environment", "package_version"]
