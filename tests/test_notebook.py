@@ -95,13 +95,9 @@ def test_report_and_replay_are_the_pages_of_the_commands_as_frames(stored_run: R
     ("ask", "said"),
     [
         pytest.param(lambda root: entente.run("../before", runs_root=root / "x"), "cannot name a folder", id="another folder"),
-        pytest.param(lambda root: entente.run("", runs_root=root), "cannot name a folder", id="no name"),
         pytest.param(lambda root: entente.run("never", runs_root=root), "runs there: before", id="no such run"),
-        pytest.param(lambda root: entente.run(runs_root=root / "x"), "there is no run in", id="no run at all"),
-        pytest.param(lambda root: entente.runs(root / "x"), "there is no folder", id="no folder"),
         pytest.param(lambda root: entente.run("before", runs_root=root).sql("DROP VIEW tokens"), "SELECT", id="a change"),
         pytest.param(lambda root: entente.run("before", runs_root=root).sql("FROM decision"), 'mean "decisions"', id="misspelt"),
-        pytest.param(lambda root: entente.run("before", runs_root=root).replay("9/9"), "has no game 9/9", id="no such game"),
         pytest.param(lambda root: entente.train(runs_root=root, wrong=1), "no setting 'wrong'", id="no such setting"),
     ],
 )

@@ -6,7 +6,6 @@ so that a new room or a new dependency cannot be half declared.
 
 import hashlib
 import importlib.metadata
-import json
 import os
 import shutil
 import subprocess
@@ -74,10 +73,6 @@ def test_every_tool_looks_at_every_package(listed: list[str]):
     assert sorted(listed) == sorted(PACKAGES)
 
 
-def test_ruff_sorts_every_package_as_our_own():
-    assert set(PACKAGES) <= set(PYPROJECT["tool"]["ruff"]["lint"]["isort"]["known-first-party"])
-
-
 def test_every_package_stands_on_one_floor():
     floors = [room.strip(" ()") for layer in CONTRACTS["floors"]["layers"] for room in layer.split("|")]
     assert len(floors) == len(set(floors))
@@ -99,28 +94,23 @@ def test_no_flow_file_shadows_a_package_a_dependency_or_the_standard_library():
     assert names & taken == set()
 
 
-@pytest.mark.parametrize(
-    ("statement", "absent"),
-    [
-        pytest.param(
-            "sys.argv = ['entente', '--help']; from cli.main import main; main()",
-            HEAVY | {"cyclopts", "rich", "pydantic", "pyarrow", "numpy"},
-            id="entente --help",
-        ),
-        pytest.param(
-            "import game, importlib, pkgutil;"
-            "[importlib.import_module(f'game.{m.name}') for m in pkgutil.iter_modules(game.__path__)]",
-            HEAVY,
-            id="import game",
-        ),
-    ],
-)
-def test_what_should_be_quick_imports_nothing_heavy(statement: str, absent: set[str]):
-    report = "import atexit, json, sys; atexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules))));"
-    done = subprocess.run([sys.executable, "-c", report + statement], cwd=ROOT, capture_output=True, text=True)
+def test_what_should_be_quick_imports_nothing_heavy():
+    """In one process, one after the other. Of the commands tests/cli/test_bad_input.py holds the same."""
+    program = f"""
+import importlib, pkgutil, sys
+def absent(*names):
+    assert not set(names) & set(sys.modules), set(names) & set(sys.modules)
+from telemetry import cards, machine
+machine.environment(), cards.visible_cards(), cards.torch_cuda()
+absent(*machine.DISTRIBUTIONS)
+import game, game.legal, game.players, game.prompts, game.scores, game.snapshot
+absent("diplomacy")
+for module in pkgutil.iter_modules(game.__path__):
+    importlib.import_module(f"game.{{module.name}}")
+absent(*{HEAVY})
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    loaded = set(json.loads(done.stdout.splitlines()[-1]))
-    assert loaded & absent == set()
 
 
 @pytest.mark.parametrize(("lock", "group"), [(lock, group) for lock in ("cpu", "gpu") for group in ("core", lock, "dev")])
@@ -172,7 +162,7 @@ def stand_in(path: Path, answer: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", ["3.10.14", "3.14.0", "2.7.18"])
+@pytest.mark.parametrize("version", ["3.10.14", "3.14.0"])
 def test_set_up_refuses_another_python_in_a_sentence(tmp_path: Path, version: str):
     done = run_setup(tmp_path, PYTHON=str(stand_in(tmp_path / "python", version)))
     assert done.returncode == 2
@@ -181,12 +171,11 @@ def test_set_up_refuses_another_python_in_a_sentence(tmp_path: Path, version: st
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.parametrize("platform", ["Darwin arm64", "Linux aarch64"])
-def test_set_up_tells_another_platform_what_to_do(tmp_path: Path, platform: str):
-    stand_in(tmp_path / "uname", platform)
+def test_set_up_tells_another_platform_what_to_do(tmp_path: Path):
+    stand_in(tmp_path / "uname", "Darwin arm64")
     done = run_setup(tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 2
-    assert platform in done.stderr
+    assert "Darwin arm64" in done.stderr
     assert "WSL2" in done.stderr
     assert not (tmp_path / ".venv").exists()
 
@@ -220,18 +209,12 @@ def test_set_up_takes_the_lock_for_cards_where_one_answers_and_says_so(tmp_path:
     "driver",
     [
         pytest.param({"exit_code": 9, "says": "NVIDIA-SMI has failed"}, id="a driver that fails"),
-        pytest.param({"says": "No devices were found"}, id="no card"),
         pytest.param({"ENTENTE_LOCK": "cpu"}, id="told so"),
     ],
 )
 def test_set_up_takes_the_lock_for_a_cpu_otherwise(tmp_path: Path, driver: dict):
     said = set_up_with_card(tmp_path, **driver)
     assert "about 4 GB" in said and "well over" not in said and "NVIDIA card" not in said
-
-
-def test_set_up_takes_the_lock_that_it_is_told_to_take(tmp_path: Path):
-    said = set_up_with_card(tmp_path, exit_code=9, ENTENTE_LOCK="gpu")
-    assert "well over 4 GB" in said and "This machine has" not in said
 
 
 def test_set_up_refuses_a_lock_that_it_does_not_know_in_a_sentence(tmp_path: Path):

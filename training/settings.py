@@ -30,7 +30,7 @@ class TinyModelSettings(Settings):
     """Tokens of the byte-level BPE tokenizer."""
     hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
     """Width of the model."""
-    layers: Annotated[int, Field(ge=1)] = 3
+    layers: Annotated[int, Field(ge=1, le=256)] = 3
     """Transformer blocks."""
     teacher: str = "mover"
     """Scripted player whose orders the base imitates."""

@@ -7,12 +7,10 @@ import pytest
 from cli.automations import (
     NOTIFIED,
     WHOLE_MACHINE,
-    _contains,
     apply,
     crash_silent_runs,
     limit_queue,
     pass_on_alerts,
-    recover_lost_runs,
 )
 
 
@@ -68,18 +66,7 @@ def test_alerts_go_to_a_notification_block_if_there_is_one(block: str | None):
     assert all(action.get("block_document_id") == block for each in alerts for action in each["actions"])
 
 
-def test_only_training_runs_are_looked_after_and_each_ending_that_is_no_success():
-    trigger = recover_lost_runs("d1")["trigger"]
-    assert trigger["match_related"]["prefect.resource.id"] == "prefect.tag.train"
-    assert set(trigger["expect"]) == {f"prefect.flow-run.{state}" for state in ("Crashed", "Failed", "TimedOut")}
-
-
 @pytest.mark.parametrize(("limit", "set_now"), [(None, True), (3, False)], ids=["no limit yet", "somebody's limit"])
 def test_the_queue_for_whole_machines_is_limited_unless_somebody_did(limit: int | None, set_now: bool):
     server = Server(queues=[{"name": WHOLE_MACHINE, "concurrency_limit": limit}])
     assert limit_queue(server, "local") == set_now and bool(server.changed) == set_now
-
-
-def test_the_order_of_names_and_what_the_server_adds_make_no_difference_but_a_value_does():
-    assert _contains({"a": ["y", "x"], "b": 1, "c": None}, {"a": ["x", "y"], "b": 1})
-    assert not _contains({"a": ["x"]}, {"a": ["x", "y"]}) and not _contains({"a": [{"b": 1}]}, {"a": [{"b": 2}]})

@@ -10,23 +10,9 @@ import pytest
 
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
+from tests.cli.test_commands import LEAVES
+from tests.cli.test_dry_run import WORDS
 
-COMMANDS = {
-    "train": ["train"],
-    "cache": ["cache", "build"],
-    "cache show": ["cache", "show"],
-    "model": ["model", "make"],
-    "model show": ["model", "show"],
-    "serve": ["serve"],
-    "produce": ["produce"],
-    "evaluate": ["evaluate"],
-    "improve": ["improve"],
-    "play": ["play"],
-    "sql": ["sql"],
-    "report": ["report"],
-    "doctor": ["doctor"],
-    "clean": ["runs", "clean"],
-}
 HEAVY = ("torch", "vllm", "prefect", "wandb")
 
 
@@ -68,16 +54,13 @@ REFUSED = [
     (["train", "--preset", "desktop"], "there is no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop"),
     (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
     (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
-    (["train", "--steps", "many"], "steps: input should be a valid integer"),
     (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known: hold, random, mover"),
-    (["train", "--cache.players", "nobody"], "cache: There is no scripted player 'nobody'"),
     (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),
     (["train", "--inference.model", "bare"], "model 'bare' has no tokenizer.json"),
     (
         ["train", "--pipeline.buffer-depth", "3", "--pipeline.no-deterministic"],
         "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
     ),
-    (["train", "--pipeline.buffer-depth", "2"], "pipeline.deterministic needs pipeline.buffer_depth 0 or 1, not 2"),
     (["train", "--run", "taken"], "run 'taken' exists already in runs: continue it with --resume, or choose"),
     (["train", "--resume"], "--resume continues an existing run: name it with --run"),
     (
@@ -85,81 +68,44 @@ REFUSED = [
         "there is no run in 'runs/nothing': it has no settings.json; runs there: taken",
     ),
     (["train", "--resume", "--run", "taken", "--seed", "9"], "seed"),
-    (["report", "--run", "nothing"], "there is no run"),
     (["train", "--run", "../taken"], "run '../taken' cannot name a folder"),
     (["train", "--config", "missing.toml"], "settings file 'missing.toml' cannot be read"),
     (["train", "--config", "torn.toml"], "settings file 'torn.toml' cannot be read"),
     (["train", "--config", "steps.toml"], "there is no setting 'rollouts.forks'; did you mean rollouts.forks_per_group?"),
     (["train", "--rollouts.learning-rate", "1"], "--rollouts.learning-rate. Did you mean --training.learning-rate?"),
-    (["train", "--learning-rat", "1"], "--learning-rat. Did you mean --training.learning-rate?"),
     (["train", "--config", "pipe.toml"], "settings file 'pipe.toml' cannot be read: it is not a regular file"),
-    (["train", "--config", "/dev/zero"], "settings file '/dev/zero' cannot be read: it is not a regular file"),
-    (["train", "--config", "runs"], "settings file 'runs' cannot be read: it is not a regular file"),
     (["train", "--config", "binary.toml"], "settings file 'binary.toml' cannot be read: it is not UTF-8 text"),
     (["train", "--config", "huge.toml"], "settings file 'huge.toml' cannot be read: it has more than 131,072 bytes"),
-    (["train", "--config", "parts.toml"], "it has a line of 100,003 characters, and at most 2,000 are allowed: break the line"),
-    (["train", "--config", "deep.toml"], "it nests values more than 16 deep"),
     (["train", "--config", "nested.toml"], "it nests values more than 16 deep"),
     (["bench", "all", "--compare", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
-    (["cache", "build", "--first-year", "1903", "--last-year", "1902"], "first_year 1903 lies after last_year 1902"),
     (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
     (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
-    (["model", "make", "--teacher", "nobody"], "no scripted player 'nobody'"),
-    (["model", "imitate", "strong", "--teachers", "nobody"], "no scripted player 'nobody'"),
     (["model", "imitate", "strong", "--resume"], "no model 'strong' was begun in 'runs/_models'"),
-    (["model", "imitate", "strong", "--resume", "--steps", "9"], "a model that is resumed keeps its settings"),
-    (["model", "imitate", "../strong"], "The model '../strong' cannot name a folder"),
     (["model", "imitate", "strong", "--config", "steps.toml"], "there is no setting 'rollouts'"),
     (["model", "imitate", "strong", "--recorded", "missing.jsonl"], "the recorded games 'missing.jsonl' cannot be read"),
-    (["model", "show", "bare"], "model 'bare' has no tokenizer.json"),
     (["serve", "--model", "bare", "--host", "0.0.0.0"], "a server on 0.0.0.0 needs a key"),
     (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
     (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
-    (["serve", "--model", "bare", "--port", "0"], "model 'bare' has no tokenizer.json"),
-    (["serve"], "--model requires an argument"),
     (["produce", "--run", "nothing"], "there is no run in 'runs/nothing'"),
     (["produce", "--run", "taken"], "train on its own start groups alone (pipeline.deterministic)"),
     (["produce", "--run", "taken", "--name", "local"], "'local' is the training flow's own name"),
-    (["produce", "--run", "taken", "--name", "../x"], "The producer '../x' cannot name a folder"),
-    (["produce", "--run", "taken", "--dask", "nowhere"], "train on its own start groups alone (pipeline.deterministic)"),
-    (["produce", "--run", "taken", "--threads", "-1"], "--threads. Must be >= 0"),
-    (["improve", "--run", "nothing"], "there is no run in 'runs/nothing'"),
-    (["improve", "--run", "taken", "--search.player", "nobody"], "no scripted player 'nobody'"),
     (["improve", "--run", "taken", "--search.proposals", "1"], "at least 2 together"),
     (["play", "--power", "narnia"], "there is no power 'NARNIA'"),
     (["play", "--against", "nobody"], "there is no player 'nobody'"),
-    (["play", "--against", ","], "somebody must play the other powers"),
     (["play", "--run", "taken", "--against", "v7"], "run 'taken' has no policy version 7"),
-    (["play", "--game", "../mine"], "The game '../mine' cannot name a folder"),
     (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
-    (["evaluate", "--run", "nothing"], "there is no run in 'runs/nothing'"),
-    (["evaluate", "--run", "taken", "--opponents", "nobody"], "no scripted player 'nobody'"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
     (["evaluate", "--run", "taken", "--search.proposals", "0"], "a search needs order sets to choose from"),
-    (
-        ["evaluate", "--run", "taken", "--pick", "search", "--search.value", "wins"],
-        "'centres' or 'squares', got 'wins'",
-    ),
-    (["evaluate", "--run", "taken", "--pick", "search", "--search.player", "nobody"], "no scripted player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no policy version searches here"),
-    (["evaluate", "--run", "taken", "--players", "mover", "--search.years", "2"], "nobody searches: add --pick search"),
-    (["evaluate", "--run", "taken", "--pick", "search", "--repetitions", "5"], "--repetitions is about votes"),
     (
         ["evaluate", "--run", "taken", "--repetitions", "1,5", "--temperature", "0.5"],
         "compares numbers of draws at temperature 1",
     ),
-    (["evaluate", "--run", "taken", "--pick", "search", "--tactical"], "drawn at temperature 1 without a search"),
-    (["sql", "--run", "../taken", "select 1"], "run '../taken' cannot name a folder"),
     (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
-    (["sql", "--run", "taken", "selec 1"], "SQL failed: Parser Error"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
-    (["sql", "--run", "taken", ""], "ask one question with SELECT"),
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),
-    (["sql", "--run", "taken", "attach 'stolen.db'"], "ask one question with SELECT"),
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
-    (["sql", "--run", "taken", "select * from 'secret.csv'"], "secret.csv"),
-    (["sql", "--run", "taken", "set enable_external_access = true"], "ask one question with SELECT"),
     (["dance"], 'Unknown command "dance"'),
 ]
 IDS = [" ".join(words)[:60] for words, _ in REFUSED]
@@ -184,36 +130,19 @@ def test_it_is_the_same_in_a_process_of_its_own(entente, folder: Path):
     assert content(folder) == before
 
 
-def test_debug_shows_the_traceback_above_the_sentence(entente, folder: Path):
-    done = entente("train", "--preset", "desktop", "--debug")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Traceback") and "InputError" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("entente: there is no preset 'desktop'")
-
-
-def test_help_has_examples_and_loads_nothing_heavy(entente):
+def test_help_and_commands_that_only_look_or_plan_load_nothing_heavy(entente, folder: Path):
+    """One process: help, which imports no library at all; the help of each command; a question; a diagnosis; each dry run."""
+    libraries = ["cyclopts", "rich", "pydantic", "pyarrow", "numpy", "duckdb"]
+    asked = [(["--help"], [*HEAVY, *libraries]), *(([*words.split(), "--help"], HEAVY) for words in LEAVES)]
+    asked += [(["sql", "--run", "taken", "select 1 as one"], HEAVY), (["doctor"], HEAVY)]
+    asked += [([*words, "--dry-run"], HEAVY[1:]) for words in WORDS.values()]
     program = f"""
 import json, sys
 from cli.main import run
-codes = []
-for words in {list(COMMANDS.values())}:
-    print("= next")
-    codes.append(run([*words, "--help"]))
-print(json.dumps([codes, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
+found = [(words, run(words), [name for name in absent if name in sys.modules]) for words, absent in {asked}]
+print(json.dumps(found), file=sys.stderr)
 """
+    before = content(folder)
     done = entente.process(program=program)
-    assert json.loads(done.stderr) == [[0] * len(COMMANDS), []]
-    for words, shown in zip(COMMANDS.values(), done.stdout.split("= next")[1:], strict=True):
-        assert f"entente {' '.join(words)}" in shown.partition("Example")[2]
-    assert list(entente.folder.iterdir()) == []
-
-
-def test_asking_a_run_loads_nothing_heavy(entente, folder: Path):
-    program = f"""
-import sys
-from cli.main import run
-code = run(sys.argv[1:])
-sys.exit(code or ",".join(name for name in {HEAVY} if name in sys.modules) or 0)
-"""
-    done = entente.process("sql", "--run", "taken", "select 1 as one", program=program)
-    assert done.returncode == 0 and "one" in done.stdout, done.stderr
+    assert json.loads(done.stderr.splitlines()[-1]) == [[words, 0, []] for words, _ in asked]
+    assert content(folder) == before

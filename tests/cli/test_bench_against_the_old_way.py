@@ -26,13 +26,6 @@ def test_a_figure_beyond_tolerance_is_exit_code_1_and_figures_are_kept(workplace
 
 
 @pytest.mark.slow
-def test_a_file_that_is_none_is_refused_before_anything_runs(workplace):
-    (workplace.folder / "none.json").write_text("{}")
-    done = workplace.process("bench", "all", "--compare", "none.json")
-    assert done.returncode == 2 and "none.json" in done.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.vllm
 def test_rollouts_are_measured_beside_the_old_ways(workplace):
     done = workplace.process("bench", "rollout", "--rounds", "1", "--config", "small.toml", "--json")

@@ -13,8 +13,6 @@ import pytest
 from cli.doctor import check_platform, check_size, check_versions, verdict
 from tests.command import ROOT
 
-HEAVY = ("torch", "vllm", "prefect", "wandb", "transformers")
-
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -51,16 +49,6 @@ def test_a_sound_environment_is_ready_and_nothing_is_written(entente):
     done = entente("doctor")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.splitlines()[-1].startswith("ready")
     assert list(entente.folder.iterdir()) == []
-
-
-def test_looking_loads_nothing_heavy(entente):
-    program = f"""
-import atexit, sys
-atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr))
-from cli.main import main
-main()
-"""
-    assert entente.process("doctor", program=program).stderr == "[]\n"
 
 
 def test_a_foreign_package_before_ours_is_named(problems, site: Path):
@@ -101,11 +89,6 @@ def test_a_machine_without_a_compiler_or_with_too_little_memory_is_told(problems
     assert "lower inference.kv_cache_gib from 9999 to" in problems("--config", str(tmp_path / "huge.toml"))["run"]
     (tmp_path / "remote.toml").write_text('[inference]\nurls = ["http://127.0.0.1:8100"]\n')
     assert problems("--config", str(tmp_path / "remote.toml")) == {}, "workers elsewhere need no compiler here"
-
-
-def test_settings_that_cannot_be_read_are_refused(entente):
-    done = entente("doctor", "--preset", "desktop")
-    assert (done.returncode, done.stdout) == (2, "") and "there is no preset 'desktop'" in done.stderr
 
 
 def test_requirements_of_extras_and_other_platforms_count_only_where_they_apply():

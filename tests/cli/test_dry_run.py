@@ -15,11 +15,10 @@ from inference.memory_plan import read_shape
 from pipeline.find_model import tiny_shape
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
-from tests.chat_models import NO_GENERATION_PROMPT, NO_SYSTEM, chat_model
+from tests.chat_models import NO_GENERATION_PROMPT, chat_model
 from tests.command import Entente
 from training.settings import TinyModelSettings
 
-HEAVY = ("vllm", "prefect", "wandb")
 WORDS = {
     "train": ["train"],
     "model imitate": ["model", "imitate", "strong"],
@@ -48,28 +47,11 @@ def taken(entente) -> Path:
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS.keys())
-@pytest.mark.parametrize("json_too", [False, True], ids=["table", "json"])
-def test_a_dry_run_writes_nothing(entente, taken: Path, model: Path, words: list[str], json_too: bool):
+def test_a_dry_run_writes_nothing(entente, taken: Path, model: Path, words: list[str]):
     before = content(entente.folder)
-    done = entente(*words, "--dry-run", *(["--json"] if json_too else []))
-    assert (done.returncode, done.stderr) == (0, "")
+    done = entente(*words, "--dry-run", "--json")
+    assert (done.returncode, done.stderr) == (0, "") and words[0] in json.loads(done.stdout)["command"]
     assert content(entente.folder) == before
-    if json_too:
-        plan = json.loads(done.stdout)
-        assert words[0] in plan["command"]
-    else:
-        assert "nothing was started, nothing was written" in done.stdout
-
-
-def test_a_dry_run_loads_nothing_heavy(entente, taken: Path, model: Path):
-    commands = [[*words, "--dry-run"] for words in WORDS.values()]
-    program = f"""
-import json, sys
-from cli.main import run
-codes = [run(words) for words in {commands}]
-print(json.dumps([codes, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
-"""
-    assert json.loads(entente.process(program=program).stderr) == [[0] * len(WORDS), []]
 
 
 def test_what_was_planned_is_what_a_run_takes(workplace, trained):
@@ -140,27 +122,10 @@ EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts"
     [
         (["train", "--dry-run", "--inference.kv-cache-gib", "9999"], "lower inference.kv_cache_gib from 9999 to"),
         (["train", "--dry-run", "--inference.max-model-length", "2048"], "exceeds the 1024 positions of model 'tiny'"),
-        (["train", "--dry-run", "--run", "taken"], "run 'taken' exists already"),
-        (["train", "--dry-run", "--inference.model", "./nowhere"], "neither a folder that exists nor a hub id"),
-        (["train", "--dry-run", "--inference.model", "no one/no:thing"], "neither a folder that exists nor a hub id"),
-        (["evaluate", "--run", "huge"], "lower inference.kv_cache_gib from 9999 to"),
         (["evaluate", "--run", "taken", "--version", "3", "--dry-run"], "no policy version 3; its newest is 0"),
-        (["serve", "--model", "{model}", "--port", "0", "--kv-cache-gib", "9999"], "lower inference.kv_cache_gib from 9999 to"),
         (["serve", "--model", "{model}", "--port", "0", "--block-size", "16"], "must be a multiple of 32"),
-        (["train", "--dry-run", "--inference.model", "{gpt2}"], "of the family 'gpt2', and Entente knows gemma3_text, llama, "),
-        (["train", "--inference.model", "{gpt2}"], "of the family 'gpt2', and Entente knows gemma3_text, llama, "),
-        (["serve", "--model", "{gpt2}", "--port", "0"], "or add the family as docs/extending.md shows"),
-        (["train", "--training.lora-targets", "query"], "training.lora_targets names 'query', but a model of the family 'qwen3'"),
-        (
-            ["train", "--dry-run", "--inference.model", "{experts}", "--training.lora-targets", "up_proj"],
-            "names 'up_proj', but a model of the family 'qwen3_moe' offers only q_proj, k_proj, v_proj, o_proj (its feed-forward",
-        ),
         (
             ["train", "--inference.model", "{experts}", "--inference.engine", "vllm", "--inference.adapters", "slots"],
-            "inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU",
-        ),
-        (
-            ["serve", "--model", "{experts}", "--engine", "vllm", "--adapters", "slots", "--port", "0"],
             "inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU",
         ),
         (["train", "--inference.kv-cache-gib", "9999"], "lower inference.kv_cache_gib from 9999 to"),
@@ -224,6 +189,7 @@ def hub() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.system
 def test_a_hub_model_that_is_not_here_is_asked_for_and_not_fetched(entente, hub: str):
     cache = str(entente.folder / "hub")
     words = ["train", "--dry-run", "--json", "--preset", "gpu-24", "--training.device", "cpu"]
@@ -236,6 +202,7 @@ def test_a_hub_model_that_is_not_here_is_asked_for_and_not_fetched(entente, hub:
     assert list(entente.folder.iterdir()) == []
 
 
+@pytest.mark.system
 def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(entente, hub: str, model: Path):
     cache = str(entente.folder / "hub")
     with socket.socket() as closed:
@@ -255,13 +222,6 @@ def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(ent
             assert done.returncode == 2 and "'nowhere/small-qwen' is no folder here, so it is taken for a hub id; no copy" in line
 
 
-def test_a_model_in_a_folder_that_is_here_is_a_path_and_no_hub_id(entente, taken: Path, hub: str):
-    done = entente.process("train", "--dry-run", "--inference.model", "runs/small-qwen", HF_ENDPOINT=hub)
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and "it is not taken for a hub id, because 'runs' is a folder here: check the path" in line
-    assert Hub.asked == []
-
-
 @pytest.mark.parametrize("engine", ["torch", pytest.param("auto", marks=pytest.mark.vllm)])
 def test_the_plan_names_the_engine_that_draws(tmp_path: Path, engine: str):
     done = Entente(tmp_path, CUDA_VISIBLE_DEVICES="")("train", "--dry-run", "--json", "--inference.engine", engine)
@@ -269,29 +229,29 @@ def test_the_plan_names_the_engine_that_draws(tmp_path: Path, engine: str):
     assert plan["uses"]["engine"].startswith("torch draws" if engine == "torch" else "vllm")
 
 
-@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["planned", "started"])
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
         (None, "prompts.chat is 'template', but model '{model}' has no chat template: set prompts.chat to 'auto' or 'none'"),
-        (NO_SYSTEM, "the chat template of model '{model}' drops or changes the system part, which holds the rules: correct"),
         (NO_GENERATION_PROMPT, "the chat template of model '{model}' writes no generation prompt, the head of the model's turn"),
-        ("{% for each in range(10**9) %}{% endfor %}", "the chat template of model '{model}' cannot be used (Range too big"),
     ],
-    ids=["none", "no system part", "no generation prompt", "a huge range"],
+    ids=[
+        "none",
+        "no generation prompt",
+    ],
 )
 def test_a_chat_template_that_cannot_be_used_is_refused_before_anything_begins(
-    entente, model: Path, template: str | None, sentence: str, dry: list[str]
+    entente, model: Path, template: str | None, sentence: str
 ):
     folder = model if template is None else chat_model(model, entente.folder / "model", template)
     before = content(entente.folder)
-    done = entente("train", "--inference.model", str(folder), "--prompts.chat", "template", *dry)
+    done = entente("train", "--inference.model", str(folder), "--prompts.chat", "template", "--dry-run")
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith("entente: " + sentence.format(model=folder))
     assert content(entente.folder) == before
 
 
-def test_a_device_that_is_not_there_is_refused(entente):
-    done = entente.process("train", "--dry-run", "--training.device", "cuda", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2
-    assert done.stderr == "entente: training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'\n"
+def test_a_device_that_is_not_there_is_refused(entente, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = entente("train", "--dry-run", "--training.device", "cuda")
+    assert done.returncode == 2 and done.stderr.startswith("entente: training.device is 'cuda' but torch has no GPU here")

@@ -69,15 +69,6 @@ def test_a_signal_closes_what_is_open_and_ends_with_its_sentence_and_code(comman
     assert (process.returncode, out, err) == (code, "closed\n", sentence)
 
 
-def test_an_error_on_the_way_out_does_not_hide_that_a_signal_ended_it(command):
-    process = begun(
-        command, "try:\n    print('begun', flush=True)\n    time.sleep(60)\nfinally:\n    raise OSError('a consequence')"
-    )
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=20)[1] == "entente: told to end (SIGTERM)\n"
-    assert process.returncode == 143
-
-
 def test_what_cannot_be_closed_in_time_is_ended_with_its_stopped_children(command):
     child = "child = subprocess.Popen(['sleep', '600']); child.send_signal(signal.SIGSTOP)\n"
     process = begun(command, child + HOLDS_ON, first="end_by_signal.ENDS_WITHIN_S = 0.3")

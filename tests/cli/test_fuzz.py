@@ -1,19 +1,16 @@
 """Whatever is given, the command ends with a code and at most one sentence: never a traceback, never a file.
 
-Hypothesis makes settings files from the schema of the settings (wrong types, odd numbers, unknown names, nesting, odd text) and
-command lines from every command's own flags. All commands that do long work run dry; where one would begin to work all the
-same, the test fails.
+Hypothesis makes settings files of any bytes, and command lines from every command's own flags. All commands that do long work
+run dry; where one would begin to work all the same, the test fails.
 """
 
 import contextlib
 import io
-import json
 import os
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cyclopts import App
@@ -22,7 +19,7 @@ from hypothesis import strategies as st
 
 from cli.commands import command_line
 from cli.main import run
-from pipeline.run_settings import RunSettings, layered_settings
+from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
 READS = {("cache", "show"), ("model", "show"), ("sql",), ("doctor",)}
@@ -88,22 +85,6 @@ def ends_well(folder: Path, words: list[str]) -> int:
     return code
 
 
-# -- settings -------------------------------------------------------------------------------------------------
-
-
-def leaf_names(schema: dict[str, Any], node: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Path of every setting in the schema."""
-    for name, inner in node["properties"].items():
-        target = inner.get("$ref") or next((part["$ref"] for part in inner.get("allOf", ()) if "$ref" in part), None)
-        model = schema["$defs"][target.rsplit("/", 1)[1]] if target else {}
-        if "properties" in model:  # a choice among words is a definition too, and a leaf
-            yield from leaf_names(schema, model, (*path, name))
-        else:
-            yield (*path, name)
-
-
-SCHEMA = RunSettings.model_json_schema()
-SETTINGS = sorted(leaf_names(SCHEMA, SCHEMA))
 ODD = [
     "", "tiny", "random", "..", "/", "a/b", "bare", "taken", "x" * 300, "\x00", "[red]", "ＡＢＣ", "🂡", "mover", "float32", "all",
 ]  # fmt: skip
@@ -114,89 +95,19 @@ NUMBERS = (
     | st.floats()
     | st.sampled_from([1e308, 5e-324, 0.5])
 )
-SCALARS = TEXT | NUMBERS | st.booleans()
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=5)
-
-
-def toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(str(key))} = {toml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(toml(inner) for inner in value) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def value_at(name: tuple[str, ...]) -> Any:
-    """The laptop preset's value of a setting."""
-    value: Any = layered_settings("laptop").model_dump(mode="json")
-    for part in name:
-        value = value[part]
-    return value
-
-
-@st.composite
-def plausible_trees(draw: st.DrawFn) -> str:
-    """TOML of settings that are near the laptop's: most of these end in a plan."""
-    chosen = draw(st.lists(st.sampled_from(SETTINGS), max_size=6, unique=True))
-    lines = []
-    for name in chosen:
-        value = value_at(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = draw(st.sampled_from([1, 2, 3, value // 2, value * 2, value * 100]))
-        elif isinstance(value, float):
-            value *= draw(st.sampled_from([0.5, 1.0, 2.0]))
-        elif isinstance(value, bool):
-            value = draw(st.booleans())
-        lines.append(f"{'.'.join(toml(part) for part in name)} = {toml(value)}\n")
-    return "".join(lines)
-
-
-@st.composite
-def settings_trees(draw: st.DrawFn) -> str:
-    """TOML with a few settings, known or not, each with some value; one line each, by its dotted name."""
-    known = st.sampled_from(SETTINGS)
-    rooms = st.sampled_from(sorted({name[:1] for name in SETTINGS}))
-    unknown = st.tuples(st.sampled_from(["rollouts", "inference", "new"]), TEXT)
-    chosen = draw(st.dictionaries(known | known | known | rooms | unknown, VALUES, max_size=4))
-    return "".join(f"{'.'.join(toml(part) for part in name)} = {toml(value)}\n" for name, value in chosen.items())
-
-
-@pytest.mark.slow
-@MANY
-@given(tree=settings_trees() | plausible_trees(), resume=st.just([]) | st.just(["--resume"]))
-@example(tree="steps = " + "9" * 5000, resume=[])
-@example(tree="steps = " + "[" * 5000, resume=[])
-@example(tree="inference.max_model_length = 10000000000000000000000000000000", resume=[])
-@example(tree='run = "x/../../y"', resume=[])
-@example(tree="seed = 123456789012345678901234567890", resume=[])
-@example(tree="[rollouts]\nstart_groups = 4096\nforks_per_group = 256\nhorizon_years = 20\npolicy_powers = 'all'", resume=[])
-@example(tree="steps = 99999999999999999999999999999999999999999999999999", resume=[])
-@example(tree="[inference]\nkv_cache_gib = 1" + "0" * 400, resume=[])
-@example(tree="[tiny_model]\nhidden = 32000000000000000000000000000000\nlayers = 1000000000", resume=[])
-@example(tree="runs_root = 3\nrun = 'taken'", resume=["--resume"])
-@example(tree="run = ['taken']", resume=["--resume"])
-@example(tree="run = 'taken'\nsteps = 50", resume=["--resume"])
-@example(tree="run = 'taken'\nseed = 50", resume=["--resume"])
-@example(tree="run = 'taken'\nrollouts = 3", resume=["--resume"])
-@example(tree='runs_root = "a\\u0000b"', resume=[])
-def test_any_settings_end_in_a_plan_or_a_sentence(folder: Path, tree: str, resume: list[str]):
-    (folder / "given.toml").write_text(tree, encoding="utf-8", errors="surrogatepass")
-    ends_well(folder, ["train", "--dry-run", "--config", "given.toml", *resume])
 
 
 @MANY
 @given(junk=st.binary(max_size=200))
+@example(junk=b"steps = " + b"9" * 5000)
+@example(junk=b"steps = " + b"[" * 5000)
+@example(junk=b"[inference]\nkv_cache_gib = 1" + b"0" * 400)
+@example(junk=b"[tiny_model]\nhidden = 32000000000000000000000000000000\nlayers = 1000000000")
+@example(junk=b'runs_root = "a\\u0000b"')
+@example(junk=b"run = ['taken']")
 def test_any_file_given_as_settings_ends_in_a_plan_or_a_sentence(folder: Path, junk: bytes):
     (folder / "given.toml").write_bytes(junk)
     ends_well(folder, ["train", "--dry-run", "--config", "given.toml"])
-
-
-# -- words ----------------------------------------------------------------------------------------------------
 
 
 def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:

@@ -51,17 +51,9 @@ def test_a_step_tells_its_groups_and_figures(inspect, used, capsys):
     [
         pytest.param(("decision", 5), "run 'first' has no decision 5", id="decision"),
         pytest.param(("group", 999), "run 'first' has no group with start_group 999", id="group"),
-        pytest.param(("group", 0, "--power", "mars"), "no group with start_group 0, power MARS", id="power"),
-        pytest.param(("step", 9), "there is no step 9", id="step"),
-        pytest.param(("step", "x"), "Invalid value", id="no number"),
     ],
 )
 def test_what_is_not_there_is_one_sentence_and_exit_code_2(inspect, capsys, words: tuple, sentence: str):
     assert inspect(*words) == 2
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1 and sentence in said.err
-
-
-def test_a_picture_that_cannot_be_written_is_refused(inspect, used, capsys, tmp_path):
-    assert inspect("decision", used["decision_id"], "--board", tmp_path / "none" / "board.svg") == 2
-    assert "cannot be written" in capsys.readouterr().err

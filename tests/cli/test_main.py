@@ -61,7 +61,6 @@ def caused(error: Exception, cause: Exception) -> Exception:
             id="unexpected",
         ),
         pytest.param(EngineError("[red]odd[/red] words [/]"), 1, "entente: [red]odd[/red] words [/]", id="markup"),
-        pytest.param(EngineError("long " * 60), 1, "entente: " + ("long " * 60).strip(), id="wider than a terminal"),
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(
@@ -128,15 +127,6 @@ def test_libraries_are_quiet_and_nothing_is_sent_anywhere(bare_environment: dict
     assert bare_environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
     assert bare_environment["PREFECT_HOME"].endswith("/.prefect")
     assert bare_environment["PREFECT_LOGGING_LEVEL"] == "WARNING"
-
-
-def test_with_debug_the_libraries_speak(bare_environment: dict[str, str]):
-    with warnings.catch_warnings():
-        before = list(warnings.filters)
-        prepare_environment(debug=True)
-        assert list(warnings.filters) == before
-    assert not [name for name in bare_environment if "LOGGING" in name or "VERBOSITY" in name or "SILENT" in name]
-    assert bare_environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false", "debugging is no reason to send anything"
 
 
 def test_what_the_user_has_set_stands(bare_environment: dict[str, str]):

@@ -45,6 +45,7 @@ def test_a_model_is_made_once_and_says_how_it_was_made(entente):
     assert "chat format none: prompts are plain text" in shown.stdout
 
 
+@pytest.mark.system
 def test_a_cache_is_built_once_and_shows_what_it_holds(built_cache: Built):
     entente, built = built_cache
     assert built.returncode == 0, built.stderr
@@ -73,6 +74,7 @@ def test_a_cache_is_built_once_and_shows_what_it_holds(built_cache: Built):
     assert all(board.read_text().startswith("<svg") for board in boards)
 
 
+@pytest.mark.system
 def test_a_cache_is_verified_and_a_damaged_one_is_named(entente, built_cache: Built):
     whole_one, built = built_cache
     shutil.copytree(whole_one.folder / "runs", entente.folder / "runs")

@@ -1,41 +1,25 @@
 """`entente settings`: what it prints can be given back, and docs/settings.md is what it writes."""
 
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from cli.main import run
-from pipeline.run_settings import RunSettings, layered_settings, preset_names
+from pipeline.run_settings import layered_settings
 from pipeline.settings_reference import reference, settings_in
 from telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_RECORDED, STAYS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 
-@pytest.mark.parametrize("preset", preset_names())
-def test_what_it_prints_is_a_file_that_gives_the_same_settings(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("preset", ["laptop", "cluster"])
+def test_what_it_prints_is_a_file_that_gives_the_same_settings(preset: str, tmp_path: Path):
     file = tmp_path / "printed.toml"
-    assert (
-        run(
-            [
-                "settings",
-                "--preset",
-                preset,
-                "--rollouts.forks-per-group",
-                "24",
-                "--alerts.command",
-                'say "no"',
-                "--output",
-                str(file),
-            ]
-        )
-        == 0
-    )
-    printed = layered_settings("laptop", [file])
-    assert printed == layered_settings(preset, [], {"rollouts": {"forks_per_group": 24}, "alerts": {"command": 'say "no"'}})
-    assert str(file) in capsys.readouterr().out
+    flags = ["--rollouts.forks-per-group", "24", "--alerts.command", 'say "no"']
+    assert run(["settings", "--preset", preset, *flags, "--output", str(file)]) == 0
+    changed = {"rollouts": {"forks_per_group": 24}, "alerts": {"command": 'say "no"'}}
+    assert layered_settings("laptop", [file]) == layered_settings(preset, [], changed)
 
 
 def test_every_setting_is_told_with_what_it_takes_and_whether_a_resumed_run_may_change_it():
@@ -52,8 +36,3 @@ def test_every_setting_is_told_with_what_it_takes_and_whether_a_resumed_run_may_
 
 def test_the_page_of_settings_is_what_the_classes_say():
     assert PAGE.read_text() == reference(), "write it anew: entente settings --markdown --output docs/settings.md"
-
-
-def test_the_reference_names_every_branch_of_the_tree():
-    branches = [name for name, field in RunSettings.model_fields.items() if hasattr(field.annotation, "model_fields")]
-    assert re.findall(r"^## `(\w+)`$", reference(), re.MULTILINE) == branches

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pydantic import BaseModel
 
 from cli.commands import command_line
 from cli.settings_from_flags import settings_from
 from pipeline.run_settings import RunSettings, layered_settings
-from telemetry.errors import InputError
 
 
 def leaves(settings: BaseModel, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -48,24 +46,17 @@ def parsed(*words: str) -> RunSettings:
     return settings_from(found.get("preset", "laptop"), found.get("config"), found.get("settings"))
 
 
-def rooms() -> dict[str, list[tuple[str, Any]]]:
-    """The settings of each room, with their values; those of no room under ''."""
-    found: dict[str, list[tuple[str, Any]]] = {}
+def test_every_setting_can_be_given_as_a_flag():
+    rooms: dict[str, dict[str, Any]] = {}
     for name, value in leaves(layered_settings("laptop")):
-        found.setdefault(name.rpartition(".")[0], []).append((name, value))
-    return found
-
-
-@pytest.mark.parametrize("room", rooms())
-def test_every_setting_can_be_given_as_a_flag(room: str):
-    settings = rooms()[room]
-    words = [word for name, value in settings for word in as_words(name, value)]
-    found = given(*words)["settings"]
-    for part in filter(None, room.split(".")):
-        assert found.model_fields_set == {part}
-        found = getattr(found, part)
-    chosen = {name: getattr(found, name) for name in found.model_fields_set}
-    assert chosen == {name.rpartition(".")[2]: value for name, value in settings}
+        rooms.setdefault(name.rpartition(".")[0], {})[name] = value
+    for room, settings in rooms.items():
+        found = given(*(word for name, value in settings.items() for word in as_words(name, value)))["settings"]
+        for part in filter(None, room.split(".")):
+            assert found.model_fields_set == {part}
+            found = getattr(found, part)
+        chosen = {name: getattr(found, name) for name in found.model_fields_set}
+        assert chosen == {name.rpartition(".")[2]: value for name, value in settings.items()}
 
 
 def test_later_files_win_over_earlier_ones_and_flags_over_all(tmp_path: Path):
@@ -84,14 +75,3 @@ def test_a_flag_that_names_the_default_still_wins_over_a_file(tmp_path: Path):
     assert parsed("--config", str(tmp_path / "a.toml")).rollouts.forks_per_group == default + 1
     flags = ["--config", str(tmp_path / "a.toml"), "--rollouts.forks-per-group", str(default)]
     assert parsed(*flags).rollouts.forks_per_group == default
-
-
-def test_another_preset_lies_under_the_same_flags():
-    settings = parsed("--preset", "cluster", "--steps", "3")
-    assert settings == layered_settings("cluster", (), {"steps": 3})
-
-
-def test_settings_that_contradict_each_other_are_refused_wherever_they_come_from(tmp_path: Path):
-    (tmp_path / "deep.toml").write_text("[pipeline]\nbuffer_depth = 2\ndeterministic = false\n")
-    with pytest.raises(InputError, match=r"buffer_depth 2 exceeds storage.max_policy_lag 1"):
-        parsed("--config", str(tmp_path / "deep.toml"), "--storage.max-policy-lag", "1")

@@ -42,9 +42,7 @@ def test_the_help_fits_two_screens_and_ends_with_examples_and_the_way_to_the_res
 @pytest.mark.parametrize(
     ("words", "steps", "rate"),
     [
-        pytest.param(("train", "--help"), "20", "0.003", id="laptop"),
         pytest.param(("train", "--preset", "gpu-24", "--help"), "200", "1e-05", id="gpu-24"),
-        pytest.param(("train", "-h", "--preset=cluster"), "1000", "5e-06", id="cluster"),
     ],
 )
 def test_the_defaults_are_those_of_the_chosen_preset(told, words: tuple[str, ...], steps: str, rate: str):
@@ -52,30 +50,7 @@ def test_the_defaults_are_those_of_the_chosen_preset(told, words: tuple[str, ...
     assert flags["--steps"].split()[0] == steps and flags["--training.learning-rate"].split()[0] == rate
 
 
-def test_a_file_over_the_preset_counts(told, tmp_path: Path):
-    (tmp_path / "mine.toml").write_text("steps = 77\n")
-    assert shown(told("train", "--config", "mine.toml", "--help"))["--steps"].startswith("77")
-
-
 def test_help_all_shows_every_setting_and_its_default_in_the_preset(told):
     flags = shown(told("train", "--help-all"))
     assert set(flags) >= {f"--{name.replace('_', '-')}" for name in setting_names(RunSettings)}
     assert flags["--cache.train-snapshots"].startswith(str(layered_settings("laptop").cache.train_snapshots))
-
-
-def test_commands_without_run_settings_keep_their_help(told):
-    for flag in ("--help", "--help-all"):
-        assert "Usage: entente cache build" in told("cache", "build", flag)
-        assert "Usage: entente bench COMMAND" in told("bench", flag)
-    assert "Usage: entente COMMAND" in told("--help-all")
-
-
-def test_a_preset_that_is_not_there_is_refused(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
-    assert run(["train", "--preset", "desktop", "--help"]) == 2
-    assert "there is no preset 'desktop'" in capsys.readouterr().err
-
-
-def test_the_settings_that_matter_first_are_twenty_that_exist():
-    assert len(FIRST_SETTINGS) == len(set(FIRST_SETTINGS)) == 20
-    assert set(FIRST_SETTINGS) <= set(setting_names(RunSettings))

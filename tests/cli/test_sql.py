@@ -60,15 +60,8 @@ def test_ctrl_c_ends_a_question_with_its_code(ask: Ask):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("question", "number", "code", "said"),
-    [
-        pytest.param(ENDLESS, signal.SIGINT, 130, "interrupted", id="heard"),
-        pytest.param("select list_sum(range(100000000))", signal.SIGTERM, 143, "told to end", id="never heard by DuckDB"),
-    ],
-)
-def test_a_process_ends_at_the_first_signal(ask: Ask, entente, question: str, number: signal.Signals, code: int, said: str):
-    words = ("sql", "--run", "mine", "--memory-gib", "8", question)
+def test_a_process_ends_at_the_first_signal_also_where_duckdb_never_hears_it(ask: Ask, entente):
+    words = ("sql", "--run", "mine", "--memory-gib", "8", "select list_sum(range(100000000))")
     begins = "import threading; begin = threading.Thread.start\n" + (
         "def start(self):\n    begin(self)\n    self.name == 'entente-question' and print('begun', flush=True)\n"
         "threading.Thread.start = start\n"
@@ -77,11 +70,11 @@ def test_a_process_ends_at_the_first_signal(ask: Ask, entente, question: str, nu
         try:
             assert process.stdout.readline() == "begun\n"
             time.sleep(1)
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             _, told = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == code and told.startswith(f"entente: {said}") and told.count("\n") == 1
+    assert process.returncode == 143 and told.startswith("entente: told to end") and told.count("\n") == 1
 
 
 def test_limits_can_be_set(ask: Ask):
@@ -111,7 +104,14 @@ def test_a_table_ends_after_ten_thousand_rows_and_says_so(ask: Ask):
     assert said.startswith("only the first 10,000 rows are shown")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl", "a.parquet", "A.CSV"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.csv",
+        "a.jsonl",
+        "a.parquet",
+    ],
+)
 def test_the_suffix_of_the_file_decides(ask: Ask, name: str):
     assert ask("select 1 as a, 2 as a", "--output", name) == (0, "", "")
     file = Path(name)
@@ -128,19 +128,12 @@ def test_the_suffix_of_the_file_decides(ask: Ask, name: str):
     [
         (["--format", "json", "--output", "a.csv"], "--format json and --output 'a.csv' contradict each other"),
         (["--output", "a.txt"], "--output takes an answer as csv, json or parquet"),
-        (["--format", "table", "--output", "a.csv"], "--output takes an answer as csv, json or parquet"),
-        (["--format", "parquet"], "--format parquet needs a file"),
     ],
 )
 def test_a_format_that_cannot_be_is_a_sentence(ask: Ask, words: list[str], sentence: str):
     code, shown, said = ask("select 1", *words)
     assert (code, shown) == (2, "") and said.startswith(f"entente: {sentence}")
     assert not any(Path().glob("a.*"))
-
-
-def test_a_format_names_a_file_of_any_other_suffix(ask: Ask):
-    assert ask("select 1 as a", "--format", "csv", "--output", "a.txt")[0] == 0
-    assert Path("a.txt").read_text() == '"a"\n1\n'
 
 
 def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):

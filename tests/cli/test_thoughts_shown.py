@@ -1,10 +1,8 @@
 """What a model wrote before its orders is shown by every command that shows decisions, and cannot act on a terminal or a page."""
 
-import csv
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,34 +64,11 @@ def test_a_thought_cannot_act_on_the_terminal(thinking):
             id="one",
         ),
         pytest.param("select min(legal_tokens), max(legal_tokens) from tokens where thought", [479, 479], id="legal tokens"),
-        pytest.param("select sum(legal_tokens) from tokens where not thought and not forced", [1372 - 475], id="orders"),
-        pytest.param("select sum(t.tokens) = count(*) filter (k.thought) from tokens k left join thoughts t "
-                     "on t.decision_id = k.decision_id and k.place = 0", [True], id="lengths"),
     ],
 )  # fmt: skip
 def test_sql_has_thoughts_and_counts_their_legal_tokens(thinking, question: str, answer: list[Any]):
     said = thinking("sql", question, "--format", "json", thoughts=[("Hold.", False), (WICKED, True)])
     assert list(json.loads(said).values()) == answer
-
-
-def test_sql_writes_thoughts_to_a_file_as_they_are(thinking, tmp_path: Path):
-    thinking("sql", "select text from thoughts", "--output", str(tmp_path / "t.csv"), thoughts=[(WICKED, True)])
-    with (tmp_path / "t.csv").open(newline="") as file:
-        assert [*csv.reader(file)][1:] == [[WICKED]] * 38
-
-
-def test_without_the_tokenizer_a_thought_has_a_length_but_no_text(
-    thinking, stored_run: RunPaths, capsys: pytest.CaptureFixture[str]
-):
-    thinking("runs", "inspect", "step", "1", thoughts=[("Hold.", False)])
-    (stored_run.root.parent / "_models").rename(stored_run.root / "elsewhere")
-    at = ["--run", "before", "--runs-root", str(stored_run.root.parent)]
-    assert main.run(["sql", "select distinct text, by_force, logprob / tokens from thoughts", "--format", "csv", *at]) == 0
-    told = capsys.readouterr()
-    assert told.out.splitlines()[1:] == [f",,{LOGPROB}"] and 'the column "text" is empty' in told.err
-    assert main.run(["replay", "0/1", *at]) == 0
-    page = (stored_run.root / "replay-0-1.html").read_text()
-    assert page.count(" tokens, log-probability ") == 3 and "Hold" not in page
 
 
 def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, stored_run: RunPaths):

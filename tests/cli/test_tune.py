@@ -15,9 +15,7 @@ SMALL = ["--run", "first", "--max-sequences", "32", "--concurrency", "8", "--req
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        pytest.param(["--run", "nobody"], "there is no run in 'runs/nobody'", id="unknown run"),
         pytest.param([], "there is no run in 'runs' yet", id="no run"),
-        pytest.param(["--max-sequences", "0"], "max_sequences", id="no sequences"),
         pytest.param(["--empty-concurrency"], "concurrency", id="no load"),
     ],
 )

@@ -76,19 +76,14 @@ def test_a_played_game_goes_on_with_another_player_s_orders(ask: Entente):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--game", "nobody", "--phase", "S1901M"], "there is no game 'nobody' in '_games'"),
-        (["--game", "99/0", "--run", "before", "--phase", "S1901M"], "run 'before' has no game 99/0"),
         (["--game", "damaged", "--phase", "S1901M"], "game file '_games/damaged.json' was changed"),
         (["--game", "evening", "--phase", "S1905M"], "game evening has no phase 'S1905M': its phases with orders are S1901M"),
-        (["--game", "2/0", "--run", "before", "--phase", "S1903M"], "ended in S1903M, so nothing was ordered there"),
         ([*GAME, "--orders", "A PAR - MOS"], "'A PAR - MOS' is no legal order of FRANCE in S1902M"),
         ([*GAME, "--orders", "A PAR H", "--version", "base"], "--orders and --version both say what is ordered"),
-        ([*GAME, "--power", "france", "--forks", "1"], "--forks. Must be >= 2"),
         (
             [*GAME, "--power", "france", "--version", "v1"],
             "has no policy version 1 any more: it was retired; the run keeps base, v2",
         ),
-        ([*GAME, "--power", "france", "--output", "no/page.html"], "there is no folder 'no'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -1,6 +1,5 @@
 """The fast path adjudicates as the unchanged engine does, and its copies continue exactly as the original."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,11 +39,11 @@ def freeze_board(board: Board) -> Snapshot:
     return board.snapshot(game_id="game", seed=0, source="test")
 
 
-@pytest.mark.parametrize("dropped", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("dropped", [0.0, 0.3])
 def test_games_run_exactly_as_in_the_untouched_engine(self_play, dropped: float) -> None:
     """The engine side uses default parsing, full records and histories; the fast path uses none of them."""
     phase_types = set()
-    for seed in range(4):
+    for seed in range(3):
         engine = diplomacy.Game()
         for board, legal, orders in self_play(seed, phases=24, dropped=dropped):
             phase_types.add(board.phase_type)
@@ -65,7 +64,7 @@ def test_games_run_exactly_as_in_the_untouched_engine(self_play, dropped: float)
 def test_forks_and_restored_boards_play_on_exactly(self_play) -> None:
     """In every phase state and legal sets are equal before the step, and results, state and legal sets after it."""
     retreats = adjustments = 0
-    for seed in range(6):
+    for seed in range(4):
         for board, legal, orders in self_play(seed, phases=24, dropped=0.1 * (seed % 2)):
             retreats += board.phase_type == "R"
             adjustments += board.phase_type == "A"
@@ -108,13 +107,6 @@ def test_a_fork_shares_nothing_that_a_phase_changes(trieste_falls: Board) -> Non
     assert all(power.game is twin for power in twin.powers.values())
 
 
-def test_a_game_keeps_no_history(self_play) -> None:
-    for board, _, _ in self_play(1, phases=40):
-        game = board._game
-        assert not game.state_history and not game.order_history and not game.result_history and not game.message_history
-        assert not game.error and not game.messages
-
-
 @pytest.mark.parametrize("coast", ["NC", "SC"])
 @pytest.mark.parametrize("order", ["A GAS S F MAO - SPA", "A GAS H"])
 def test_a_support_without_coast_counts_for_either_coast(coast: str, order: str) -> None:
@@ -142,14 +134,3 @@ def test_convoy_tables_are_shared_and_stay_right(self_play) -> None:
         fresh.build_caches()
         assert fresh.convoy_paths_dest == game.convoy_paths_dest
         assert fresh.convoy_paths_possible == game.convoy_paths_possible
-
-
-def test_deepcopy_of_a_game_is_still_wrong_upstream() -> None:
-    """The reason games are never deep-copied: the copy drops all orders. If this test fails, the engine was fixed."""
-    game = diplomacy.Game()
-    twin = copy.deepcopy(game)
-    for played in (game, twin):
-        played.set_orders("FRANCE", ["A PAR - BUR"])
-        played.process()
-    assert "A BUR" in game.get_units("FRANCE")
-    assert "A PAR" in twin.get_units("FRANCE")

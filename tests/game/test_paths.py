@@ -8,7 +8,6 @@ import pytest
 import game.adjudicator
 from game.adjudicator import freeze
 from game.board import POWERS, Board
-from game.movement_orders import Convoys
 from game.plain import PlainGame
 from game.settings import BoardPath
 from game.snapshot import Snapshot, position_id
@@ -69,29 +68,10 @@ def with_convoys(legal, orders: list[str], rng: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("convoys", [False, True], ids=["from the start", "convoy-heavy"])
-@pytest.mark.parametrize("phases", [250, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("phases", [160, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_fast_and_plain_play_the_same_games(blind_players, convoys: bool, phases: int) -> None:
     seen = play_side_by_side(phases, blind_players, convoys)
-    assert min(seen["M"], seen["R"], seen["A"]) >= 5 and (seen["via"] > 200 or not convoys)
-
-
-def test_forks_of_either_path_play_on_exactly(blind_players) -> None:
-    for path in BoardPath:
-        rng, board = random.Random(3), Board.start(path=path)
-        for _ in range(14):
-            orders = {power: blind_players["fierce"](own, rng) for power, own in board.legal_orders().items()}
-            twin = board.fork()
-            assert twin.step(orders) == board.step(orders)
-            assert freeze(twin._game) == freeze(board._game) and twin.legal_orders() == board.legal_orders()
-
-
-def test_what_every_convoy_needs_by_hand() -> None:
-    """London to Norway by the North Sea, or by the Channel and the North Sea: only the North Sea is on every path."""
-    paths = {"LON": {"NWY": [{"NTH"}, {"NTH", "ENG"}], "BRE": [{"ENG"}]}}
-    convoys = Convoys(paths)
-    for _ in range(2):
-        assert convoys.routes_from("LON") == [("NWY", {"NTH", "ENG"}, {"NTH"}), ("BRE", {"ENG"}, {"ENG"})]
-    assert convoys and convoys.routes_from("MUN") == [] and not Convoys({})
+    assert min(seen["M"], seen["R"], seen["A"]) >= 5 and (seen["via"] > 100 or not convoys)
 
 
 def test_another_release_of_the_engine_is_refused_by_the_fast_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:

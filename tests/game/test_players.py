@@ -8,7 +8,6 @@ from math import comb
 import numpy as np
 import pytest
 
-from game.adjudicator import MAPS, new_game
 from game.board import POWERS, Board
 from game.dumbbot import _Position
 from game.geography import geography, province
@@ -20,7 +19,7 @@ from telemetry.errors import InputError
 @pytest.mark.parametrize("name", sorted(PLAYERS))
 def test_every_set_is_legal_and_taken_by_the_engine(name: str) -> None:
     rng = random.Random(f"seed of {name}")
-    for _ in range(8):
+    for _ in range(4):
         board = Board.start()
         for _ in range(25):
             if board.is_over:
@@ -33,13 +32,6 @@ def test_every_set_is_legal_and_taken_by_the_engine(name: str) -> None:
             assert result.orders == {power: tuple(own) for power, own in orders.items()}
             # In movement phases a support of a move that was not made is void; in other phases void is an error.
             assert result.phase.endswith("M") or not any("void" in own for own in result.results.values())
-
-
-@pytest.mark.parametrize("name", sorted(PLAYERS))
-def test_the_same_random_source_gives_the_same_orders(name: str) -> None:
-    board = Board.start()
-    for own in board.legal_orders().values():
-        assert player(name)(own, random.Random(3), board) == player(name)(own, random.Random(3), board)
 
 
 def test_the_uniform_player_draws_every_legal_subset_alike() -> None:
@@ -60,31 +52,12 @@ def test_the_uniform_player_draws_every_legal_subset_alike() -> None:
         assert all(850 < times < 1150 for times in drawn.values())
 
 
-def test_the_uniform_player_draws_every_order_of_a_site_alike() -> None:
-    own = LegalOrders(power="ITALY", kind=OrderKind.MOVEMENT, sites=("A ROM",), options=(("a", "b", "c", "d"),), picks=1)
-    rng = random.Random(0)
-    drawn = Counter(player("random")(own, rng)[0] for _ in range(4000))
-    assert all(900 < drawn[order] < 1100 for order in "abcd")
-
-
-def test_the_mover_moves_and_does_not_take_the_support_of_a_move_for_one() -> None:
-    """Probability of the move: 0.7, plus 0.3 times 1/4 (one move, two supports and a hold)."""
-    options = ("A PAR - BUR", "A PAR H", "A PAR S A MAR - BUR", "A PAR S A MAR - GAS")
-    own = LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=("A PAR",), options=(options,), picks=1)
-    rng = random.Random(0)
-    drawn = Counter(player("mover")(own, rng)[0] for _ in range(4000))
-    assert abs(drawn["A PAR - BUR"] / 4000 - (0.7 + 0.3 / 4)) < 0.03
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "options", "picks", "expected"),
     [
         ("mover", OrderKind.RETREAT, (("A PAR D", "A PAR R GAS"),), 1, ["A PAR R GAS"]),
-        ("mover", OrderKind.RETREAT, (("A PAR D",),), 1, ["A PAR D"]),
-        ("mover", OrderKind.BUILD, (("A PAR B",),), 1, ["A PAR B"]),
         ("hold", OrderKind.RETREAT, (("A PAR D", "A PAR R GAS"),), 1, ["A PAR D"]),
         ("hold", OrderKind.BUILD, (("A PAR B",),), 1, [WAIVE]),
-        ("hold", OrderKind.MOVEMENT, (("A PAR - BUR", "A PAR H"),), 1, ["A PAR H"]),
     ],
 )
 def test_what_a_player_prefers(
@@ -123,22 +96,6 @@ def test_the_territorial_player_goes_for_centres_not_owned_now_stays_on_them_and
         board.step({})
     assert "SPA" in board.centres()["FRANCE"]
     assert all("A SPA - POR" in own for own in _drawn("territorial", "FRANCE", board))
-
-
-def test_the_territorial_player_sends_one_unit_to_each_centre() -> None:
-    board = Board.start()
-    board.step({"FRANCE": ["A PAR - GAS", "F BRE - MAO"]})
-    for own in _drawn("territorial", "FRANCE", board):
-        aims = [province(order.split()[3]) for order in own if order.split()[2] == "-"]
-        assert aims.count("SPA") == 1 and aims.count("POR") <= 1
-
-
-def test_dumbbot_does_not_leave_a_centre_in_autumn_for_one_that_it_owns() -> None:
-    board = Board.start()
-    board.step({"FRANCE": ["A MAR - SPA"]})
-    drawn = _drawn("dumbbot", "FRANCE", board)
-    assert sum("A SPA H" in own or "A SPA - POR" in own for own in drawn) > 0.75 * len(drawn)
-    assert not any("A SPA - MAR" in own for own in drawn)
 
 
 def _worths_by_loops(board: Board, power: str) -> dict[tuple[str, str], float]:
@@ -197,27 +154,6 @@ def test_dumbbot_orders_what_it_ordered_when_matches_were_stored() -> None:
     assert found.hexdigest()[:16] == "5bd820b00fae6693"
 
 
-def test_dumbbot_never_helps_what_is_not_ordered() -> None:
-    """Every support refers to an order in the same set, so no support is void because its move is missing."""
-    rng, board = random.Random(4), Board.start()
-    given = 0
-    for _ in range(40):
-        if board.is_over:
-            break
-        legal = board.legal_orders()
-        orders = {power: player("dumbbot")(own, rng, board) for power, own in legal.items()}
-        for own in orders.values() if board.phase_type == "M" else ():
-            bare = {order.replace("/NC", "").replace("/SC", "").replace("/EC", "") for order in own}
-            for order in own:
-                if " S " in order:
-                    helped = order.split(" S ")[1]
-                    given += 1
-                    stays = any(other.startswith(f"{helped} ") and " - " not in other.split(" S ")[0] for other in own)
-                    assert helped in bare or helped in own or (" - " not in helped and stays)
-        board.step(orders)
-    assert given > 20
-
-
 def test_dumbbot_never_retreats_two_units_to_one_place(trieste_falls: Board) -> None:
     own = LegalOrders(
         power="AUSTRIA",
@@ -227,15 +163,6 @@ def test_dumbbot_never_retreats_two_units_to_one_place(trieste_falls: Board) -> 
         picks=2,
     )
     assert player("dumbbot")(own, random.Random(0), trieste_falls) == ["A SER R ALB", "F TRI D"]
-
-
-def test_one_geography_serves_every_map() -> None:
-    tables = geography()
-    for name in MAPS:
-        board = new_game(name).map
-        assert frozenset(board.scs) == tables.centres, name
-        for (kind, location), steps in tables.reach.items():
-            assert set(steps) == {other.upper() for other in board.locs if board.abuts(kind, location, "-", other.upper())}, name
 
 
 def _drawn(name: str, power: str, board: Board) -> list[list[str]]:
@@ -259,7 +186,7 @@ def mean_centres(name: str, games: int) -> float:
     return float(np.mean([centres_after(name, seat, seed) for seat in POWERS for seed in range(games)]))
 
 
-@pytest.mark.parametrize("games", [2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("games", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_dumbbot_beats_territorial_and_territorial_beats_random_in_the_same_seats(games: int) -> None:
     """Mean centres with 30 games per seat: random 4.0, territorial 12.0, dumbbot 15.4; standard error about 0.25."""
     chance, territorial, dumbbot = (mean_centres(name, games) for name in ("random", "territorial", "dumbbot"))

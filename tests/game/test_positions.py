@@ -101,27 +101,16 @@ def change(state: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
     ("path", "to", "said"),
     [
         (["name"], "X1901M", "there is no phase 'X1901M'"),
-        (["name"], "S1601M", "there is no phase"),
-        (["name"], 7, "lacks the phase's name"),
         (["name"], "COMPLETED", "the game is over"),
         (["map"], "ancmed", "on the map 'ancmed', and only 'standard'"),
-        (["rules"], ["BUILD_ANY"], "has the rule 'BUILD_ANY'"),
-        (["units"], ["A PAR"], "'units' in the state must map powers to lists"),
-        (["units", "FRANCE"], "A PAR", "'units' of FRANCE in the state must be a list"),
-        (["units", "FRANCE"], None, "'units' of FRANCE in the state must be a list"),
         (["units", "FRANCE"], [["A PAR"]], "'units' of FRANCE in the state must be a list"),
         (["units", "NARNIA"], [], "names the power 'NARNIA'"),
-        (["units", "FRANCE"], ["A PARIS"], "FRANCE cannot have the unit 'A PARIS'"),
         (["units", "FRANCE"], ["A MAO"], "FRANCE cannot have the unit 'A MAO'"),
-        (["units", "FRANCE"], ["F PAR"], "FRANCE cannot have the unit 'F PAR'"),
         (["units", "FRANCE"], ["F SPA"], "FRANCE cannot have the unit 'F SPA'"),
-        (["units", "FRANCE"], ["A SWI"], "FRANCE cannot have the unit 'A SWI'"),
-        (["units", "FRANCE"], [""], "FRANCE cannot have the unit ''"),
         (["units", "FRANCE"], ["A MUN"], "two units are in MUN"),
         (["units", "FRANCE"], ["*A PAR"], "which is no phase of retreats"),
         (["centers", "FRANCE"], ["BUR"], "it is no supply centre"),
         (["centers", "FRANCE"], ["MUN"], "MUN is owned twice"),
-        (["retreats", "FRANCE"], ["A PAR"], "must be a list of texts for each unit"),
         (["retreats", "FRANCE"], {"A PAR": ["BUR"]}, "which is no phase of retreats"),
     ],
 )
@@ -135,8 +124,6 @@ def test_an_impossible_state_is_refused_in_a_sentence(start, path: list[Any], to
     ("retreats", "said"),
     [
         ({"A BUR": ["MOS"]}, "A BUR cannot retreat to 'MOS'"),
-        ({"A BUR": ["MUN"]}, "A BUR cannot retreat to 'MUN'"),
-        ({"F MAO": ["SPA"]}, "F MAO cannot retreat to 'SPA'"),
         ({"A BUR": [], "F BUR": []}, "cannot have the dislodged unit 'F BUR'"),
     ],
 )
@@ -145,7 +132,7 @@ def test_an_impossible_retreat_is_refused(start, retreats: dict[str, list[str]],
         board_of_state(change(change(start, "name", to="S1901R"), "retreats", "FRANCE", to=retreats))
 
 
-@pytest.mark.parametrize("given", [None, [], {}, {"phases": []}, {"phases": [3]}, {"phases": [{}]}, {"phases": [{"state": []}]}])
+@pytest.mark.parametrize("given", [None, {"phases": []}, {"phases": [{"state": []}]}])
 def test_what_is_no_game_is_refused(given: Any):
     with pytest.raises(InputError):
         board_of_game(given)
@@ -157,26 +144,18 @@ BOARD = board_text(Board.start(), "", PromptSettings(own_line="in_place"))
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no position"),
         ("hello\nthere", "holds no position"),
         (BOARD, "names no power to order for"),
         (BOARD + "NARNIA", "'NARNIA' is not part of a board"),
         (BOARD + "FRANCE\nGERMANY A MUN - BUR", "goes on after FRANCE's line with 'GERMANY A MUN - BUR'"),
-        (BOARD + "FRANCE MOVEMENT A MAR\nORDERS:\nA MAR H", "goes on after 'ORDERS:'"),
-        (BOARD + "FRANCE BUILD 1 PAR", "FRANCE is asked for a build, but has a movement"),
-        (BOARD.replace("ITALY", "ITALIA") + "FRANCE", "is not part of a board"),
         (BOARD.replace("ITALY F NAP A ROM A VEN | NAP ROM VEN\n", "") + "FRANCE", "the board has no line of ITALY"),
-        (BOARD.replace("FREE BEL ", "FREE ") + "FRANCE", "its line FREE names"),
-        (BOARD.replace("A VEN |", "A VEN H |") + "FRANCE", "does not name units"),
         (BOARD.replace("A VEN |", "A BUD |") + "FRANCE", "two units are in BUD"),
-        (BOARD + "\n".join(BOARD.splitlines()[1:2]) + "\nFRANCE", "two lines of AUSTRIA"),
-        (BOARD.replace("SPRING 1901 MOVEMENT", "COMPLETED") + "FRANCE", "the game is over"),
         (
             BOARD.replace("SPRING 1901 MOVEMENT", "SPRING 1901 RETREATS\nDISLODGED FRANCE A BUR") + "FRANCE",
             "say where they may go",
         ),
     ],
-    ids=range(15),
+    ids=range(7),
 )
 def test_a_text_that_is_no_prompt_is_refused_in_a_sentence(text: str, said: str):
     with pytest.raises(InputError) as refused:

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from game.board import POWERS, Board
-from game.geography import geography, province
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.notation import answer_lines, option_lines
 from game.players import player
@@ -55,16 +54,6 @@ def test_the_power_text_names_the_sites_in_order(trieste_falls: Board) -> None:
     assert power_text(board.legal_orders()["FRANCE"], board, IN_PLACE) == "FRANCE BUILD 2 BRE MAR\nORDERS:\n"
 
 
-def test_an_owed_disband_names_its_number(self_play) -> None:
-    seen = 0
-    for board, legal, _ in self_play(4, phases=30):
-        for own in legal.values():
-            if own.kind == "disband":
-                seen += 1
-                assert power_text(own, board, IN_PLACE) == f"{own.power} DISBAND {own.picks} {' '.join(own.sites)}\nORDERS:\n"
-    assert seen
-
-
 def read_back(text: str) -> tuple[str, dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     phase, *lines = text.splitlines()
     units, centres = {}, {}
@@ -88,19 +77,6 @@ def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_abou
             assert len(owned) + len(free) == 34 and not owned & set(free)
             dislodged = [line.split(" ", 2)[1:] for line in text.splitlines() if line.startswith("DISLODGED ")]
             assert dislodged == [[power, " ".join(own)] for power, own in board.dislodged().items() if own]
-
-
-def test_the_pieces_are_compact_and_join_cleanly(self_play) -> None:
-    """Single spaces, no space at the end of a line, one line break at the end; about 310 characters of board text."""
-    lengths = []
-    for board, legal, _ in self_play(0, phases=30):
-        boards = [board_text(board, power) for power in legal]
-        pieces = [rules_text(), *boards, *(power_text(own, board) for own in legal.values())]
-        assert all(piece.endswith("\n") and not piece.endswith("\n\n") for piece in pieces)
-        assert not any("  " in piece or " \n" in piece or "\n " in piece for piece in pieces)
-        lengths += map(len, boards)
-    assert 250 < sum(lengths) / len(lengths) < 360
-    assert rules_text().count("\n") <= 2 and len(rules_text()) < 300
 
 
 SLOT, FACTORED, LINES = (
@@ -217,16 +193,6 @@ def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, set
     assert len(rules) == 1
 
 
-def test_a_prompt_with_the_own_line_in_place_is_unchanged() -> None:
-    board = Board.start()
-    own = board.legal_orders()["TURKEY"]
-    assert rules_text(IN_PLACE) == (
-        "Diplomacy without press. Each power: units | supply centres. "
-        "Answer one order per line, in the order of the units named.\n"
-    )
-    assert power_text(own, board, IN_PLACE) == "TURKEY MOVEMENT F ANK A CON A SMY\nORDERS:\n"
-
-
 def test_the_own_line_is_last_with_what_varies_most_at_its_end(trieste_falls: Board) -> None:
     (retreat,) = trieste_falls.legal_orders().values()
     assert power_text(retreat, trieste_falls) == "AUSTRIA BUD TRI VIE | A BUD A VIE RETREAT F TRI R ADR ALB\nORDERS:\n"
@@ -265,27 +231,6 @@ def test_forks_whose_own_orders_changed_nothing_else_share_the_board() -> None:
     twin.step({"FRANCE": ["A PAR - PIC"]})
     assert board_text(board, "FRANCE") == board_text(twin, "FRANCE")
     assert board_text(board, "FRANCE", IN_PLACE) != board_text(twin, "FRANCE", IN_PLACE)
-
-
-def test_the_other_powers_go_from_the_farthest_to_the_nearest() -> None:
-    """Against a search over the map: mean steps between home centres; ties by name."""
-    neighbours: dict[str, set[str]] = {}
-    for (_, location), near in geography().reach.items():
-        neighbours.setdefault(province(location), set()).update(map(province, near))
-    homes = Board.start().centres()
-
-    def steps(home: str) -> dict[str, int]:
-        found, ring = {home: 0}, {home}
-        while ring:
-            ring = {each for place in ring for each in neighbours[place]} - set(found)
-            found |= dict.fromkeys(ring, max(found.values()) + 1)
-        return found
-
-    for power in POWERS:
-        far = {other: sum(steps(home)[goal] for home in homes[power] for goal in homes[other]) for other in POWERS}
-        mean = {other: far[other] / len(homes[other]) for other in POWERS if other != power}
-        named = [line.split()[0] for line in board_text(Board.start(), power).splitlines()[1:7]]
-        assert named == sorted(mean, key=lambda other: (-mean[other], other)), power
 
 
 def test_lines_of_one_site_differ_and_where_sites_are_chosen_all_do(self_play) -> None:

@@ -52,8 +52,6 @@ def _answers(**answer: object) -> Handler:
         pytest.param(
             _answers(name="data_key", data="x"), ForeignServerError, "its answer to 'sign_in' cannot be read", id="unknown"
         ),
-        pytest.param(_answers(name="data_token"), ForeignServerError, "its answer to 'sign_in' cannot be read", id="lacks-data"),
-        pytest.param(_answers(name="ok"), ForeignServerError, "its answer to 'sign_in' is 'ok'", id="another-answer"),
         pytest.param(
             _answers(name="error", error_type="RequestException", message="Unknown request."),
             ForeignServerError,

@@ -109,10 +109,6 @@ def a_page(handler: Handler, body: dict[str, Any]) -> None:
     handler.answer(b"<html>\x1b[2Jwelcome</html>", kind="text/html")
 
 
-def huge(handler: Handler, body: dict[str, Any]) -> None:
-    handler.answer(completion("x" * (2 << 20)))
-
-
 def endless(handler: Handler, body: dict[str, Any]) -> None:
     """A stream that never ends."""
     handler.send_response(200)
@@ -134,7 +130,3 @@ def slow(handler: Handler, body: dict[str, Any]) -> None:
 
 def deep(handler: Handler, body: dict[str, Any]) -> None:
     handler.answer(b"[" * 200_000)
-
-
-def no_choices(handler: Handler, body: dict[str, Any]) -> None:
-    handler.answer({"choices": []})

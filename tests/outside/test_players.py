@@ -24,7 +24,7 @@ from rollouts.deciders import DecisionRequest
 from rollouts.opponents import read_opponents, read_table
 from rollouts.roll_out import StartGroup, roll_out
 from rollouts.settings import RolloutSettings
-from telemetry.errors import EngineError, EngineLostError, InputError
+from telemetry.errors import EngineError, InputError
 from tests.outside.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, plays_by_schema, slow
 
 QUICK = OutsideSettings(timeout_s=5, retries=1)
@@ -137,14 +137,6 @@ def test_a_dying_endpoint_ends_the_match_and_the_answers_before_are_kept(tmp_pat
     assert all(json.loads(line)["player"] == server.player for line in lines)
 
 
-def test_an_incomplete_line_is_asked_again(tmp_path):
-    with EndpointServer(plays) as server:
-        first, asked = played(server.player, tmp_path), len(server.requests)
-        for file in tmp_path.glob("*.jsonl"):
-            file.write_bytes(file.read_bytes()[:-20])
-        assert played(server.player, tmp_path) == first and len(server.requests) == asked + 1
-
-
 def decision(board: Board, dice: str, shared: str = "") -> DecisionRequest:
     legal = board.legal_orders()["FRANCE"]
     return DecisionRequest(game=dice, dice=dice, shared=shared, ply=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
@@ -233,18 +225,6 @@ def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, p
     asyncio.run(rolled("openai:m@http://127.0.0.1:9/v1"))
 
 
-def test_after_closing_nobody_is_asked(tmp_path):
-    async def ask(player: str) -> None:
-        outside = OutsidePlayers([player], tmp_path / "a.jsonl", QUICK)
-        await outside.close()
-        with pytest.raises(EngineLostError, match="is not asked any more"):
-            await outside.deciders[player].decide(decision(Board.start(), "d"))
-
-    with EndpointServer(plays) as server:
-        asyncio.run(ask(server.player))
-        assert not server.requests
-
-
 NAME = "openai:qwen3@http://127.0.0.1:8000/v1"
 ALONE = {"rollouts": {"opponents": NAME}, "pipeline": {"deterministic": False}}
 
@@ -259,7 +239,6 @@ def test_an_endpoint_is_one_name_of_a_table_with_its_weight():
     ("change", "sentence"),
     [
         pytest.param({"producers_max": 1}, "pipeline.producers_max is 1", id="producers"),
-        pytest.param({"task_runner": "dask"}, "pipeline.task_runner is 'dask'", id="Dask"),
         pytest.param({"deterministic": True}, "whose answers nobody can repeat", id="deterministic"),
     ],
 )
@@ -286,10 +265,3 @@ def test_a_deployment_names_only_listed_addresses(monkeypatch, tmp_path):
         given_parameters.check_given(tmp_path, settings=settings)
     monkeypatch.setenv(given_parameters.ADDRESSES_VARIABLE, "http://127.0.0.1:8000/v1")
     given_parameters.check_given(tmp_path, players=[NAME], settings=settings)
-
-
-def test_the_settings_of_asking_do_not_change_the_match(tmp_path):
-    players = resolve_contestants((NAME,), "", tmp_path)
-    match = match_of(NAME)
-    other = match.model_copy(update={"outside": OutsideSettings(token_budget=0)})
-    assert match_label(match, players) == match_label(other, players)

@@ -1,7 +1,6 @@
 """Orders are read from whatever a model writes, only legal ones leave, and what is missing is counted."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -32,16 +31,12 @@ STP = LegalOrders(
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param("\n".join(WANTED), id="as asked"),
         pytest.param("Here are my orders:\n```\n" + "\n".join(WANTED) + "\n```\nGood luck!", id="a code fence"),
         pytest.param("1. F BRE - MAO\n2) A MAR - SPA\n(3) A PAR S A MAR - BUR", id="numbers"),
-        pytest.param("- F BRE - MAO\n* **A MAR - SPA**\n• `A PAR S A MAR - BUR`", id="bullets and bold"),
         pytest.param("f bre - mao.\na mar-spa\nArmy par supports army mar → bur", id="case, dashes, words"),
         pytest.param("F BRE -> MAO (to the ocean), A MAR - SPA; A PAR S A MAR - BUR, a bluff", id="one line with remarks"),
         pytest.param("A PAR: A PAR S A MAR - BUR\nA MAR: A MAR - SPA\nF BRE: F BRE - MAO", id="unit before the order"),
         pytest.param(json.dumps(dict(zip(LEGAL.sites, WANTED[1:] + WANTED[:1], strict=True))), id="JSON"),
-        pytest.param(json.dumps({"orders": [{"order": order} for order in WANTED]}, indent=1), id="nested JSON"),
-        pytest.param("```json\n" + json.dumps(WANTED) + "\n```", id="fenced JSON"),
         pytest.param(json.dumps({"orders": WANTED})[:-2], id="broken JSON"),
         pytest.param("<think>\nA PAR H\nA MAR H\n</think>\n" + "\n".join(WANTED), id="a thought before"),
         pytest.param("A PAR - PIC\nA MAR H\nNo, better:\n" + "\n".join(WANTED), id="a second thought"),
@@ -59,8 +54,6 @@ def test_formatting_does_not_matter(text: str):
         pytest.param("A PAR - BUR", ["F BRE H", "A MAR H", "A PAR - BUR"], 2, 0, 0, id="too few"),
         pytest.param("A PAR - MUN\nA MAR - SPA\nF BRE H", ["F BRE H", "A MAR - SPA", "A PAR H"], 1, 1, 0, id="an illegal one"),
         pytest.param("A PAR - BURGUNDY", ["F BRE H", "A MAR H", "A PAR H"], 3, 0, 1, id="a longer name is not cut"),
-        pytest.param("A PAR S A MAR - BURGUNDY", ["F BRE H", "A MAR H", "A PAR H"], 3, 0, 1, id="nor a support's end"),
-        pytest.param("A BER - KIE", ["F BRE H", "A MAR H", "A PAR H"], 3, 1, 0, id="another power's unit"),
         pytest.param("", ["F BRE H", "A MAR H", "A PAR H"], 3, 0, 1, id="nothing"),
     ],
 )
@@ -75,11 +68,9 @@ def test_what_is_missing_or_illegal_holds_and_is_counted(text, orders, missing, 
     [
         pytest.param(BUILD, "F BRE B\nWAIVE", ["F BRE B", WAIVE], 0, 0, id="a build waived"),
         pytest.param(BUILD, "1. A PAR B", ["A PAR B", WAIVE], 1, 0, id="a build missing"),
-        pytest.param(BUILD, "A PAR B\nA BRE B\nF BRE B", ["F BRE B", "A PAR B"], 0, 0, id="a site twice"),
         pytest.param(DISBAND, "F STP/SC D", ["A GAS D", "F STP/SC D"], 1, 0, id="the first unit goes"),
         pytest.param(DISBAND, "A GAS D\nA PAR D\nF STP(SC) D", ["A GAS D", "A PAR D"], 0, 1, id="one too many"),
         pytest.param(STP, "f stp (sc) - bot", ["F STP/SC - BOT"], 0, 0, id="a coast in brackets"),
-        pytest.param(STP, "Fleet STP SC holds", ["F STP/SC H"], 0, 0, id="a coast apart"),
     ],
 )
 def test_builds_disbands_and_coasts(legal, text, orders, missing, illegal):
@@ -114,12 +105,6 @@ def test_any_text_gives_a_legal_set(legal: LegalOrders):
 def test_long_nonsense_takes_no_time(text: str):
     """A pattern that backtracks would take minutes here."""
     assert read_answer(text, LEGAL)[1].unparsable == 1
-
-
-def test_counts_add_up_and_are_said():
-    counts = AnswerCounts(answers=2, orders=6, missing=3, illegal=1) + AnswerCounts(answers=1, unanswered=1, orders=4, missing=2)
-    assert asdict(counts) == {"answers": 3, "unanswered": 1, "unparsable": 0, "orders": 10, "missing": 5, "illegal": 1}
-    assert "5 of 10 orders were missing (50.0%)" in counts.sentence
 
 
 def test_the_question_names_power_position_and_every_legal_order_and_the_schema_the_same():

@@ -36,11 +36,8 @@ def ask(game: PlayedGame, talk: Callable[[httpx.AsyncClient], Awaitable[Any]]) -
     ("headers", "status", "said"),
     [
         ({"x-entente-key": "another"}, 403, "the key of this address is missing or old"),
-        ({"x-entente-key": ""}, 403, "the key of this address"),
         ({"host": "evil.example"}, 403, "on this machine only"),
-        ({"host": "127.0.0.1:1"}, 403, "on this machine only"),
         ({"origin": "http://evil.example"}, 403, "another page asks"),
-        ({"origin": "null"}, 403, "another page asks"),
     ],
 )
 def test_other_hosts_pages_and_keys_are_refused_at_every_address(game, headers, status, said):

@@ -6,30 +6,17 @@ import pytest
 
 from cli.watch import _CURVES
 from storage.asking import QUERIES
-from telemetry.dashboards import PANELS, TABLES, Panel, main, workspace
+from telemetry.dashboards import PANELS, TABLES, main, workspace
 from telemetry.metrics import METRICS
 
 ALL = [panel for panels in PANELS.values() for panel in panels]
 
 
-@pytest.mark.parametrize("panel", ALL, ids=lambda panel: panel.title)
-def test_a_panel_s_metrics_are_registered_and_share_a_unit(panel: Panel):
-    assert {METRICS[name].unit for name in panel.metrics} == {panel.unit}
-
-
-@pytest.mark.parametrize("panel", [panel for panel in ALL if panel.question], ids=lambda panel: panel.title)
-def test_a_panel_s_question_is_a_ready_one(panel: Panel):
-    assert panel.question in QUERIES
-
-
-def test_what_the_dashboards_are_for_is_on_them():
-    asked = {panel.question for panel in ALL}
-    wanted = {"rollout_latency", "tokens_per_second", "gpu_use", "lag_histogram", "trainer_idle_share", "worker_queue"}
-    assert wanted <= asked
-
-
-def test_the_screen_of_watch_shows_registered_metrics():
-    assert [name for _, name, _ in _CURVES if name not in METRICS] == []
+def test_a_panel_s_metrics_are_registered_and_share_a_unit_and_its_question_is_a_ready_one():
+    for panel in ALL:
+        assert {METRICS[name].unit for name in panel.metrics} == {panel.unit}, panel.title
+        assert panel.question in QUERIES or not panel.question, panel.title
+    assert [name for _, name, _ in _CURVES if name not in METRICS] == [], "the screen of `entente watch`"
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # the library itself, while it is imported

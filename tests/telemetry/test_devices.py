@@ -120,21 +120,6 @@ def test_of_several_gpus_the_busiest_the_fullest_and_the_power_of_all_are_told(c
     assert cards.freed == 2
 
 
-def test_what_a_device_does_not_give_is_missing_and_never_zero(cards: Cards, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", refuse)
-    cards.refused = {"SM_OCCUPANCY"}
-    sampler = GpuSampler()
-    sampler.sample()
-    figures = sampler.sample()
-    assert "gpu/power_w" not in figures and "gpu/sm_occupancy_share" not in figures
-    assert figures["gpu/sm_activity_share"] == 0.5 and figures["gpu/utilisation"] == 0.9
-    monkeypatch.setattr(pynvml, "nvmlGpmQueryDeviceSupport", refuse)
-    assert "gpu/sm_activity_share" not in (GpuSampler().sample() and GpuSampler().sample()), "a driver older than the counters"
-
-
 def test_readings_are_taken_on_the_beat_folded_over_the_step_and_kept_for_sql(cards: Cards, tmp_path: Path):
     paths = RunPaths(tmp_path / "run").create()
     with GpuSampler(0.01, paths.devices) as sampler:

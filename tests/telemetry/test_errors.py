@@ -1,7 +1,6 @@
 """One tree of errors; the process ends with 2 where the user's input cannot be used, with 1 for every other failure."""
 
 import inspect
-import re
 
 import pytest
 
@@ -15,13 +14,3 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 def test_every_error_belongs_to_the_tree_and_only_bad_input_exits_with_two(kind: type[EntenteError]):
     assert issubclass(kind, EntenteError)
     assert kind("a sentence").exit_code == {"InputError": 2}.get(kind.__name__, 1)
-
-
-def test_the_tree_that_the_module_draws_is_the_tree_that_it_defines():
-    drawn, above = {"EntenteError": "Exception"}, ["EntenteError"]
-    for line in (errors.__doc__ or "").splitlines():
-        if branch := re.match(r"((?:│   )*)[├└]── (\w+)", line):
-            depth = len(branch[1]) // 4
-            drawn[branch[2]] = above[depth]
-            above[depth + 1 :] = [branch[2]]
-    assert drawn == {kind.__name__: kind.__base__.__name__ for kind in KINDS}

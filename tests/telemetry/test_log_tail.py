@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from telemetry.log_tail import KEPT, LONGEST, LogTail, follow_loggers
+from telemetry.log_tail import KEPT, LONGEST, follow_loggers
 
 
 @pytest.fixture
@@ -28,12 +28,6 @@ def test_lines_are_given_once_in_order_to_whoever_says_what_he_has(logger: loggi
     assert tail.since(1) == lines[1:] and tail.since(2) == []
 
 
-def test_whoever_followed_a_process_before_this_one_gets_all_of_it(logger: logging.Logger):
-    tail = follow_loggers(logger.name)
-    logger.info("new")
-    assert [line["number"] for line in tail.since(40)] == [1]
-
-
 def test_a_tail_is_bounded_in_lines_and_in_their_length_and_keeps_an_errors_trace(logger: logging.Logger):
     tail = follow_loggers(logger.name)
     for number in range(KEPT + 10):
@@ -45,9 +39,3 @@ def test_a_tail_is_bounded_in_lines_and_in_their_length_and_keeps_an_errors_trac
     lines = tail.since(0)
     assert len(lines) == KEPT and lines[0]["number"] == 12
     assert len(str(lines[-1]["text"])) == LONGEST and str(lines[-1]["text"]).endswith(" is why")
-
-
-def test_a_line_that_cannot_be_written_hinders_nobody(logger: logging.Logger):
-    tail = LogTail()
-    tail.emit(logging.LogRecord("x", logging.INFO, "f", 1, "%d", ("no number",), None))
-    assert tail.since(0) == []

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from telemetry import progress
-from telemetry.progress import LogReporter, install, reporter, step_line
+from telemetry.progress import LogReporter, step_line
 
 FIGURES = {
     "train/return_mean": -0.345,
@@ -36,13 +36,6 @@ def test_a_figure_that_a_step_lacks_is_left_out():
     assert step_line(2, 2, {"train/decisions": 0.0, "time/train_s": 1.0}) == "step 2/2  decisions 0  train 1.0 s"
 
 
-def test_a_quick_stage_is_said_once_at_its_end(said: pytest.LogCaptureFixture):
-    onlooker = LogReporter()
-    for done in range(1, 6):
-        onlooker.stage("freezing positions", done, 5)
-    assert said.messages == ["freezing positions: 5 of 5"]
-
-
 def test_a_long_stage_is_said_every_ten_seconds_and_stages_do_not_hush_each_other(
     said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -61,17 +54,3 @@ def test_a_long_stage_is_said_every_ten_seconds_and_stages_do_not_hush_each_othe
         if done == 20:
             onlooker.stage("games", 1, 2)
     assert said.messages == ["imitation: 11 of 100", "imitation: 22 of 100"]
-
-
-def test_sentences_are_said_and_waiting_is_not(said: pytest.LogCaptureFixture):
-    LogReporter().say("starting the engine")
-    LogReporter().waiting("rollouts")
-    assert said.messages == ["starting the engine"]
-
-
-def test_the_installed_onlooker_hears_everything_from_then_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress, "_reporter", LogReporter())
-    onlooker = LogReporter()
-    assert reporter() is not onlooker
-    install(onlooker)
-    assert reporter() is onlooker

@@ -1,10 +1,7 @@
 """A step leaves one line in the run's own file, and one entry in W&B, which needs neither account nor network."""
 
 import json
-import os
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +14,8 @@ import pytest
 import wandb
 
 from telemetry import wandb_run
-from telemetry.errors import DataError
 from telemetry.sinks import MetricLog, TelemetrySettings
 from telemetry.wandb_run import Picture, Table
-from tests.telemetry.wandb_standin import wandb_server
 
 NO_WANDB = TelemetrySettings(wandb="disabled")
 
@@ -49,21 +44,6 @@ def test_a_metric_that_is_not_registered_is_refused_and_nothing_of_its_step_is_w
     assert lines(file) == []
 
 
-def test_a_log_that_is_opened_again_goes_on_where_it_was(tmp_path: Path):
-    file = tmp_path / "metrics.jsonl"
-    for step in (1, 2):
-        with MetricLog(file, "a run", NO_WANDB, {}, keep_to=step - 1) as log:
-            assert log.last_step == (step - 1 or -1)
-            log.log(step, {"train/loss": 0.0})
-    assert [line["step"] for line in lines(file)] == [1, 2]
-
-
-def test_disabled_wandb_leaves_no_trace(tmp_path: Path):
-    with MetricLog(tmp_path / "metrics.jsonl", "a run", NO_WANDB, {}) as log:
-        log.log(1, {"train/loss": 0.0})
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
 def test_a_log_that_is_opened_again_forgets_steps_that_come_again_and_a_line_that_was_cut(tmp_path: Path):
     file = tmp_path / "metrics.jsonl"
     with MetricLog(file, "a run", NO_WANDB, {}) as log:
@@ -86,6 +66,7 @@ def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
 
 
+@pytest.mark.system
 def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(
     tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -116,6 +97,7 @@ def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(
     assert json.loads(lags.read_text())["data"] == [[1, "0", 6], [1, "2", 2], [2, "0", 6], [2, "2", 2]]
 
 
+@pytest.mark.system
 def test_a_resumed_run_goes_on_under_its_id_logs_no_step_twice_and_remembers_its_lags(
     tmp_path: Path, no_account: None, monkeypatch: pytest.MonkeyPatch
 ):
@@ -141,53 +123,6 @@ def test_a_resumed_run_goes_on_under_its_id_logs_no_step_twice_and_remembers_its
 
 
 @pytest.mark.system
-def test_a_resumed_offline_run_is_synced_as_one_run_with_each_step_once(
-    tmp_path: Path, no_account: None, monkeypatch: pytest.MonkeyPatch
-):
-    """By the client itself, against a stand-in: step 3 is trained again after a kill, and scores come at the end of each part."""
-    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 2)
-    (report := tmp_path / "report.html").write_text("<title>a run</title>")
-    for keep_to, steps in ((-1, (1, 2, 3)), (2, (3,)), (2, (3, 4))):
-        if keep_to > 0:
-            time.sleep(1)  # W&B names its folders by the second
-        with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(), {"steps": 4}, keep_to=keep_to) as log:
-            for step in steps:
-                log.log(step, {"train/loss": float(10 * keep_to + step)})
-            log.log(9, {"score/base": float(keep_to)})
-        log.finish(report)
-    with wandb_server() as sent:
-        account = {"WANDB_BASE_URL": sent.address, "WANDB_API_KEY": "a" * 40}
-        parts = sorted(map(str, (tmp_path / "wandb").glob("offline-run-*")))
-        command = [str(Path(sys.executable).with_name("wandb")), "sync", *parts]
-        around = {"cwd": tmp_path, "env": {**os.environ, **account}}
-        done = subprocess.run(command, **around, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0 and sent.unknown == [], done.stdout + done.stderr
-    assert [(line["_step"], line["train/loss"]) for line in sent.history] == [(1, -9.0), (2, -8.0), (3, -7.0), (4, 24.0)]
-    assert sent.run is not None and sent.run["name"] == (tmp_path / ".wandb_id").read_text()
-    assert sent.history[2]["score/base"] == -1.0 and sent.summary["score/base"] == sent.history[3]["score/base"] == 2.0
-    assert json.loads(sent.run["config"])["steps"] == {"value": 4}
-    reports = [name for name, kind in sent.artifacts.items() if kind == "report"]
-    assert len(reports) == 3 and set(sent.artifacts) == set(sent.committed)
-    assert sent.files[f"{reports[0]}/report.html"] == report.read_bytes()
-
-
-def test_tables_that_cannot_be_made_cost_a_sentence(
-    tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 1)
-
-    def tables(step: int) -> list[Table]:
-        raise DataError("no such shard")
-
-    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(), {}, tables=tables) as log:
-        for step in (1, 2, 3):
-            log.log(step, {"train/loss": 0.0})
-            time.sleep(0.2)
-    log.finish()
-    assert said == ["there are no more tables for W&B (DataError: no such shard); the run goes on"]
-    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
-
-
 def test_wandb_without_a_login_is_one_sentence_and_the_run_goes_on_offline(tmp_path: Path, no_account: None, said: list[str]):
     online = TelemetrySettings(wandb="online")
     with MetricLog(tmp_path / "metrics.jsonl", "a run", online, {}) as log:
@@ -232,6 +167,7 @@ def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
     wandb.teardown()
 
 
+@pytest.mark.system
 def test_wandb_that_fails_later_is_given_up_with_one_sentence(tmp_path: Path, no_account: None, said: list[str]):
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left")

@@ -1,8 +1,5 @@
 """A second counts once, however many spans cover it."""
 
-import threading
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,12 +65,6 @@ def test_seconds_and_uncovered_agree_with_looking_at_every_second(drawn: list[tu
     assert spans.uncovered(since, until) == (until - since) - sampled(drawn, since, until)
 
 
-def test_overlapping_spans_count_once(clock: Clock):
-    spans = record(clock, [("rollout", 0, 6), ("rollout", 4, 10), ("train", 5, 8)])
-    assert spans.seconds("rollout", 0, 20) == 10, "the union; the sum would be 12"
-    assert spans.uncovered(0, 20) == 10, "all spans together cover 0 to 10"
-
-
 def test_a_block_that_raises_is_recorded_and_the_error_goes_on(clock: Clock):
     spans = Spans()
     with pytest.raises(ZeroDivisionError), spans.span("train"):
@@ -97,22 +88,3 @@ def test_what_has_not_ended_counts_and_is_not_forgotten(clock: Clock):
         spans.forget(before=10)
         clock.now = 12.0
     assert spans.seconds("rollout", 10, 15) == 2 and spans.uncovered(10, 15) == 3
-
-
-def test_spans_of_several_threads_meet_in_one_union():
-    spans, began = Spans(), time.monotonic()
-    together = threading.Barrier(2)
-
-    def work() -> None:
-        with spans.span("rollout"):
-            together.wait()
-            time.sleep(0.05)
-            together.wait()
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    wall = time.monotonic() - began
-    assert 0.05 <= spans.seconds("rollout", began, began + wall) <= wall, "the sum would be twice the time slept"
