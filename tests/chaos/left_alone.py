@@ -19,8 +19,7 @@ import tempfile
 import time
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -216,12 +215,6 @@ def _flow(servers: Servers, run: Run) -> None:
     kill(run.flow().pid)
 
 
-def _worker(servers: Servers, run: Run) -> None:
-    kill(servers.begun("worker"))
-    time.sleep(10)
-    servers.up()
-
-
 def _both(servers: Servers, run: Run) -> None:
     """As when a host is lost: its worker, the flow and the trainer go in one instant."""
     flow = run.flow()
@@ -241,11 +234,6 @@ def _engine(servers: Servers, run: Run) -> None:
     servers.engine_died()
 
 
-def _server(servers: Servers, run: Run) -> None:
-    kill(servers.begun("server"))
-    servers.up()
-
-
 def _server_away(servers: Servers, run: Run) -> None:
     kill(servers.begun("server"))
     time.sleep(60)
@@ -263,9 +251,7 @@ def _trainer_stopped(servers: Servers, run: Run) -> None:
 KINDS: dict[str, tuple[Callable[[Servers, Run], None], float]] = {
     "flow": (_flow, 60),
     "trainer": (_trainer, 60),
-    "worker": (_worker, 100),
     "engine": (_engine, 60),
-    "server": (_server, 60),
     "both": (_both, 240),
     "server-away": (_server_away, 120),
     "trainer-stopped": (_trainer_stopped, 120),
@@ -357,30 +343,19 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-@contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    """The given folder, which stays, or one that goes."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="left-alone-", ignore_cleanup_errors=True) as name:
-        yield Path(name).resolve()
-
-
 def main() -> int:
     """Run it; 0 if all held."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long it should take, about, on an idle machine")
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of kill, in this order")
     parser.add_argument("--folder", type=Path, help="where to work, and leave everything; default: a folder that goes afterwards")
-    parser.add_argument("--nice", type=int, default=0, help="how far to stand back behind other work on this machine")
     given = parser.parse_args()
     if unknown := [kind for kind in given.kinds.split(",") if kind not in KINDS]:
         parser.error(f"there is no kind '{unknown[0]}'; known: {', '.join(KINDS)}")
-    os.nice(given.nice)
-    with _folder(given.folder) as folder:
-        told = left_alone(folder, given.minutes, given.kinds.split(","))
+    with tempfile.TemporaryDirectory(prefix="left-alone-", ignore_cleanup_errors=True) as scratch:
+        folder = given.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        told = left_alone(folder.resolve(), given.minutes, given.kinds.split(","))
     sys.stdout.write(json.dumps(told) + "\n")
     return 0 if told["ok"] else 1
 

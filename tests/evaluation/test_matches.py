@@ -1,7 +1,6 @@
 """Matches: every player plays all powers equally often, with the same starts and random numbers; counts add up."""
 
 import asyncio
-import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.contestants import Contestant, check_searches, needs_run, resolve_contestants
+from evaluation.contestants import Contestant, check_searches, resolve_contestants
 from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, read_ratings, write_match
 from evaluation.match_table import games_for_width, match_table, rate_players
 from evaluation.matches import GameResult, plan_match, play_match
@@ -193,24 +192,6 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])
 
 
-def test_models_of_different_sizes_meet_without_a_run(model: Path, tmp_path: Path):
-    """Each has its own engine, tokenizer and prompts."""
-    twin = shutil.copytree(model, tmp_path / "twin")
-    names = (str(model), str(twin), "mover")
-    players = resolve_contestants(names, "", tmp_path)
-    assert not needs_run(names) and needs_run(["mover", "base+search"]) and not needs_run(["other:v20"])
-    settings = MIXED.model_copy(update={"players": names})
-
-    async def match() -> list[GameResult]:
-        async with open_players(players, tmp_path, settings) as opened:
-            engines = [opened.policy(name)[0] for name in names[:2]]
-            assert engines[0] is not engines[1]
-            return await opened.host.run(play_match(plan_match(settings, 1)[:2], settings, opened.deciders))
-
-    games = asyncio.run(match())
-    assert len(games) == 2 and sum(game.rejected for game in games) == 0
-
-
 def test_a_scripted_player_that_searches_needs_no_engine(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("flows.open_players.usable_cores", lambda: 1)  # no processes, which take seconds to start
     players = resolve_contestants(["mover+search", "mover"], "mine", tmp_path)
@@ -232,13 +213,6 @@ def test_a_scripted_player_that_searches_needs_no_engine(tmp_path: Path, monkeyp
         next(game for game in games if name in (game.seats[p] for p in game.measured)) for name in settings.players
     )
     assert searched.pair == alone.pair and searched.centres != alone.centres
-
-
-def test_the_temperature_of_a_match_reaches_the_draws(uniform_engine, tokens):
-    settings = MIXED.model_copy(update={"players": ("v1", "random"), "temperature": 0.5})
-    engine = uniform_engine()
-    asyncio.run(play_match(plan_match(settings, 1)[:1], settings, {"v1": PolicyDecider(engine, tokens, 1)}))
-    assert {request.temperature for request in engine.requests} == {0.5}
 
 
 def test_a_search_that_cannot_be_made_is_refused_before_an_engine_is_opened(tmp_path: Path):

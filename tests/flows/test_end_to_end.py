@@ -4,14 +4,12 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pyarrow.ipc
 import pytest
 
 from evaluation.intervals import format_count
-from storage.asking import connect
 from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.runs import RunPaths
 
@@ -69,18 +67,6 @@ def test_the_run_folder_holds_everything_that_the_design_names(trained):
     steps = [json.loads(line)["step"] for line in paths.metrics.read_text().splitlines()]
     assert steps == [0, 1, 2, 3], "one line for the probe, one a step, one for the scores"
     assert json.loads(paths.metrics.read_text().splitlines()[0])["mismatch/largest"] < 1e-4
-
-
-def test_what_was_played_can_be_asked_for_by_version(trained):
-    summary, paths, _ = trained
-    played = rows(paths)
-    assert summary["decisions"] == len(played) and sum(row["orders_rejected"] for row in played) == 0
-    gained: dict[int, list[float]] = {}
-    for row in played:
-        gained.setdefault(row["policy_version"], []).append(row["centres_gained"])
-    with connect(paths.root) as run:
-        answer = run.sql("select policy_version, count(*), avg(centres_gained) from decisions group by all").fetchall()
-    assert sorted(answer) == [(version, len(each), pytest.approx(fmean(each))) for version, each in sorted(gained.items())]
 
 
 def test_each_version_that_was_published_drew_the_next_step_s_rows(trained):

@@ -105,18 +105,6 @@ def test_a_killed_and_resumed_run_meets_the_same_players(run: RunPaths, tmp_path
     assert [file.name for file in (run.league / "local").iterdir()] == ["000004.json"]
 
 
-def test_win_shares_are_counted_from_the_run_s_own_forks(run: RunPaths, host, uniform_engine, tokens, positions):
-    made = resources(run, host, uniform_engine(), tokens, positions)
-    serve(made, run, 2)
-    asyncio.run(roll_out_groups.fn(made, 3, 8, 4))  # type: ignore[arg-type]
-    found = League(run, 2, 4).at("local", 4, 2)
-    with connect(run.root) as asked:
-        rows = asked.sql("select distinct start_group, fork, opponents from decisions").fetchall()
-    for member in found.members:
-        assert member.games == sum(f"policy:{member.version}" in opponents for _, _, opponents in rows) > 0
-    assert League(run, 2, 4).at("local", 3, 2).members[0].games == 0, "written before its start groups were played"
-
-
 def test_a_member_whose_adapter_was_removed_is_named_in_one_sentence(run: RunPaths):
     league = League(run, 2, 4)
     assert league.settings_for(SETTINGS, "local", 12, 4).opponent_versions == {0, 2, 4}

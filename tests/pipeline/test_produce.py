@@ -228,29 +228,3 @@ def test_what_a_producer_cannot_play_for_is_one_sentence(
         asyncio.run(produce(played.paths, producer="x"))
     assert "\n" not in str(caught.value)
     assert not (played.paths.shards / "x").exists()
-
-
-def test_a_shard_that_another_process_published_under_this_name_is_kept_and_the_rows_are_dropped(played: Played):
-    played.settings(groups_per_task=QUOTA)
-    played.run(lambda: played.desk.stop("over"))
-    kept = (played.paths.shards / "x" / "000000.arrow").read_bytes()
-    shutil.rmtree(played.paths.producers)
-    for file in (played.paths.shards / "x").iterdir():
-        file.rename(played.paths.root / file.name)
-    played.desk = played.train()
-
-    async def play(side: Any, producer: str, first: int, count: int) -> PlayedGroups:
-        for file in played.paths.root.glob("0*.arrow"):
-            file.rename(played.paths.shards / "x" / file.name)
-        return await play_stretch_of(side, producer, first, count)
-
-    (played.paths.shards / "x").mkdir(exist_ok=True)
-
-    async def run() -> Produced:
-        playing = asyncio.create_task(produce(played.paths, producer="x", play=play))
-        await played.until("x", lambda status: status.state == "waiting" and status.next_group == QUOTA, playing)
-        played.desk.stop("over")
-        return await playing
-
-    assert asyncio.run(run()).start_groups == 0
-    assert (played.paths.shards / "x" / "000000.arrow").read_bytes() == kept

@@ -24,10 +24,6 @@ from decoding.codec import Codec
 from decoding.model_files import recipe_prompts, weights_hash
 from evaluation.adapter_folders import adapter_prompts, check_weights
 from evaluation.contestants import Contestant, resolve_contestant
-from evaluation.intervals import Estimate
-from evaluation.match_files import MatchRecord, write_match
-from evaluation.match_table import MatchTable, PlayerResult
-from evaluation.settings import MatchSettings
 from game.board import Board
 from game.prompts import board_text, power_text
 from game.snapshot import Snapshot
@@ -236,22 +232,6 @@ def models(tmp_path: Path, model: Path) -> Path:
     return tmp_path / "runs"
 
 
-def table(*players: str) -> MatchTable:
-    """A result in which every figure of a player is 0.125."""
-    figure = Estimate(mean=0.125, low=0.1, high=0.15, clusters=14)
-    measures: dict[str, Estimate] = dict.fromkeys(("centres", "gained", "sos", "win", "survival", "solo"), figure)
-    results = (PlayerResult(player=name, seats=14, measures=measures, rating=25.0, rating_spread=8.0) for name in players)
-    return MatchTable(games=14 * len(players), clusters=14, players=tuple(results), pairs=(), rejected=0)
-
-
-def stored_match(folder: Path, model: Path, **changes: object) -> Path:
-    """A file of a match of the model in `model`, which is called 'its/name' there, and 'mover'."""
-    settings = MatchSettings(players=("its/name", "mover"), opponents="mover", years=2, **changes)  # type: ignore[arg-type]
-    players = (Contestant(name="its/name", model=model, weights_hash=weights_hash(model)), Contestant(name="mover"))
-    write_match(folder, MatchRecord(label="m", settings=settings, players=players, table=table("its/name", "mover"), seconds=1.0))
-    return folder / "m.json"
-
-
 def room_for(share: float, base: Path) -> int:
     """Bytes of a folder that has room for this share of the weights."""
     rest = sum(file.stat().st_size for file in base.glob("tokenizer*.json"))
@@ -300,13 +280,6 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: 
     assert source.settings is not None
     few = {"evaluation": source.settings.evaluation.model_dump()}  # which changes neither rows nor weights
     assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == {}
-
-
-def test_figures_of_another_model_are_refused(models: Path, stored_run: RunPaths, tmp_path: Path):
-    other = stored_match(tmp_path / "figures", find_model("before", stored_run.root.parent).base)
-    with pytest.raises(InputError, match="'small' is none of the players measured in"):
-        publish_model(find_model("small", models), tmp_path / "models" / "one", models, [other])
-    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused(models: Path, tmp_path: Path, monkeypatch):

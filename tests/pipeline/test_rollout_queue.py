@@ -264,23 +264,6 @@ def test_what_can_only_bring_rows_beyond_the_budget_is_cancelled_and_its_start_g
     scene(run)
 
 
-@pytest.mark.parametrize("in_step", [True, False])
-def test_the_measured_time_of_a_start_group_sizes_later_tasks_unless_the_run_must_repeat(field: Field, in_step: bool):
-    field.seconds = 6.0  # Prefect is cheap enough for one task each
-
-    async def run() -> None:
-        async with queue(field, buffer_depth=0, deterministic=in_step) as rollouts:
-            for step in (1, 2):
-                taken = await take(rollouts, step, field)
-                field.end()
-                await settled(taken)
-                field.train()
-
-    scene(run)
-    expected = [START_GROUPS, START_GROUPS] if in_step else [START_GROUPS] + [1] * START_GROUPS
-    assert [stretch.count for stretch in field.begun] == expected
-
-
 def test_in_step_all_of_a_steps_own_start_groups_are_waited_for_and_one_that_fails_ends_the_run(field: Field):
     async def run() -> None:
         with pytest.raises(RuntimeError, match="no luck"):
@@ -356,26 +339,6 @@ def test_a_flow_that_plays_nothing_lets_producers_begin_what_is_missing_and_trai
 
     scene(run)
     assert field.begun == []
-
-
-def test_producers_whose_start_groups_teach_nothing_are_asked_for_more_up_to_a_bound(
-    field: Field, desk: ControlDesk, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(play_elsewhere, "SEEN_AFTER_S", 0.02)
-    fleet = Fleet(alive=2)
-
-    async def run() -> None:
-        async with queue(field, fleet=fleet, control=desk, buffer_depth=0, task_runner="producers") as rollouts:
-            taken = await take(rollouts, 1, field)
-            first, _ = quota(desk)
-            fleet.change(published=START_GROUPS)
-            await settled(taken)
-            assert not taken.done() and quota(desk)[0] > first >= START_GROUPS // 2
-            fleet.change(published=2 * START_GROUPS)
-            await settled(taken)
-            assert taken.done(), "twice a step's own start groups taught nothing: it trains on what there is"
-
-    scene(run)
 
 
 def test_in_step_and_overlapped_the_next_steps_start_groups_are_begun_once_and_held_until_this_step_has_chosen(field: Field):

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from game.board import POWERS, Board
 from pipeline import search_opponents as searching
 from pipeline.league import tally_fork
-from pipeline.search_opponents import AT_ONCE, SharedSearch, search_opponents
+from pipeline.search_opponents import SharedSearch, search_opponents
 from rollouts.deciders import DecisionRequest
 from rollouts.roll_out import RolledOut, StartGroup, roll_out
 from rollouts.settings import RolloutSettings
@@ -59,24 +57,6 @@ def test_forks_that_meet_in_one_position_ask_once_and_with_the_luck_of_their_gro
         ("p/5/1", "FRANCE")
     ]
     assert len({(each.game, each.power) for each in counted.asked}) == 5, "requests in progress have names of their own"
-
-
-def test_few_search_at_a_time_and_others_go_on_between_playouts(monkeypatch: pytest.MonkeyPatch):
-    counted, board = Counted(), Board.start()
-    monkeypatch.setattr(searching, "OPPONENTS_SEARCH", QUICK)
-
-    async def ask() -> int:
-        turns = asyncio.Semaphore(AT_ONCE)
-        await asyncio.gather(*(SharedSearch(counted, turns).decide(request(board, power, 0)) for power in POWERS))
-        player = search_opponents(["mover+search"], None, None)["mover+search"]  # type: ignore[arg-type]
-        task, ticks = asyncio.ensure_future(player.decide(request(board, "FRANCE", 0))), 0
-        while not task.done():
-            await asyncio.sleep(0)
-            ticks += 1
-        return ticks
-
-    assert asyncio.run(ask()) >= QUICK.playouts
-    assert counted.most == AT_ONCE < len(POWERS)
 
 
 def rolled(positions: Any, engine: Any, tokens: Any, names: str, *, past: Any = None) -> RolledOut:

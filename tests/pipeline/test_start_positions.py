@@ -51,9 +51,3 @@ def test_the_first_steps_know_of_nothing(resources, step: int):
     run = resources("learnable")
     assert start_positions(run, step) == sample_start_positions(run.cache.train, GROUPS, 5, step)
     assert run.past_returns.asked == [(PRODUCER, 0)]
-
-
-def test_steps_in_any_order_draw_what_they_drew_before(resources):
-    run, again = resources("learnable"), resources("learnable")
-    forwards = [start_positions(run, step) for step in range(1, 8)]
-    assert [start_positions(again, step) for step in reversed(range(1, 8))] == forwards[::-1]

@@ -119,14 +119,6 @@ def test_the_file_tells_which_settings_were_drawn(tmp_path: Path):
         assert [run.training.learning_rate for run in state.runs] == [[1e-3, 2e-3, 4e-3][place] for place in places]
 
 
-def test_values_that_settings_refuse_together_are_drawn_again(tmp_path: Path):
-    text = DRAWN.replace("3", "4") + "evaluation.positions = [4, 9]\ncache.held_out_snapshots = [9, 20, 5]"
-    state = state_of(tmp_path, f'name = "pairs"\n{text}')
-    assert len(state.points) == 4 and {"evaluation.positions": 9, "cache.held_out_snapshots": 5} not in state.points
-    with pytest.raises(InputError, match="only 5 combinations of values were found"):
-        state_of(tmp_path, f'name = "pairs"\n{text.replace("samples = 4", "samples = 6")}')
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

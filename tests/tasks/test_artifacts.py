@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 import tasks.artifacts
 from evaluation.strength import Opening, Score
-from game.board import Board
 from storage.runs import RunPaths
 from tasks.artifacts import RunPage
 from telemetry.progress import LogReporter, install
@@ -114,30 +111,6 @@ def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
     assert said[-1].startswith(f"{failures} updates of the run's Prefect page were lost")
 
 
-@pytest.mark.system
-def test_a_server_that_never_answers_delays_a_run_s_end_only_and_only_for_a_while(
-    in_flow_run, said: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tasks.artifacts, "LAST_WORD_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-
-        async def run(flow_run: UUID) -> tuple[float, float, int]:
-            monkeypatch.setattr(tasks.artifacts, "get_client", lambda: PrefectClient(f"http://127.0.0.1:{port}/api"))
-            async with RunPage("silent", 2) as page:
-                await asyncio.sleep(0.2)  # it is at work on a first request now, which will not be answered
-                began = time.monotonic()
-                page.step(1, FIGURES)
-                page.step(2, FIGURES)
-                await asyncio.sleep(0)
-                told = time.monotonic()
-            return told - began, time.monotonic() - told, page.failures
-
-        telling, closing, failures = in_flow_run(run)
-    assert telling < 2 and closing < 15 and failures >= 1, "Prefect's client waits for an answer for 30 s"
-    assert "lost" in said[-1]
-
-
 def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = (), games: int = 8) -> Score:
     return Score(
         mean=mean,
@@ -161,19 +134,3 @@ def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: fl
     page = result_page(RunPaths(tmp_path / "mine"), {"steps": 2}, {"base": score(0.0), "trained": score(trained)})
     assert verdict in page and f"+0.00 → {trained:+.2f}" in page
     assert "| trained | " in page and str(tmp_path / "mine") in page
-
-
-def test_a_result_shows_the_first_opening_of_base_and_trained_and_the_board(tmp_path, positions):
-    from pipeline.artifact_texts import result_page
-
-    power, legal = next(iter(Board.restore(positions[0]).legal_orders().items()))
-    orders = tuple(options[0] for options in legal.options)
-    both = [
-        Opening(snapshot=positions[0], power=power, orders=orders, probabilities=tuple([chance] * len(orders)))
-        for chance in (0.125, 0.875)
-    ]
-    scores = {"base": score(0.0, openings=(both[0],)), "trained": score(0.1, openings=(both[1],))}
-    page = result_page(RunPaths(tmp_path), {"steps": 2}, scores)
-    assert f"{power}, {Board.restore(positions[0]).long_phase.lower()}" in page
-    assert all(f"| {order} | 12.5% | {order} | 87.5% |" in page for order in orders)
-    assert page.count('src="data:image/svg+xml;base64,') == 2
