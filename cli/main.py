@@ -10,13 +10,14 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cli import end_by_signal
 from cli.commands import command_line, full_spelling, overview
 
 if TYPE_CHECKING:
-    from cyclopts import App, UnknownOptionError
+    from cyclopts import App, UnknownCommandError, UnknownOptionError
 
 try:
     from telemetry.errors import EntenteError, disk_full
@@ -130,11 +131,13 @@ def _output_is_closed() -> bool:
 
 def sentence_of(error: Exception) -> str:
     """One line that says what is wrong: our own message, else the first error in the settings."""
-    from cyclopts import CycloptsError, UnknownOptionError
+    from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError
     from pydantic import ValidationError
 
     if isinstance(error, UnknownOptionError):
         return _unknown_option(error)
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return _unknown_command(error, error.unused_tokens[0])
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
@@ -155,6 +158,24 @@ def _unknown_option(error: "UnknownOptionError") -> str:
     }
     meant = " or ".join(f"--{name}" for name in similar_names(given.lstrip("-"), known) if name in known)
     return f"Unknown option: {given}." + (f" Did you mean {meant}?" if meant else "")
+
+
+def _unknown_command(error: "UnknownCommandError", word: str) -> str:
+    """The unknown command, and the one that is spelt like it, or that has a word of it."""
+    from difflib import get_close_matches
+
+    given, known = " ".join([*(error.command_chain or ()), word]), list(_commands(command_line()))
+    of_a_word = [name for name in known if set(word.split("-")) & set(name.split())]
+    meant = [name for name in known if name.split()[-1] == word] or get_close_matches(given, known, 1, 0.7) or of_a_word
+    return f'Unknown command "{given}". ' + (f"Did you mean {meant[0]}?" if meant else "`entente --help` lists all.")
+
+
+def _commands(app: "App", path: str = "") -> Iterator[str]:
+    """All commands that can be run, each by its words."""
+    for name in app:
+        if not name.startswith("-"):
+            yield from [path + name] * (app[name].default_command is not None)
+            yield from _commands(app[name], f"{path}{name} ")
 
 
 def _one_line(error: BaseException) -> str:

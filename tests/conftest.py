@@ -37,6 +37,7 @@ from telemetry import progress
 from telemetry.errors import EngineError
 from tests.command import Entente
 from tests.made_once import made_once
+from training.recipe import recipe_hash
 
 # How long one example takes says how busy the machine is, and holds no rule.
 settings.register_profile("entente", deadline=None)
@@ -372,9 +373,10 @@ def stored_run(tmp_path: Path) -> RunPaths:
     with tarfile.open(Path(__file__).parent / "stored_runs" / "two_steps.tar.xz") as archive:
         archive.extractall(tmp_path / "stored", filter="data")
     paths = RunPaths(tmp_path / "stored" / "before")
-    paths.settings.write_text(
-        layered_settings("laptop", (), STORED_SETTINGS | {"runs_root": tmp_path / "stored"}).model_dump_json()
-    )
+    settings = layered_settings("laptop", (), STORED_SETTINGS | {"runs_root": tmp_path / "stored"})
+    paths.settings.write_text(settings.model_dump_json())
+    (model,) = (tmp_path / "stored" / "_models").iterdir()
+    model.rename(model.with_name(f"tiny-{recipe_hash(settings.tiny_model, settings.prompts)}"))  # of today's settings
     return paths
 
 

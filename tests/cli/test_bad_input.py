@@ -106,7 +106,9 @@ REFUSED = [
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
-    (["dance"], 'Unknown command "dance"'),
+    (["dance"], 'Unknown command "dance". `entente --help` lists all.'),
+    (["trian"], "Did you mean train?"),
+    (["explain-run"], "Did you mean runs explain?"),
 ]
 IDS = [" ".join(words)[:60] for words, _ in REFUSED]
 
