@@ -34,7 +34,9 @@ def made(exact_run, model, tmp_path_factory) -> tuple[RunPaths, list[dict[str, f
     """A run of three steps of which two checkpoints are kept, and what its steps reported; tests copy it."""
     paths = exact_run(tmp_path_factory.mktemp("made") / "run", groups=4, forks=4)
     trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings(max_policy_lag=STEPS))
-    reported = [trainer.step(step, 1).metrics for step in range(1, STEPS + 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.trainer.KEEP_CHECKPOINTS", 2)
+        reported = [trainer.step(step, 1).metrics for step in range(1, STEPS + 1)]
     assert checkpoint_steps(paths) == [2, 3] and all(metrics["train/loss"] for metrics in reported)
     return paths, reported
 
