@@ -282,15 +282,13 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: 
     assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == {}
 
 
-def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused(models: Path, tmp_path: Path, monkeypatch):
+def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused(models: Path, tmp_path: Path):
     source = find_model("small", models)
-    monkeypatch.setattr(publishing, "MOST_BYTES", room_for(0.75, source.base))
-    to = publish_model(source, tmp_path / "models" / "half", models)
+    to = publish_model(source, tmp_path / "models" / "half", models, most_bytes=room_for(0.75, source.base))
     assert {weight.dtype for weight in load_file(to / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((to / "recipe.json").read_text())["weights"] == "bfloat16"
-    monkeypatch.setattr(publishing, "MOST_BYTES", room_for(0.25, source.base))
     with pytest.raises(InputError, match=r"MB in bfloat16, more than the .* MB that are left for them: publish a smaller model"):
-        publish_model(source, tmp_path / "models" / "none", models)
+        publish_model(source, tmp_path / "models" / "none", models, most_bytes=room_for(0.25, source.base))
 
 
 def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path):

@@ -129,7 +129,7 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_exhausted_buffer():
     assert sentences[0].startswith("Step 3 took 2.0 times as long") and "waiting for rollouts" in sentences[0]
     assert any("The buffer was exhausted: 0% of what the trainer asked for was there" in sentence for sentence in sentences)
     assert any("the one step that pipeline.buffer_depth keeps ahead is used up" in sentence for sentence in sentences)
-    whole = " ".join(explain_run(slow, settings).sentences)
+    whole = " ".join(explain_run({step: slow[step] for step in (1, 2, 3)}, settings).sentences)
     assert "Step 3 took" in whole and "waiting for rollouts" in whole and "runs explain" not in whole
     fast = pipeline(6, depth=1, rollout_s=1.0, train_s=2.0, head_start_s=8.0)
     told = explain_run(fast, settings)
