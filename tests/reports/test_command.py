@@ -27,9 +27,7 @@ def test_the_page_lies_in_the_run_s_folder_and_pictures_where_they_are_wanted(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param(["--run", "never"], "there is no run in 'runs/never'", id="no such run"),
         pytest.param(["--run", "first", "--output", "no/such/page.html"], "there is no folder 'no/such'", id="nowhere to write"),
-        pytest.param(["--run", "first", "--pictures", "nowhere"], "there is no folder 'nowhere'", id="nowhere for pictures"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(workplace: Entente, trained: object, words: list[str], said: str):
@@ -52,8 +50,9 @@ _SIZES = """() => [...document.querySelectorAll('img, figure svg')].map(e => {
 })"""
 
 
-@pytest.mark.parametrize("width", [1200, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.browser
+@pytest.mark.system
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 def test_a_browser_shows_every_picture_without_network_or_complaint(
     browser: Any, workplace: Entente, trained: tuple[dict[str, Any], RunPaths, object], scheme: str, width: int
 ):

@@ -44,11 +44,8 @@ def planted(seconds: float, *names: str) -> dict[str, float]:
     ("figures", "part", "setting"),
     [
         (planted(20, "time/rollout_wait_s", "time/rollout_s"), "rollouts", "pipeline.buffer_depth is 0"),
-        (planted(20, "train/select_s"), "select", "disk"),
         (planted(20, "train/plan_s", "train/update_s"), "plan", "training.token_budget"),
         (planted(20, "train/update_s", "train/backward_s"), "backward", "training.threads"),
-        (planted(20, "train/save_s"), "save", "runs_root"),
-        (planted(20, "time/publish_s"), "publish", "inference.adapters"),
         (planted(20), "orchestration", "pipeline.groups_per_task"),
     ],
 )
@@ -73,15 +70,7 @@ def test_a_planted_bottleneck_is_named_with_the_setting_that_moves_it(figures: d
             {"rollout/preemptions": 7.0},
             "put 7 requests back because its key-value cache was full: raise inference.gpu_mem",
         ),
-        (
-            {"rollout/queue_ms_p50": 400.0},
-            "longer in the queue \\(400 ms\\) than they took to draw \\(50 ms\\): add a worker",
-        ),
         ({"rollout/occupancy": 3.0}, "drew 3 requests together of the 32 it could: play more at a time"),
-        (
-            {"engine/ejections": 1.0, "engine/retries": 5.0},
-            "meanwhile: 1 workers left the pool, 5 requests were asked again",
-        ),
     ],
 )
 def test_slow_rollouts_are_told_by_what_the_engine_reports(trouble: dict[str, float], said: str):
@@ -135,18 +124,6 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_exhausted_buffer():
     told = explain_run(fast, settings)
     assert told.parts["rollouts"] == 0 and "The trainer is the limit" in " ".join(told.sentences)
     assert not any("exhausted" in sentence for sentence in told.sentences)
-
-
-def test_an_update_limits_a_run_though_each_of_its_stages_is_shorter_than_the_wait():
-    longer = {"train/update_s": 10.0, "train/forward_s": 4.0, "train/backward_s": 4.0, "time/rollout_wait_s": 5.0}
-    (said,) = [each for each in explain_run({1: PLAIN | longer | {"time/step_s": 20.0}}, SETTINGS).sentences if "Most of" in each]
-    assert said == "Most of the time, 45%, went into forward, backward, optimiser."
-
-
-def test_what_nobody_counted_of_the_engine_is_not_told_as_zero():
-    known = {name: value for name, value in PLAIN.items() if name not in ("rollout/occupancy", "rollout/prefix_hit_share")}
-    waiting = known | {"time/rollout_wait_s": 21.0, "time/step_s": 30.0}
-    assert explain_run({1: waiting}, SETTINGS).sentences[3] == "The engine is busy: add a worker or a GPU."
 
 
 def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from cli.commands import command_line
 from evaluation.score_files import read_score, write_score
 from evaluation.track import track_label
-from reports.drawing import new_plot, to_svg
 from reports.page import closest_preset
 from reports.read_run import read_run
 from reports.run_facts import read_facts
@@ -74,15 +72,6 @@ def test_a_base_that_imitates_has_its_learning_curve_on_the_page(run_folder: Run
     assert said in [attributes.get("aria-label") for _, attributes in page.elements]
 
 
-def test_few_start_groups_have_a_mean_and_no_interval(run_folder: RunPaths):
-    facts, rows = read_facts(run_folder), arrow_rows(run_folder.ledger, "step-*.arrow")
-    assert [point.mean_return.interval for point in facts.curve] == [None]
-    for step, figures in facts.steps.items():
-        ours = [row for row in rows if int(row["file"].removeprefix("step-")) == step]
-        assert len({row["start_group"] for row in ours}) <= 2
-        assert figures["train/return_mean"] == pytest.approx(sum(row["return"] for row in ours) / len(ours), abs=1e-5)
-
-
 def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_probability(
     run_folder: RunPaths, page_of: MakePage
 ):
@@ -120,34 +109,6 @@ def test_the_page_stands_alone(run_folder: RunPaths, page_of: MakePage):
             assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", value))
 
 
-def test_ids_are_unique_and_every_reference_finds_its_own(run_folder: RunPaths, page_of: MakePage):
-    elements = page_of(run_folder).elements
-    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
-    named = {
-        target for _, attributes in elements for value in attributes.values() for target in re.findall(r"url\(#([^)]*)\)", value)
-    }
-    named |= {a["xlink:href"][1:] for _, a in elements if a.get("xlink:href", "").startswith("#")}
-    assert ids and len(ids) == len(set(ids))
-    assert named and named <= set(ids)
-
-
-def test_every_picture_says_in_words_what_it_shows(run_folder: RunPaths, page_of: MakePage):
-    elements = page_of(run_folder).elements
-    assert [tag for tag, a in elements if tag == "img" and not a.get("alt", "").strip()] == []
-    plots = [a for tag, a in elements if tag == "svg"]
-    assert len(plots) == 8 and all(a["role"] == "img" and a["aria-label"].strip() for a in plots)
-
-
-def test_plots_follow_the_page_s_colours_and_bring_no_style_sheet(run_folder: RunPaths, page_of: MakePage):
-    figure, (axes,) = new_plot()
-    axes.plot([1, 2], [1, 2])
-    svg = to_svg(figure, "some", 'a "quoted" <plot>')
-    assert "currentColor" in svg and "<style" not in svg and "#000000" not in svg
-    (opening, *_) = Page(svg).elements
-    assert opening[1]["aria-label"] == 'a "quoted" <plot>'
-    assert [tag for tag, _ in page_of(run_folder).elements].count("style") == 1
-
-
 def test_a_run_cut_in_the_middle_of_a_step_says_so_and_shows_what_there_is(run_folder: RunPaths, page_of: MakePage):
     run_folder.summary.unlink()
     for file in run_folder.scores.glob("*.json"):
@@ -175,17 +136,6 @@ def test_a_run_without_any_step_has_sentences_in_place_of_empty_plots(run_folder
     assert [tag for tag, _ in page.elements if tag in ("svg", "img")] == []
 
 
-def test_a_run_of_one_step_is_drawn(run_folder: RunPaths, page_of: MakePage):
-    settings = json.loads(run_folder.settings.read_text()) | {"steps": 1}
-    run_folder.settings.write_text(json.dumps(settings))
-    lines = run_folder.metrics.read_text().splitlines(keepends=True)
-    run_folder.metrics.write_text("".join(lines[:2]))
-    page = page_of(run_folder)
-    assert "Complete: 1 step in" in page.text
-    assert "nan" not in page.text.lower().split()
-    assert len([tag for tag, _ in page.elements if tag == "svg"]) == 8
-
-
 def test_a_run_whose_process_lives_is_running_and_one_whose_process_died_is_not(run_folder: RunPaths, page_of: MakePage):
     run_folder.summary.unlink()
     with held(run_folder.lock) as free:
@@ -207,22 +157,6 @@ def test_a_damaged_shard_is_counted_and_named_with_its_reason(run_folder: RunPat
     assert read_facts(run_folder).rows.decisions == rows - lost
 
 
-def test_what_the_run_itself_set_aside_and_a_damaged_score_are_named(run_folder: RunPaths, page_of: MakePage):
-    (run_folder.shards / ".000000.arrow.damaged-0123abcd").write_bytes(b"")
-    (run_folder.scores / "base.json").write_text("{")
-    page = page_of(run_folder)
-    assert ".000000.arrow.damaged-0123abcd" in page.text
-    assert "Scores are left out" in page.text and "base.json" in page.text
-
-
-def test_of_a_step_that_was_logged_twice_the_last_record_counts(run_folder: RunPaths):
-    lines = metric_lines(run_folder)
-    again = next(line for line in lines if line["step"] == 1) | {"train/entropy": 0.125}
-    run_folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in [*lines, again]))
-    facts = read_facts(run_folder)
-    assert facts.steps[1]["train/entropy"] == 0.125 and sorted(facts.steps) == [1, 2]
-
-
 def test_settings_are_told_against_the_closest_preset(run_folder: RunPaths, presets: dict[str, Any], page_of: MakePage):
     preset, found = closest_preset(json.loads(run_folder.settings.read_text()), presets)
     differences = {name: tuple(values) for name, values in found}
@@ -231,15 +165,6 @@ def test_settings_are_told_against_the_closest_preset(run_folder: RunPaths, pres
     assert differences["cache.train_snapshots"] == (8, 240)
     assert not {"run", "runs_root", "rollouts.horizon_years", "inference.model"} & set(differences)
     assert ["rollouts.forks_per_group", "4", "8"] in page_of(run_folder).rows
-
-
-def test_the_environment_shown_is_the_stored_one_or_said_to_be_another(run_folder: RunPaths, page_of: MakePage):
-    run_folder.environment.write_text(json.dumps({"torch": "9.8.7", "gpus": "NVIDIA H200"}))
-    page = page_of(run_folder)
-    assert ["torch", "9.8.7"] in page.rows and ["gpus", "NVIDIA H200"] in page.rows
-    assert "kept no record" not in page.text
-    run_folder.environment.unlink()
-    assert "The run kept no record of its environment" in page_of(run_folder).text
 
 
 def test_every_line_under_ask_further_can_be_typed_and_its_sql_answers(run_folder: RunPaths, page_of: MakePage):

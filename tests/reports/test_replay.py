@@ -2,9 +2,7 @@
 
 import json
 import math
-import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,11 @@ import pyarrow as pa
 import pytest
 
 from game.board import Board
-from game.players import player
-from game.render import draw_board
 from game.snapshot import POWERS
 from pipeline.run_settings import MODEL_FOLDER
-from reports.games import GameName
 from reports.order_odds import odds_by_line
-from reports.replay_page import as_data, replay_html, still
-from reports.replayed import ReplayedGame, ShownOrder, ShownPly, read_game
+from reports.replay_page import as_data, replay_html
+from reports.replayed import ReplayedGame, read_game
 from storage.index import open_index
 from storage.runs import RunPaths
 from storage.tombstones import files_of, publish_tombstone
@@ -40,11 +35,6 @@ def test_an_order_s_odds_are_those_of_its_tokens_and_forced_ones_count_as_certai
     assert [odds.logprob for odds in found] == [-0.75, -1.0, 0.0]
     assert [odds.choices for odds in found] == [2, 1, 0]
     assert found[2].probability == 1
-
-
-def test_a_completion_without_lines_has_no_odds():
-    assert odds_by_line([], [], [0], {LINE, END}) == []
-    assert odds_by_line([7], [-1.0], [0, 2], {LINE, END}) == [], "a line that nothing ends is no order"
 
 
 @pytest.fixture
@@ -136,12 +126,8 @@ def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGa
     ("name", "said"),
     [
         pytest.param("0", "start group 0 was played several times: say which fork; there are 4: 0/0, 0/1", id="start group"),
-        pytest.param("0/9", "run 'first' has no game 0/9; there are 4: 0/0", id="no such fork"),
-        pytest.param("77/0", "run 'first' has no game 77/0; there are", id="no such start group"),
-        pytest.param("123456789", "neither a start group nor a decision 123456789", id="no such decision"),
         pytest.param("9" * 30, "neither a start group nor a decision", id="beyond every id"),
         pytest.param("../0", "'../0' names no game", id="nonsense"),
-        pytest.param("nobody/0/1", "has no game nobody/0/1", id="no such producer"),
     ],
 )
 def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, replayed, name: str, said: str):
@@ -189,36 +175,10 @@ def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable
     assert len(html) < 120e3 and len(data) / len(game.plies) < 6e3
 
 
-def test_forty_positions_weigh_little_more_than_one():
-    dice, board, plies = random.Random(0), Board.start(), []
-    for number in range(40):
-        here = board.fork()
-        given = {power: player("mover")(legal, dice) for power, legal in board.legal_orders().items()}
-        played = board.step(given)
-        orders = {
-            power: tuple(ShownOrder(order=o, results=played.results.get(o[:5], ()), probability=0.5, choices=1) for o in own)
-            for power, own in given.items()
-        }
-        plies.append(ShownPly(number=number, phase=here.phase, board=here, orders=orders, decisions={}))
-    name = GameName(
-        producer="p", start_group=0, fork=0, shard="s", plies=40, first="", last="", powers=("FRANCE",), version=1,
-        status="complete", gain=0.0,
-    )  # fmt: skip
-    game = ReplayedGame(run="r", game=name, plies=tuple(plies), opponents="mover", game_id="g", ended="horizon", has_odds=True)
-    html = len(replay_html(game, Path("runs")))
-    one = len(replay_html(replace(game, plies=game.plies[:1]), Path("runs")))
-    assert html < 250e3 and html < 3 * one < sum(len(draw_board(ply.board)) for ply in plies)
-
-
 def test_a_name_that_looks_like_markup_stays_a_name(run_folder: RunPaths, model: Path):
     strange = RunPaths(run_folder.root.rename(run_folder.root.with_name("a<b>&</script>".replace("/", ""))))
     html = replay_html(read_game(strange, "0/0", model), strange.root.parent)
     assert Page(html).elements and "<b>" not in html
-
-
-def test_the_still_shows_everybody_s_orders(replayed: Callable[[str], ReplayedGame]):
-    drawn = still(replayed("0/0"))
-    assert drawn.startswith("<svg") and drawn.count("<path") > 60
 
 
 def test_the_command_lists_games_and_writes_the_page_of_one(workplace: Entente, trained, tmp_path: Path):
@@ -243,6 +203,8 @@ _SHOWN = """() => ({
 })"""
 
 
+@pytest.mark.browser
+@pytest.mark.system
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1300), ("dark", 390)])
 def test_a_browser_steps_through_a_game_without_network_or_complaint(
     browser: Any, replayed: Callable[[str], ReplayedGame], tmp_path: Path, scheme: str, width: int
@@ -280,6 +242,8 @@ def test_a_browser_steps_through_a_game_without_network_or_complaint(
     assert complaints == [] and requests == [file.resolve().as_uri()]
 
 
+@pytest.mark.browser
+@pytest.mark.system
 def test_a_browser_shows_thoughts_as_text(browser: Any, stored_run: RunPaths, tmp_path: Path):
     wicked = "Take BER.\n</script><img src=x onerror=alert(1)> & hold \x1b[2J" + 40 * "verylongword"
     add_thoughts(stored_run, [("", False), (wicked, True), ("Hold.", False)])

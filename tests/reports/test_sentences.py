@@ -5,10 +5,8 @@ import pytest
 from evaluation.score_files import ScoreRecord
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
-from reports import plots
 from reports.page import named_scores
-from reports.sentences import hidden_rollouts, mismatch, verdict
-from tests.reports.conftest import SETTINGS, facts
+from reports.sentences import verdict
 
 
 def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy", games: int = 7) -> ScoreRecord:
@@ -58,27 +56,3 @@ def test_only_a_player_that_the_model_imitated_is_called_its_teacher(label: str,
     }
     assert said in verdict(scores)
     assert [name for name, _ in named_scores(scores)] == ["random", row, "base"]
-
-
-def test_the_agreement_of_trainer_and_engine_is_told_with_the_limit_that_was_in_force():
-    found = {"mismatch/tokens": 479.0, "mismatch/mean": 0.01, "mismatch/p99": 0.1, "mismatch/largest": 3.34e-6}
-    assert "at most 3.3 × 10⁻⁶ nats over 479 tokens; the limit is 1 × 10⁻⁴" in mismatch(facts(mismatch=found))
-    half = SETTINGS | {"inference": {"dtype": "bfloat16"}}
-    assert "0.01 nats in the mean (limit 0.03) and 0.1 at the 99th percentile (limit 0.15)" in mismatch(
-        facts(mismatch=found, settings=half)
-    )
-    assert "have not been compared" in mismatch(facts())
-
-
-def test_parts_of_a_step_add_up_to_its_wall_time_and_rollouts_behind_training_are_told_apart():
-    # 10 s: 6 of training, behind which 5 of rollouts ran; 3 more of rollouts that the trainer waited for; 1 of the flow.
-    step = {"time/step_s": 10.0, "time/train_s": 6.0, "time/publish_s": 0.0, "time/orchestration_s": 1.0, "time/rollout_s": 8.0}
-    overlapped = facts(steps={1: step})
-    assert hidden_rollouts(overlapped) == " Another 5 s of rollouts ran behind training and are not drawn."
-    parts = step | {"time/rollout_wait_s": 3.0, "train/update_s": 6.0, "train/plan_s": 2.0}
-    told = plots.times(facts(steps={1: parts})) or ""
-    assert (
-        "rollouts 30%, select 0%, plan 20%, forward 0%, backward 0%, optimiser 40%, save 0%, publish 0%, orchestration 10%"
-        in told
-    )
-    assert hidden_rollouts(facts(steps={1: step | {"time/rollout_s": 3.0}})) == ""
