@@ -127,7 +127,8 @@ def _chosen_from(number: int, run: str, runs_root: Path) -> None:
     paths = RunPaths(runs_root / run)
     storage, then = settings_of(paths).storage, read_past_choice(paths, number)
     index = open_index(paths, blend=storage.blend, discount=storage.discount)
-    counts = rewind_index(index, then).counts
+    again = rewind_index(index, then)
+    counts = again.counts
     trained = set(zip(*(then.rows[name].to_pylist() for name in ("shard", "start_group", "power", "phase")), strict=True))
     table = Table("start group", "power", "phase", "decisions", "spread", "lag", "trained on", box=None)
     for shard, group, power, phase, decisions, spread, lag in index.fetch(_ELIGIBLE):
@@ -137,7 +138,7 @@ def _chosen_from(number: int, run: str, runs_root: Path) -> None:
     head = f"step {number} of run {run}: {counts['eligible']} advantage groups could be trained on"
     rule = f"lag up to {asked.max_policy_lag} behind version {asked.policy_version}; {asked.start_groups} start groups wanted"
     others = ", ".join(f"{counts[name]} {name}" for name in ("used", "unusable", "ahead", "expired", "no_spread"))
-    _print(Text(head, style="bold"), *(Text(line) for line in (rule, f"others: {others}", then.shortage) if line), table)
+    _print(Text(head, style="bold"), *(Text(line) for line in (rule, f"others: {others}", again.shortage) if line), table)
 
 
 _ELIGIBLE = """

@@ -24,8 +24,6 @@ class PastChoice:
     query: SelectionQuery
     seen: dict[str, list[list[int]]]
     """Producer -> [first start group, one after the last] of each range that the index had read."""
-    shortage: str
-    """What was done because there were too few rows; empty if there were enough."""
     rows: pa.Table
     """The rows that the step trained on."""
 
@@ -50,7 +48,6 @@ def read_past_choice(paths: RunPaths, step: int) -> PastChoice:
     return PastChoice(
         query=SelectionQuery.from_json(metadata["selection"]),
         seen=json.loads(metadata["seen"]),
-        shortage=metadata["shortage"],
         rows=rows,
     )
 

@@ -52,6 +52,6 @@ SELECT
     branching_tokens,
     mean_return,
     spread,
-    (md5_number_upper(concat_ws(':', $seed, $step, producer, start_group, '')) // 4096 + 0.5) / 4503599627370496 AS uniform
+    (md5_number_upper(concat_ws(':', $seed, $step, producer, start_group)) // 4096 + 0.5) / 4503599627370496 AS uniform
 FROM whole JOIN played USING (shard, start_group) JOIN rows USING (shard, start_group)
 ORDER BY producer, start_group, shard;

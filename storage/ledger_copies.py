@@ -76,7 +76,7 @@ def _repair(paths: RunPaths, step: int, path: Path, why: str, *, trained: bool) 
 
 def _first_in_reach(step_done: int, storage: StorageSettings) -> int:
     """The first step whose rows are new enough for the step after `step_done`. The rows of step s are of versions before s."""
-    return step_done - max(storage.max_policy_lag, storage.hard_policy_lag) + 1
+    return step_done - storage.max_policy_lag + 1
 
 
 def _faults(paths: RunPaths) -> tuple[int, Mapping[int, tuple[Path, str]]]:

@@ -41,7 +41,7 @@ class RunAge:
         return cls(
             policy_version=max(checkpoints, default=0),
             oldest_checkpoint=min(checkpoints, default=0),
-            max_policy_lag=max(storage.max_policy_lag, storage.hard_policy_lag),
+            max_policy_lag=storage.max_policy_lag,
         )
 
 

@@ -27,42 +27,27 @@ SELECT
     spread > greatest($min_spread, 1e-6) AS has_spread
 FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);
 
--- 2. The chosen advantage groups, each whole, and their rows in the batch's order.
---    What is drawn ($draw) is a whole start group, with all its eligible advantage groups, or a single advantage group; as many
---    as $start_groups start groups, or as the advantage groups that so many of them hold on average.
---    Drawn without replacement with weight $freshness ^ lag of the oldest row (Efraimidis and Spirakis: the smallest -ln(u) / weight
---    are taken, here by their logarithms), u a hash of seed, step and the name of what is drawn (md5: DuckDB may change
---    its own). With $balance_powers each power gets one before any gets a second one, and so on; start groups in which the
---    policy plays several powers are balanced by themselves and count as one power.
-WITH start_groups AS (
+-- 2. The chosen start groups, each with all its eligible advantage groups, and their rows in the batch's order.
+--    $start_groups of them are drawn without replacement with weight $freshness ^ lag of the oldest eligible row (Efraimidis and
+--    Spirakis: the smallest -ln(u) / weight are taken, here by their logarithms), u a hash of seed, step and the start group's
+--    name (md5: DuckDB may change its own). With $balance_powers each power gets one before any gets a second one, and so on;
+--    start groups in which the policy plays several powers are balanced by themselves and count as one power.
+WITH drawable AS (
     SELECT
         producer,
         shard,
         start_group,
         CASE WHEN min(power) = max(power) THEN min(power) ELSE '' END AS power_played,
-        count(*) FILTER (standing IN ('eligible', 'used')) AS teaches,
-        count(*) FILTER (standing = 'eligible') AS eligible
+        max(group_lag) FILTER (standing = 'eligible') AS oldest_lag
     FROM standings
     WHERE group_lag BETWEEN 0 AND $max_policy_lag
     GROUP BY ALL
-    HAVING eligible > 0
-),
-drawable AS (
-    SELECT
-        s.producer,
-        s.shard,
-        s.start_group,
-        CASE WHEN $draw = 'start_group' THEN '' ELSE concat_ws(':', power, phase) END AS part,
-        CASE WHEN $draw = 'start_group' THEN any_value(power_played) ELSE any_value(power) END AS balanced,
-        max(group_lag) AS oldest_lag
-    FROM standings AS s JOIN start_groups USING (shard, start_group)
-    WHERE standing = 'eligible'
-    GROUP BY ALL
+    HAVING oldest_lag IS NOT NULL
 ),
 keyed AS (
     SELECT
         *,
-        md5_number_upper(concat_ws(':', $seed, $step, producer, start_group, part)) AS hashed,
+        md5_number_upper(concat_ws(':', $seed, $step, producer, start_group)) AS hashed,
         ln(-ln((hashed // 4096 + 0.5) / 4503599627370496)) - oldest_lag * ln($freshness) AS draw_key
     FROM drawable
 ),
@@ -70,23 +55,20 @@ ranked AS (
     SELECT
         *,
         CASE
-            WHEN $balance_powers THEN row_number() OVER (PARTITION BY balanced ORDER BY draw_key, producer, start_group, part)
+            WHEN $balance_powers THEN row_number() OVER (PARTITION BY power_played ORDER BY draw_key, producer, start_group)
             ELSE 0
         END AS round
     FROM keyed
 ),
 drawn AS (
-    SELECT shard, start_group, part, row_number() OVER (ORDER BY round, draw_key, producer, start_group, part) AS place
+    SELECT shard, start_group, row_number() OVER (ORDER BY round, draw_key, producer, start_group) AS place
     FROM ranked
-    QUALIFY place <= (
-        SELECT CASE WHEN $draw = 'start_group' THEN $start_groups ELSE ceil($start_groups * avg(teaches)) END FROM start_groups
-    )
+    QUALIFY place <= $start_groups
 ),
 chosen AS (
-    SELECT s.shard, s.start_group, s.power, s.phase, min(place) OVER (PARTITION BY s.shard, s.start_group) AS place
-    FROM drawn JOIN standings AS s
-        ON s.shard = drawn.shard AND s.start_group = drawn.start_group AND s.standing = 'eligible'
-        AND (drawn.part = '' OR drawn.part = concat_ws(':', s.power, s.phase))
+    SELECT shard, start_group, power, phase, place
+    FROM drawn JOIN standings USING (shard, start_group)
+    WHERE standing = 'eligible'
 )
 SELECT
     d.shard,

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 import duckdb
 import pyarrow as pa
@@ -44,11 +43,9 @@ class SelectionQuery:
     min_spread: float = 0.0
     """Advantage groups with at most this spread are left out."""
     freshness: float = 0.5
-    """Factor of a group's weight in the draw per version of lag of its oldest row."""
+    """Factor of a start group's weight in the draw per version of lag of its oldest row."""
     balance_powers: bool = True
-    """Draw one for each power before a second one for any."""
-    draw: Literal["start_group", "advantage_group"] = "start_group"
-    """What is drawn, always whole."""
+    """Draw one start group for each power before a second one for any."""
     selection: str = ""
     """The user's query that chooses the start groups instead of the draw; empty: the draw."""
 
@@ -93,10 +90,10 @@ class Selection:
     """The start groups that the index had read; see `Index.seen`."""
 
     @property
-    def enough(self) -> bool:
-        """Whether as many start groups were found as wanted."""
-        left = self.counts["waiting"] > 0 and not self.query.selection  # such a query may want none of what is left
-        return left or self.start_groups >= self.query.start_groups
+    def shortage(self) -> str:
+        """A sentence if fewer start groups were found than wanted; empty if there were enough."""
+        found, wanted = self.start_groups, self.query.start_groups
+        return f"step {self.query.step} found only {found} of {wanted} start groups to train on" if found < wanted else ""
 
 
 def select(
@@ -116,8 +113,7 @@ def select(
     make_standings(connection, query)
     if query.selection:
         drawn = order_candidates(connection, query).slice(length=query.start_groups).select(["shard", "start_group"])
-        places, parts = pa.array(range(drawn.num_rows), pa.int64()), pa.repeat("", drawn.num_rows)
-        connection.register("drawn", drawn.append_column("place", places).append_column("part", parts))
+        connection.register("drawn", drawn.append_column("place", pa.array(range(drawn.num_rows), pa.int64())))
         (choice,) = connection.extract_statements(_FROM_DRAWN)
     values = asdict(query)
     chosen = connection.sql(choice.query, params={name: values[name] for name in choice.named_parameters})

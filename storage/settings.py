@@ -1,8 +1,8 @@
 """Settings of storage: how returns are computed, and how old the rows of a step may be."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from storage.query_text import query_text
 from telemetry.setting_marks import MAY_CHANGE_RECORDED, Settings
@@ -36,15 +36,8 @@ class StorageSettings(Settings):
     """Factor per later decision of the same power in the fork."""
     max_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 2
     """Policy versions that the oldest row of an advantage group may lag behind the trainer."""
-    hard_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 0
-    """Policy lag up to which a step takes older rows if there are too few."""
-    shortage_wait_s: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds that a step waits for more rows before it takes older or fewer; 0 if no other producer plays."""
     max_uses: Annotated[int, Field(ge=1)] = 1
     """Steps that may train on one advantage group."""
-    draw: Literal["start_group", "advantage_group"] = "start_group"
-    """Unit of the draw: start groups, whose rows share prompt prefixes; or advantage groups, which balances powers
-    better."""
     selection: Annotated[str, BeforeValidator(query_text)] = ""
     """A query that chooses the start groups of a step: a .sql file, or its text; empty: the draw."""
 
@@ -56,12 +49,6 @@ class StorageSettings(Settings):
                 raise ValueError(f"there is no blend {blend!r}; named ones are {', '.join(BLENDS)}")
             return dict(BLENDS[blend])
         return blend
-
-    @model_validator(mode="after")
-    def _whole_start_groups(self) -> Self:
-        if self.selection and self.draw != "start_group":
-            raise ValueError(f"selection takes whole start groups, and draw is {self.draw!r}: leave one of the two out")
-        return self
 
     @field_validator("blend")
     @classmethod

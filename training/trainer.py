@@ -15,7 +15,6 @@ import torch
 
 from records.policy_version import BASE, PolicyVersion
 from storage.adapters import publish_adapter
-from storage.choose_batch import Choice, batch_query, choose_batch
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
@@ -24,10 +23,11 @@ from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
+from storage.own_selection import keys_of
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
 from storage.runs import RunPaths, set_aside
-from storage.selection import Reach, selection_rule
+from storage.selection import Reach, Selection, SelectionQuery, selection_rule
 from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals
 from telemetry.errors import DataError, InputError, TrainingError
@@ -103,7 +103,7 @@ class Trainer:
             paths,
             blend=storage.blend,
             discount=storage.discount,
-            reach=Reach(policy_version=self.step_done, max_policy_lag=max(storage.max_policy_lag, storage.hard_policy_lag)),
+            reach=Reach(policy_version=self.step_done, max_policy_lag=storage.max_policy_lag),
         )
         self._shelf = LessonShelf(paths, training.seed)
         if state is not None:
@@ -144,14 +144,7 @@ class Trainer:
     def eligible(self, step: int, start_groups: int) -> Eligible:
         """How many rows step `step` could use now. A step to be repeated already has its rows."""
         self._index.refresh()
-        query = batch_query(
-            self._storage,
-            step=step,
-            policy_version=self.step_done,
-            start_groups=start_groups,
-            seed=self._settings.seed,
-        )
-        found = self._index.eligible(query)
+        found = self._index.eligible(self._query(step, start_groups))
         return replace(found, start_groups=start_groups) if step in self._to_repeat else found
 
     def totals(self) -> Totals:
@@ -189,14 +182,14 @@ class Trainer:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
         began = time.perf_counter()
         if step in self._to_repeat:
-            rows, counts, drawn = self._read_ledger(step), {}, {}
+            rows, counts = self._read_ledger(step), {}
             batch, taught = self._gather_recorded(step, rows)
         else:
             choice, batch = self._choose_and_gather(step, start_groups)
             chosen, taught = self._choose_lessons(step, lessons)
-            rows, counts, drawn = choice.selection.rows, choice.selection.counts, choice.metrics()
+            rows, counts = choice.rows, choice.counts
             self._record(step, choice, chosen)
-            self._index.look_ahead(replace(choice.selection.query, step=step + 1, policy_version=step))
+            self._index.look_ahead(replace(choice.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
         weighed = {"train/entropy_weight": entropy_weight(self._updater.entropy, self._settings)}
         batch, refused = self._drop_faulty_rows(batch)
@@ -209,7 +202,8 @@ class Trainer:
                 logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
-        metrics |= drawn | selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
+        metrics |= selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
+        metrics |= {"train/start_groups": float(len(set(keys_of(rows))))}
         metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
         metrics |= {"train/refused_rows": float(refused + refused_lessons), "train/packed": float(self._updater.layout.packed)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
@@ -261,7 +255,7 @@ class Trainer:
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
         return self._updater.updates(batch, taught)
 
-    def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Choice, Batch]:
+    def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Selection, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
 
         The index sets a damaged shard aside, and rows are chosen again without it.
@@ -269,22 +263,27 @@ class Trainer:
         while True:
             choice = self._choose(step, start_groups)
             try:
-                return choice, self._index.gather(choice.selection.rows)
+                return choice, self._index.gather(choice.rows)
             except ShardDamaged as error:
                 logger.warning("step %d chooses again: %s", step, error)
 
-    def _choose(self, step: int, start_groups: int) -> Choice:
-        choice = choose_batch(
-            self._index,
-            self._storage,
+    def _choose(self, step: int, start_groups: int) -> Selection:
+        self._index.refresh()
+        choice = self._index.select_batch(self._query(step, start_groups))
+        if choice.shortage:
+            logger.info("%s", choice.shortage)
+        return choice
+
+    def _query(self, step: int, start_groups: int) -> SelectionQuery:
+        return SelectionQuery(
             step=step,
             policy_version=self.step_done,
+            max_policy_lag=self._storage.max_policy_lag,
             start_groups=start_groups,
             seed=self._settings.seed,
+            max_uses=self._storage.max_uses,
+            selection=self._storage.selection,
         )
-        if choice.patient:
-            logger.warning("%s", choice.shortage)
-        return choice
 
     def _choose_lessons(self, step: int, query: LessonQuery | None) -> tuple[list[LessonRef], LessonBatch | None]:
         """Choose lessons and gather them, like rows. A damaged file is set aside, and lessons are chosen again without it."""
@@ -296,7 +295,7 @@ class Trainer:
                 logger.warning("step %d chooses lessons again: %s", step, error)
         return [], None
 
-    def _record(self, step: int, choice: Choice, lessons: Sequence[LessonRef]) -> None:
+    def _record(self, step: int, choice: Selection, lessons: Sequence[LessonRef]) -> None:
         """Write the step's ledger. If it exists already, another trainer works on the run.
 
         Raises:
@@ -304,8 +303,8 @@ class Trainer:
         """
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         about |= ledger_entry(lessons)
-        about |= {"selection": choice.selection.query.to_json(), "shortage": choice.shortage, "seen": choice.selection.seen}
-        if not write_ledger(self._paths, step, choice.selection.rows, about | selection_rule()):
+        about |= {"selection": choice.query.to_json(), "seen": choice.seen}
+        if not write_ledger(self._paths, step, choice.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"

@@ -9,19 +9,19 @@ import pytest
 from records.rows import Decision
 from storage.as_of import read_past_choice, rewind_index
 from storage.asking import connect
-from storage.choose_batch import choose_batch
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import RunPaths
-from storage.settings import StorageSettings
+from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 from telemetry.errors import InputError
 
 Group = tuple[str, int, str, str]
+LAG = 2
 
 
 def standing_by_hand(
-    published: list[tuple[str, Decision]], used: Counter[Group], version: int, settings: StorageSettings
+    published: list[tuple[str, Decision]], used: Counter[Group], version: int, max_uses: int
 ) -> dict[Group, str]:
     """The standing of every advantage group, by a plain loop over what had been published."""
     groups: dict[Group, list[Decision]] = {}
@@ -37,13 +37,13 @@ def standing_by_hand(
             for row in members
         ]
         oldest = min(row.policy_version for row in members)
-        if used[group] >= settings.max_uses:
+        if used[group] >= max_uses:
             found[group] = "used"
         elif len(members) < 2:
             found[group] = "unusable"
         elif max(row.policy_version for row in members) > version:
             found[group] = "ahead"
-        elif version - oldest > settings.max_policy_lag:
+        elif version - oldest > LAG:
             found[group] = "expired"
         else:
             found[group] = "eligible" if max(returns) - min(returns) > 1e-6 else "no_spread"
@@ -52,7 +52,7 @@ def standing_by_hand(
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.system) for seed in (1, 2))])
 def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, rows: Any, seed: int) -> None:
-    rng, settings = random.Random(seed), StorageSettings(max_uses=1 + seed % 2)
+    rng, max_uses = random.Random(seed), 1 + seed % 2
     published: list[tuple[str, Decision]] = []
     used: Counter[Group] = Counter()
     expected: dict[int, dict[Group, str]] = {}
@@ -67,10 +67,20 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
             some, plies = rows.make_shard_rows(rng, range(number, number + 1), producer, forks=3, policy_version=version)
             publish_shard(paths, producer, number, some, plies, {})
             published += [(producer, row) for row in some]
-        choice = choose_batch(trainer, settings, step=step, policy_version=step - 1, start_groups=2, seed=seed).selection
-        expected[step] = standing_by_hand(published, used, step - 1, settings)
+        trainer.refresh()
+        choice = trainer.select_batch(
+            SelectionQuery(
+                step=step,
+                policy_version=step - 1,
+                max_policy_lag=LAG,
+                start_groups=2,
+                seed=seed,
+                max_uses=max_uses,
+            )
+        )
+        expected[step] = standing_by_hand(published, used, step - 1, max_uses)
         chosen[step] = choice.rows["decision_id"].to_pylist()
-        told = {"selection": choice.query.to_json(), "seen": trainer.seen(), "shortage": ""}
+        told = {"selection": choice.query.to_json(), "seen": trainer.seen()}
         assert write_ledger(paths, step, choice.rows, told)
         for group in {(r["shard"].split("/")[0], r["start_group"], r["power"], r["phase"]) for r in choice.rows.to_pylist()}:
             used[group] += 1

@@ -7,13 +7,11 @@ from typing import Any
 
 import duckdb
 import pytest
-from pydantic import ValidationError
 
 from storage import closed_query, own_selection
 from storage.as_of import read_past_choice, rewind_index
-from storage.choose_batch import choose_batch
 from storage.closed_query import VARYING
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.own_selection import CANDIDATES, check_selection, keys_of
 from storage.runs import RunPaths
@@ -65,7 +63,7 @@ def test_the_order_is_the_query_s_and_the_quota_and_the_lag_are_the_step_s(paths
     assert chosen(index, backwards, start_groups=99, max_policy_lag=1) == [11, 10, 5, 4]
     few = "FROM candidates SELECT shard, start_group WHERE lag = 0"
     selection = index.select_batch(query(6, policy_version=5, selection=few))
-    assert selection.counts["waiting"] == 4 and selection.start_groups == 2 and not selection.enough
+    assert selection.counts["waiting"] == 4 and selection.start_groups == 2 and selection.shortage
     assert index.eligible(query(6, policy_version=5, selection=few)).start_groups == 2
 
 
@@ -116,7 +114,7 @@ def test_what_duckdb_calls_changing_may_not_be_called() -> None:
     assert {name for (name,) in duckdb.connect().sql(asked).fetchall()} <= VARYING
 
 
-def test_a_file_is_kept_as_its_text_and_needs_whole_start_groups(tmp_path: Path) -> None:
+def test_a_file_is_kept_as_its_text(tmp_path: Path) -> None:
     file = tmp_path / "mine.sql"
     file.write_text(f"-- mine.sql\n{FIRST};")
     settings = StorageSettings(selection=str(file))
@@ -125,21 +123,16 @@ def test_a_file_is_kept_as_its_text_and_needs_whole_start_groups(tmp_path: Path)
     check_selection(settings.selection)
     with pytest.raises(InputError, match=r"query '.*mine\.sql' cannot be read: No such file"):
         StorageSettings(selection=str(file))
-    with pytest.raises(ValidationError, match="draw is 'advantage_group'"):
-        StorageSettings(selection=FIRST, draw="advantage_group")
 
 
 def test_the_ledger_has_the_query_so_that_the_step_is_chosen_again(paths: RunPaths, rows: Any) -> None:
     one_power_runs(paths, rows, {number: ("FRANCE", 0) for number in range(8)})
-    settings = StorageSettings(selection=FIRST)
     trained: dict[int, list[tuple[str, int]]] = {}
     for step in (1, 2, 3):
-        found = choose_batch(
-            Index(paths), settings, step=step, policy_version=0, start_groups=2, seed=0
-        ).selection  # a new index, as in a resumed run
+        found = open_index(paths).select_batch(query(step, start_groups=2, selection=FIRST))  # as in a resumed run
         assert found.query.selection == FIRST and SelectionQuery.from_json(found.query.to_json()) == found.query
         trained[step] = keys_of(found.rows)
-        metadata = {"selection": found.query.to_json(), "seen": found.seen, "shortage": ""}
+        metadata = {"selection": found.query.to_json(), "seen": found.seen}
         assert write_ledger(paths, step, found.rows, metadata)
     assert [sorted({number for _, number in trained[step]}) for step in trained] == [[0, 1], [2, 3], [4, 5]]
     index = Index(paths)

@@ -89,9 +89,9 @@ def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> d
     return returns
 
 
-def uniform(query: SelectionQuery, producer: str, start_group: int, part: str) -> float:
+def uniform(query: SelectionQuery, producer: str, start_group: int) -> float:
     """As the contract says: between 0 and 1, from a hash."""
-    told = f"{query.seed}:{query.step}:{producer}:{start_group}:{part}"
+    told = f"{query.seed}:{query.step}:{producer}:{start_group}"
     return ((int.from_bytes(hashlib.md5(told.encode()).digest()[:8], "little") >> 12) + 0.5) / 2**52
 
 
@@ -123,29 +123,17 @@ def naive_selection(
     fresh = {group for group in groups if 0 <= lag[group] <= query.max_policy_lag}
     eligible = {group for group in groups if standing[group] == "eligible"}
     starts = {group[:2] for group in eligible}
-    pools: dict[str, list[tuple[float, str, int, str]]] = defaultdict(list)
-    if query.draw == "start_group":
-        wanted = query.start_groups
-        for producer, number in starts:
-            played = {power for p, n, power, _ in fresh if (p, n) == (producer, number)}
-            age = max(lag[group] for group in eligible if group[:2] == (producer, number))
-            key = -math.log(uniform(query, producer, number, "")) / query.freshness**age
-            pools[played.pop() if len(played) == 1 else ""].append((key, producer, number, ""))
-    else:
-        teach = sum(standing[group] in ("eligible", "used") and group[:2] in starts for group in fresh)
-        wanted = math.ceil(query.start_groups * teach / len(starts)) if starts else 0
-        for producer, number, power, phase in eligible:
-            age = lag[producer, number, power, phase]
-            key = -math.log(uniform(query, producer, number, f"{power}:{phase}")) / query.freshness**age
-            pools[power].append((key, producer, number, f"{power}:{phase}"))
+    pools: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
+    for producer, number in starts:
+        played = {power for p, n, power, _ in fresh if (p, n) == (producer, number)}
+        age = max(lag[group] for group in eligible if group[:2] == (producer, number))
+        key = -math.log(uniform(query, producer, number)) / query.freshness**age
+        pools[played.pop() if len(played) == 1 else ""].append((key, producer, number))
     drawn = sorted(
         (turn if query.balance_powers else 0, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool))
-    )[:wanted]
-    place = {}
-    for at, (_, _, producer, number, _) in enumerate(drawn):
-        place.setdefault((producer, number), at)
-    parts = {each[2:] for each in drawn}
-    chosen = [group for group in eligible if {(*group[:2], ""), (*group[:2], f"{group[2]}:{group[3]}")} & parts]
+    )[: query.start_groups]
+    place = {(producer, number): at for at, (_, _, producer, number) in enumerate(drawn)}
+    chosen = [group for group in eligible if group[:2] in place]
     chosen.sort(key=lambda group: (place[group[:2]], *group[2:]))
     return [{member.decision_id for member in groups[group]} for group in chosen], Counter(standing.values())
 
@@ -159,11 +147,8 @@ def test_returns_equal_a_plain_loop(paths: RunPaths, rows: Any, seed: int, disco
     assert found == pytest.approx(naive_returns(run, BLEND, discount), abs=1e-12)
 
 
-@pytest.mark.parametrize("draw", ["start_group", "advantage_group"])
 @pytest.mark.parametrize("seed", range(8))
-def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(
-    paths: RunPaths, rows: Any, seed: int, draw: Any
-) -> None:
+def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(paths: RunPaths, rows: Any, seed: int) -> None:
     run = random_run(paths, rows, seed)
     returns = naive_returns(run, {"centres_gained": 1.0}, 1.0)
     index = Index(paths)
@@ -177,7 +162,6 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(
             max_policy_lag=seed % 4,
             start_groups=1 + seed % 3,
             seed=seed,
-            draw=draw,
             max_uses=1 + seed % 2,
             min_spread=seed % 3 / 2,
             freshness=(1.0, 0.5, 1e-6)[seed % 3],

@@ -17,13 +17,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from records.rows import Decision
-from storage.choose_batch import choose_batch
 from storage.index import Index
 from storage.ledger import read_ledger, write_ledger
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
 from storage.runs import RunPaths
-from storage.settings import StorageSettings
+from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_shard_rows
 
@@ -48,7 +47,7 @@ class Run(RuleBasedStateMachine):
     def begin(self, uses: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="entente-machine-"))
         self.paths = RunPaths(self.folder / "run").create()
-        self.settings = StorageSettings(max_policy_lag=LAG, max_uses=uses)
+        self.max_uses = uses
         self.retention = RetentionSettings(shards_gb=1e-9, replay_steps=REPLAYED)
         self.dice = random.Random(7)
         self.rows: dict[str, list[Decision]] = {}
@@ -106,9 +105,9 @@ class Run(RuleBasedStateMachine):
             assert recorded is not None and recorded["decision_id"].to_pylist() == self.ledgers[step]
             assert self.index.gather(recorded).decision_ids.tolist() == self.ledgers[step]
         else:
-            chosen = choose_batch(
-                self.index, self.settings, step=step, policy_version=self.trained, start_groups=2, seed=0
-            ).selection
+            asked = {"step": step, "policy_version": self.trained, "max_policy_lag": LAG, "max_uses": self.max_uses}
+            self.index.refresh()
+            chosen = self.index.select_batch(SelectionQuery(**asked, start_groups=2, seed=0))
             ids = chosen.rows["decision_id"].to_pylist()
             assert self.index.gather(chosen.rows).decision_ids.tolist() == ids
             eligible = self.eligible()
@@ -159,7 +158,7 @@ class Run(RuleBasedStateMachine):
         assert self.index.fetch("SELECT count(*) FROM decisions") == [(len(known),)]
         assert self.index.refused == []
         uses = Counter(row for ids in self.ledgers.values() for row in ids)
-        assert max(uses.values(), default=0) <= self.settings.max_uses
+        assert max(uses.values(), default=0) <= self.max_uses
 
     def groups(self) -> dict[Group, set[int]]:
         found: dict[Group, set[int]] = {}
@@ -177,7 +176,7 @@ class Run(RuleBasedStateMachine):
             returns = {row.decision_id: self.value(row, some) for row in some if row.decision_id in members}
             if (
                 0 <= self.trained - version <= LAG
-                and max(uses[row] for row in members) < self.settings.max_uses
+                and max(uses[row] for row in members) < self.max_uses
                 and max(returns.values()) - min(returns.values()) > 1e-6
             ):
                 found.add(group)
