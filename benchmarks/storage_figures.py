@@ -127,6 +127,7 @@ def empty_shards(paths: RunPaths, groups: range, shard_groups: int) -> list[Cove
                 start_groups=tuple(some),
                 size=size,
                 written_ns=written,
+                newest_version=VERSIONS - 1,
             )
         )
     return shards

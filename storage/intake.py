@@ -211,7 +211,7 @@ class Intake:
         self.parts.covered, damaged = read_parts(self._paths.index)
         for path, sentence in damaged:
             self._refuse(f"{path.parent.name}/{path.name}", sentence)
-        if self.oldest is None or not self._rule or any(part.dated for part in self.parts.covered):
+        if self.oldest is None or not self._rule:
             return
         if (record := read_settled(self._paths.index, self._rule, self.oldest)) is None:
             return

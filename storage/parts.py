@@ -107,9 +107,9 @@ class Parts:
         self.spoiled = set()
 
     def _to_rewrite(self) -> list[Coverage]:
-        """Parts that become one: one of an earlier version or with a spoiled shard, or as many as `choose_parts` says."""
+        """Parts that become one: one with a spoiled shard, or as many as `choose_parts` says."""
         for part in self.covered:
-            if part.dated or (self.spoiled and any(shard.name in self.spoiled for shard in part.shards)):
+            if self.spoiled and any(shard.name in self.spoiled for shard in part.shards):
                 return [part]
         return [self.covered[place] for place in choose_parts([part.rows for part in self.covered])]
 

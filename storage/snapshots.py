@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from telemetry.errors import DataError
 
 _LAYOUT = "1"  # version of the metadata's layout
 _NAME = re.compile(r"snap-(\d{6,})(\.[0-9a-f]{8}\.plies)?\.parquet")
-NO_ROWS, UNKNOWN = -1, -2
+NO_ROWS = -1
 """Newest version of a shard without rows, and of one whose rows were not read."""
 
 
@@ -53,8 +53,8 @@ class CoveredShard:
     """Size of the file, bytes."""
     written_ns: int
     """Write time of the file, nanoseconds, by its file system."""
-    newest_version: int = field(default=UNKNOWN, compare=False)
-    """Largest policy version of its rows; NO_ROWS without rows; UNKNOWN in files of earlier versions."""
+    newest_version: int = field(compare=False)
+    """Largest policy version of its rows; NO_ROWS without rows."""
 
     @property
     def name(self) -> str:
@@ -85,14 +85,6 @@ class IndexSnapshot:
         decisions, plies = (table.filter(among_them) for table in (self.decisions, self.plies))
         return IndexSnapshot(shards=tuple(shards), decisions=decisions, plies=plies)
 
-    def with_versions(self) -> "IndexSnapshot":
-        """The same, with the newest version of each shard, which files of earlier versions do not name."""
-        if all(shard.newest_version != UNKNOWN for shard in self.shards):
-            return self
-        newest = newest_versions(self.decisions)
-        shards = (replace(shard, newest_version=newest.get(shard.name, NO_ROWS)) for shard in self.shards)
-        return IndexSnapshot(shards=tuple(shards), decisions=self.decisions, plies=self.plies)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
@@ -103,14 +95,6 @@ class Coverage:
     """The covered shards."""
     rows: int
     """Its decisions."""
-    dated: bool = False
-    """An earlier version wrote it, without the versions of its shards."""
-
-
-def newest_versions(decisions: pa.Table) -> dict[str, int]:
-    """The largest policy version of each shard that has rows."""
-    found = decisions.group_by("shard").aggregate([("policy_version", "max")])
-    return dict(zip(found["shard"].to_pylist(), found["policy_version_max"].to_pylist(), strict=True))
 
 
 def file_marks(path: Path | str) -> tuple[int, int] | None:
@@ -128,7 +112,7 @@ def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
         "layout": _LAYOUT,
         "name": f"{folder.name}/{final.name}",
         "schema_version": str(SCHEMA_VERSION),
-        **_shards_text(snapshot.with_versions().shards),
+        **_shards_text(snapshot.shards),
         "plies": plies.name,
         "plies_crc32": str(plies_crc),
         "content_crc32": str(_content_crc(snapshot.decisions)),
@@ -159,8 +143,7 @@ def read_coverage(path: Path) -> Coverage:
     """
     with _opened(path) as file:
         found = _metadata(path, {key.decode(): value.decode() for key, value in (file.schema_arrow.metadata or {}).items()})
-        shards, dated = tuple(_shards_of(found)), "newest_versions" not in found
-        return Coverage(path=path, shards=shards, rows=file.metadata.num_rows, dated=dated)
+        return Coverage(path=path, shards=tuple(_shards_of(found)), rows=file.metadata.num_rows)
 
 
 def read_snapshot(path: Path) -> IndexSnapshot:
@@ -183,12 +166,12 @@ def read_snapshot(path: Path) -> IndexSnapshot:
         shards=tuple(_shards_of(found)),
         decisions=decisions.replace_schema_metadata(None),
         plies=plies.replace_schema_metadata(None),
-    ).with_versions()
+    )
 
 
 def _metadata(path: Path, found: dict[str, str]) -> dict[str, str]:
     """The checked metadata of a snapshot."""
-    if "layout" not in found or "metadata_crc32" not in found:
+    if not {"layout", "metadata_crc32", "newest_versions"} <= found.keys():
         raise DataError(f"{path} is no index snapshot of Entente; {_CURE}")
     if found["metadata_crc32"] != str(metadata_crc(found)):
         raise DataError(f"{path} has damaged metadata; {_CURE}")
@@ -274,10 +257,9 @@ def _shards_text(shards: Sequence[CoveredShard]) -> dict[str, str]:
 
 
 def _shards_of(metadata: Mapping[str, str]) -> Iterator[CoveredShard]:
-    versions = json.loads(metadata.get("newest_versions", "{}"))
+    versions = json.loads(metadata["newest_versions"])
     for producer, shards in json.loads(metadata["shards"]).items():
-        newest = versions.get(producer, [UNKNOWN] * len(shards))
-        for (number, after, size, written, groups), version in zip(shards, newest, strict=True):
+        for (number, after, size, written, groups), version in zip(shards, versions[producer], strict=True):
             yield CoveredShard(
                 producer=producer,
                 number=number,
