@@ -8,7 +8,7 @@ import pytest
 
 from records.generation import GenerationRequest
 from records.policy_version import BASE, PolicyVersion
-from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+from telemetry.errors import EngineLostError
 from tests.workers.plain_worker import PlainEngine, expected_tokens
 from tests.workers.test_pool import request_for
 from workers.supervisor import EngineSupervisor
@@ -30,14 +30,6 @@ class Factory:
         self._fate(engine, len(self.built))
         self.built.append(engine)
         return engine
-
-
-def the_second_does_not_start(engine: PlainEngine, number: int) -> None:
-    async def fails() -> None:
-        raise EngineError("no memory is left")
-
-    if number == 1:
-        engine.start = fails  # type: ignore[method-assign]
 
 
 async def started(factory: Factory, restarts: int = 3) -> EngineSupervisor:
@@ -84,61 +76,6 @@ def test_an_engine_that_dies_in_vain_is_given_up_after_the_bound(request_for):
     asyncio.run(scene())
 
 
-def test_an_answer_in_between_forgives_earlier_deaths(request_for):
-    async def scene() -> None:
-        factory = Factory()
-        supervisor = await started(factory, restarts=1)
-        for number in range(6):
-            drawing = asyncio.ensure_future(supervisor.generate(request_for(number)))
-            await asyncio.sleep(0.005)
-            factory.built[-1].dies = DEATH
-            assert (await drawing).token_ids.tolist() == expected_tokens(request_for(number), 0)
-        assert supervisor.restarts == 6 and supervisor.lost is None
-
-    asyncio.run(scene())
-
-
-def test_a_request_that_kills_every_engine_is_refused_in_the_end_and_the_engine_stands(request_for):
-    async def scene() -> None:
-        class Allergic(PlainEngine):
-            async def generate(self, request: GenerationRequest):
-                if request.seed == 13:
-                    self.dies = DEATH
-                return await super().generate(request)
-
-        supervisor = EngineSupervisor(Allergic, restarts=2)
-        await supervisor.start()
-        poison = asyncio.ensure_future(supervisor.generate(request_for(13)))
-        with pytest.raises(EngineLostError, match="r/13"):
-            await poison
-        assert supervisor.restarts == 2 and supervisor.ready
-        assert (await supervisor.generate(request_for(1))).token_ids.tolist() == expected_tokens(request_for(1), 0)
-
-    asyncio.run(scene())
-
-
-def test_a_start_that_fails_while_building_again_is_tried_again_within_the_bound(request_for):
-    async def scene() -> None:
-        factory = Factory(the_second_does_not_start)
-        supervisor = await started(factory)
-        factory.built[0].dies = DEATH
-        assert (await supervisor.generate(request_for(1))).policy.version == 0
-        assert len(factory.built) == 3
-
-    asyncio.run(scene())
-
-
-def test_a_refused_request_or_a_gone_version_ends_no_engine(request_for):
-    async def scene() -> None:
-        factory = Factory()
-        supervisor = await started(factory)
-        with pytest.raises(VersionGoneError):
-            await supervisor.generate(request_for(1, version=9))
-        assert len(factory.built) == 1
-
-    asyncio.run(scene())
-
-
 def test_a_death_while_publishing_ends_with_all_versions_served(request_for):
     async def scene() -> None:
         def fate(engine: PlainEngine, number: int) -> None:
@@ -157,110 +94,6 @@ def test_a_death_while_publishing_ends_with_all_versions_served(request_for):
         await supervisor.publish(four)
         await supervisor.publish(five)
         assert factory.built[-1].served == {0: BASE, 4: four, 5: five} and len(factory.built) == 2
-
-    asyncio.run(scene())
-
-
-def test_an_old_version_whose_folder_is_gone_is_left_out_but_never_the_newest(request_for):
-    async def scene() -> None:
-        gone = {4}
-
-        def fate(engine: PlainEngine, number: int) -> None:
-            plain = engine.publish
-
-            async def reads_the_folder(policy: PolicyVersion) -> None:
-                if number and policy.version in gone:
-                    raise DataError(f"version {policy.version} has no folder any more")
-                await plain(policy)
-
-            engine.publish = reads_the_folder  # type: ignore[method-assign]
-
-        factory = Factory(fate)
-        supervisor = await started(factory, restarts=1)
-        for version in (4, 5):
-            await supervisor.publish(PolicyVersion(version=version, adapter=NOWHERE, adapter_hash=f"hash-{version}"))
-        factory.built[-1].dies = DEATH
-        assert (await supervisor.generate(request_for(1))).policy.version == 5
-        with pytest.raises(VersionGoneError):
-            await supervisor.generate(request_for(2, version=4))
-        gone.add(5)
-        factory.built[-1].dies = DEATH
-        with pytest.raises(EngineLostError, match="version 5 could not be published again"):
-            await supervisor.generate(request_for(3))
-
-    asyncio.run(scene())
-
-
-def test_a_reset_serves_the_base_alone_and_requests_in_flight_are_drawn_again(request_for):
-    async def scene() -> None:
-        factory = Factory()
-        supervisor = await started(factory)
-        await supervisor.publish(PolicyVersion(version=7, adapter=NOWHERE, adapter_hash="hash-7"))
-        drawing = asyncio.ensure_future(supervisor.generate(request_for(1)))
-        await asyncio.sleep(0.005)
-        await supervisor.reset()
-        assert (await drawing).token_ids.tolist() == expected_tokens(request_for(1), 0)
-        assert factory.built[-1].served == {0: BASE}
-
-    asyncio.run(scene())
-
-
-def test_an_engine_is_built_to_its_end_though_all_who_wait_give_up(request_for):
-    async def scene() -> None:
-        begun, go_on = asyncio.Event(), asyncio.Event()
-
-        def fate(engine: PlainEngine, number: int) -> None:
-            async def slowly() -> None:
-                if number:
-                    begun.set()
-                    await go_on.wait()
-
-            engine.start = slowly  # type: ignore[method-assign]
-
-        factory = Factory(fate)
-        supervisor = await started(factory)
-        await supervisor.publish(PolicyVersion(version=4, adapter=NOWHERE, adapter_hash="hash-4"))
-        drawing = [asyncio.ensure_future(supervisor.generate(request_for(number))) for number in range(5)]
-        await asyncio.sleep(0.005)
-        factory.built[0].dies = DEATH
-        await begun.wait()
-        assert not supervisor.ready
-        for task in drawing:
-            task.cancel()
-        await asyncio.gather(*drawing, return_exceptions=True)
-        go_on.set()
-        async with asyncio.timeout(20):
-            while not supervisor.ready:
-                await asyncio.sleep(0.005)
-        assert len(factory.built) == 2
-        assert (await supervisor.generate(request_for(1))).policy.version == 4
-
-    asyncio.run(scene())
-
-
-def test_a_reset_that_fails_is_mended_by_the_next_request(request_for):
-    async def scene() -> None:
-        factory = Factory(the_second_does_not_start)
-        supervisor = await started(factory)
-        await supervisor.publish(PolicyVersion(version=7, adapter=NOWHERE, adapter_hash="hash-7"))
-        with pytest.raises(EngineError, match="no memory"):
-            await supervisor.reset()
-        assert (await supervisor.generate(request_for(1))).policy.version == 0
-        assert supervisor.ready and len(factory.built) == 3
-
-    asyncio.run(scene())
-
-
-def test_a_closed_engine_is_not_built_again(request_for):
-    async def scene() -> None:
-        factory = Factory()
-        supervisor = await started(factory)
-        drawing = asyncio.ensure_future(supervisor.generate(request_for(1)))
-        await asyncio.sleep(0.005)
-        await supervisor.close()
-        with pytest.raises(EngineLostError):
-            await drawing
-        assert len(factory.built) == 1
 
     asyncio.run(scene())
 

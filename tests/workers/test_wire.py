@@ -1,6 +1,5 @@
 """Requests and answers survive the wire; what is not one is refused by field."""
 
-import tracemalloc
 from pathlib import Path
 
 import msgpack
@@ -43,24 +42,18 @@ def test_a_request_arrives_as_it_was_sent(request_sent: GenerationRequest, token
     "change",
     [
         {"table": b"no table"},
-        {"table": None},
+        {"offsets": [2**31 - 1, -2]},
         {"prompt_ids": b""},
         {"prompt_ids": np.array([10**6], "<i4").tobytes()},
-        {"prompt_ids": np.array([-1], "<i4").tobytes()},
         {"prompt_ids": b"123"},
-        {"seed": -1},
-        {"seed": "x"},
-        {"temperature": 0.0},
-        {"temperature": float("nan")},
-        {"temperature": 5e-324},
-        {"temperature": 0.0099},
-        {"temperature": 4.001},
         {"seed": 2**63},
+        {"seed": "x"},
+        {"temperature": float("nan")},
+        {"temperature": 4.001},
         {"version": 2**31},
-        {"offsets": [2**31 - 1, -2]},
+        {"request_id": ""},
         {"snapshot_id": [{}, {}]},
         {"more": {"inner": {}}},
-        {str(number): 0 for number in range(40)},
     ],
     ids=str,
 )
@@ -72,19 +65,6 @@ def test_a_request_with_a_bad_field_is_refused(request_sent: GenerationRequest, 
     body = msgpack.packb(msgpack.unpackb(pack_request(request_sent)) | change)
     with pytest.raises(DataError):
         unpack_request(body, tokens.codec.vocabulary_size)
-
-
-@pytest.mark.parametrize("many", [b"\x80", b"\x90", b"\x81\xa1a\x80"], ids=["maps", "lists", "nested maps"])
-def test_a_body_of_many_small_parts_takes_no_more_memory_than_its_bytes(tokens: Tokens, many: bytes):
-    count = 500_000
-    body = b"\x81\xa1a\xdd" + count.to_bytes(4, "big") + many * count
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match="not msgpack"):
-            unpack_request(body, tokens.codec.vocabulary_size)
-        assert tracemalloc.get_traced_memory()[1] < 100_000
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"hello", msgpack.packb([1]), msgpack.packb({})], ids=repr)

@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from decoding.model_files import model_fingerprint
-from inference.adapter_check import version_in
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
 from rollouts.fork import POLICY, ForkPlan, play_fork
-from telemetry.errors import EngineError, InputError
-from workers import pool_roster
 from workers.pool import RemoteEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.system]
@@ -83,32 +80,3 @@ def test_worker_and_embedded_engine_give_the_same_course(host, remote, vllm_engi
         for one, other in zip(here.decisions, there.decisions, strict=True):
             assert one.drawn.generation.token_ids.tolist() == other.drawn.generation.token_ids.tolist()
             assert abs(one.drawn.generation.logprobs - other.drawn.generation.logprobs).max() < 1e-5
-
-
-def test_a_published_adapter_is_served_under_its_version(host, remote, worker, make_adapter, positions, tokens):
-    import shutil
-
-    adapter = worker[1] / "v000003"
-    shutil.copytree(make_adapter(seed=6, scale=0.0), adapter)
-    host.submit(remote.publish(version_in(adapter, 3))).result(timeout=60)
-    assert host.submit(remote.stats()).result(timeout=10).policy_version == 3
-
-
-def test_a_client_without_the_key_or_with_another_model_says_so(worker, host: EngineHost, model: Path):
-    settings = InferenceSettings(urls=(worker[0],))
-    for key, fingerprint, sentence in (
-        (None, model_fingerprint(model), "key is missing or wrong"),
-        (KEY, "another", "serves another model"),
-    ):
-        engine = RemoteEngine(settings, key, fingerprint)
-        with pytest.raises(InputError, match=sentence):
-            host.submit(engine.start()).result(timeout=30)
-        host.submit(engine.close()).result(timeout=10)
-
-
-def test_a_worker_that_is_not_there_is_named(host: EngineHost, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool_roster, "GONE_AFTER_S", 0.5)
-    engine = RemoteEngine(InferenceSettings(urls=("http://127.0.0.1:9",)), None, "x")
-    with pytest.raises((InputError, EngineError), match=r"worker http://127.0.0.1:9 is not ready: nobody listens there"):
-        host.submit(engine.start()).result(timeout=30)
-    host.submit(engine.close()).result(timeout=10)

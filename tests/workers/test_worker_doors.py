@@ -5,26 +5,22 @@ import json
 import logging
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import aiohttp
 import httpx
-import msgpack
 import pytest
 
 from inference.adapter_check import adapter_hash_of
-from inference.host import EngineHost
 from records.generation import GenerationRequest
-from records.policy_version import BASE, BASE_HASH, PolicyVersion
+from records.policy_version import PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, InputError
 from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere, expected_tokens
 from tests.workers.test_pool import pools, request_for, root
-from workers import http_guards, worker_memory
-from workers.wire import MAX_ID, MAX_PROMPT, MAX_TABLE_BYTES, pack_request, unpack_generation
+from workers.wire import pack_request, unpack_generation
 from workers.worker import bind
 
 __all__ = ["pools", "request_for", "root"]  # fixtures
@@ -77,41 +73,14 @@ def publish(end: WorkerHere, adapter: str, adapter_hash: str = "x", version: Any
 ROUTES = ["/generate", "/publish", "/retire", "/stats", "/health", "/metrics", "/no-such-route"]
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_no_door_opens_without_the_key_or_says_what_is_behind_it(locked, path):
-    for key in (None, "", "wrong", KEY + "x", KEY[:-1], KEY.upper(), "\xff"):
-        for body in (None, b"x"):
-            status, content = knock(locked, path, body, key)
-            assert (status, json.loads(content)["kind"]) == (401, "key")
-    status, _ = knock(locked, path, None, None, authorization=KEY)
-    assert status == 401, "the key without its scheme"
+def test_no_door_opens_without_the_key_or_says_what_is_behind_it(locked):
+    for path in ROUTES:
+        for key in (None, "", KEY + "x", KEY[:-1], "\xff"):
+            assert told(knock(locked, path, None, key)) == told(knock(locked, path, b"x", key)) == (401, "key")
+        assert knock(locked, path, None, None, authorization=KEY)[0] == 401, "the key without its scheme"
     assert knock(locked, "/health", None, KEY)[0] == 200
-
-
-def test_a_probe_without_the_key_learns_only_whether_the_worker_is_ready(locked, model, root):
-    class Starting(PlainEngine):
-        async def start(self) -> None:
-            await asyncio.sleep(1.0)
-
-    assert knock(locked, "/ready", None, None) == (200, b'{"ready":true}')
-    assert told(knock(locked, "/ready", b"{}", None)) == (401, "key"), "a body is for whoever has the key"
-    assert told(knock(locked, "/ready/", None, None)) == (401, "key")
-    with socket.create_connection(("127.0.0.1", locked.port), timeout=10) as probe:
-        probe.sendall(b"GET /ready HTTP/1.1\r\nhost: here\r\ncontent-length: 5\r\n\r\n")
-        assert b" 413 " in probe.recv(64), "nor is one waited for"
-    end = WorkerHere(Starting("starting"), model, root, key=KEY).begin()
-    try:
-        assert knock(end, "/ready", None, None) == (503, b'{"ready":false}')
-    finally:
-        end.stop()
-
-
-def test_keys_are_compared_in_constant_time(locked, monkeypatch: pytest.MonkeyPatch):
-    compared = []
-    plain = http_guards.hmac.compare_digest
-    monkeypatch.setattr(http_guards.hmac, "compare_digest", lambda one, other: compared.append(one) or plain(one, other))
-    knock(locked, "/health", None, KEY)
-    assert compared == [b"Bearer " + KEY.encode()]
+    assert knock(locked, "/ready", None, None) == (200, b'{"ready":true}'), "all that a probe without the key learns"
+    assert told(knock(locked, "/ready", b"{}", None)) == (401, "key")
 
 
 def test_the_key_appears_in_no_log_and_no_error(model, root, host, pools, request_for, caplog, capfd):
@@ -145,15 +114,11 @@ def test_the_key_appears_in_no_log_and_no_error(model, root, host, pools, reques
     assert "a defect" in everything and KEY not in everything
 
 
-@pytest.mark.parametrize("host_name", ["0.0.0.0", "::", "127.0.0.2", "example.invalid"])
+@pytest.mark.parametrize("host_name", ["0.0.0.0", "::"])
 def test_only_loopback_goes_without_a_key(host_name):
     for key in (None, ""):
         with pytest.raises(InputError, match="needs a key"):
             bind(host_name, 0, key)
-
-
-def test_a_page_in_a_browser_is_refused(end):
-    assert told(knock(end, "/health", None, None, origin="http://somewhere.invalid")) == (403, "browser")
 
 
 def test_neither_documentation_nor_development_routes_exist(end):
@@ -190,65 +155,27 @@ def test_adapters_come_from_under_the_root_only(end, root, tmp_path: Path):
         inner.rmdir()
 
 
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "another"])
-@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link to a device"])
-def test_an_adapter_of_other_than_regular_files_is_refused_and_the_next_one_is_served(end, root, name: str, kind: str):
-    bad, good = root / "odd", root / "v1"
+@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+def test_an_adapter_of_other_than_regular_files_is_refused_and_the_next_one_is_served(end, root, kind: str):
+    bad, good, name = root / "odd", root / "v1", "adapter_model.safetensors"
     shutil.copytree(good, bad)
     (bad / name).unlink(missing_ok=True)
     try:
-        match kind:
-            case "pipe":
-                os.mkfifo(bad / name)
-            case "socket":
-                with socket.socket(socket.AF_UNIX) as listening:
-                    listening.bind(str(bad / name))
-            case "folder":
-                (bad / name).mkdir()
-            case _:
-                (bad / name).symlink_to("/dev/zero")
+        os.mkfifo(bad / name) if kind == "pipe" else (bad / name).symlink_to("/dev/zero")
         assert publish(end, str(bad)) == (403, "path")
         assert publish(end, "v1", adapter_hash_of(good))[0] == 200
     finally:
         shutil.rmtree(bad)
 
 
-@pytest.mark.parametrize("spoil", ["hash", "missing", "cut", "rank", "not JSON"])
-def test_a_spoilt_adapter_never_reaches_the_engine(end, root, write_adapter, spoil):
-    bad = root / "bad"
-    write_adapter(bad, seed=9, scale=0.1, rank=128 if spoil == "rank" else 8)
-    match spoil:
-        case "missing":
-            (bad / "adapter_model.safetensors").unlink()
-        case "cut":
-            whole = (bad / "adapter_model.safetensors").read_bytes()
-            (bad / "adapter_model.safetensors").write_bytes(whole[: len(whole) // 2])
-        case "not JSON":
-            (bad / "adapter_config.json").write_text("{")
-    try:
-        adapter_hash = "0" * 32 if spoil in ("hash", "missing") else adapter_hash_of(bad)
-        assert publish(end, str(bad), adapter_hash) == (409, "adapter")
-        assert end.engine.served == {0: BASE}
-    finally:
-        for file in bad.iterdir():
-            file.unlink()
-        bad.rmdir()
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/publish", {"version": -1, "adapter": "v1", "adapter_hash": "x"}),
-        ("/publish", {"version": 2**31, "adapter": "v1", "adapter_hash": "x"}),
-        ("/publish", {"version": "1", "adapter": "v1", "adapter_hash": "x"}),
-        ("/publish", {"version": 1, "adapter": "v1", "adapter_hash": "x" * 200}),
-        ("/publish", {"version": 1, "adapter": "v1"}),
         ("/publish", {"version": 1, "adapter": "v1", "adapter_hash": "x", "more": 1}),
         ("/publish", b"[" * 100_000),
-        ("/retire", {"oldest": 1, "keep": list(range(2000))}),
         ("/retire", {"oldest": None}),
         ("/generate", b"not msgpack"),
-        ("/generate", b"\x93" * 100_000),
     ],
     ids=lambda given: str(given)[:60],
 )
@@ -258,33 +185,6 @@ def test_a_malformed_body_is_refused_and_the_worker_lives(end, request_for, path
     else:
         assert told(knock(end, path, body)) == (400, "malformed")
     assert knock(end, "/generate", pack_request(request_for(1)))[0] == 200
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"prompt_ids": b"\0" * (4 * MAX_PROMPT + 4)},
-        {"table": b"\0" * (MAX_TABLE_BYTES + 4)},
-        {"request_id": "x" * (MAX_ID + 1)},
-        {"request_id": ""},
-        {"request_id": 7},
-        {"version": -1},
-        {"version": True},
-        {"seed": 1.5},
-        {"adapter_hash": 5},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_request_beyond_its_bounds_never_reaches_the_engine(end, request_for, change):
-    body = msgpack.packb(msgpack.unpackb(pack_request(request_for(1))) | change)
-    assert told(knock(end, "/generate", body)) == (400, "malformed")
-    assert not end.engine.requests
-
-
-def test_a_body_of_untold_or_great_length_is_not_read(end):
-    pieces = (b"x" * 1000 for _ in range(100))
-    assert httpx.post(end.url + "/generate", content=pieces, timeout=30).status_code == 413
-    assert knock(end, "/generate", b"x" * (9 << 20))[0] == 413
 
 
 def test_the_same_request_asked_many_times_is_drawn_once(end, request_for):
@@ -324,13 +224,6 @@ def test_the_id_of_another_request_is_refused_in_flight_and_later(end, request_f
     assert len(end.engine.requests) == 1
 
 
-def test_old_answers_are_forgotten(end, request_for, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_memory, "REMEMBERED", 2)
-    for number in (1, 2, 3, 3, 1):
-        assert knock(end, "/generate", pack_request(request_for(number)))[0] == 200
-    assert [request.seed for request in end.engine.requests] == [1, 2, 3, 1]
-
-
 def test_what_nobody_waits_for_any_more_is_not_drawn_and_can_be_asked_again(end, request_for):
     end.engine.delay_s = 30.0
     body = pack_request(request_for(1))
@@ -345,45 +238,6 @@ def test_what_nobody_waits_for_any_more_is_not_drawn_and_can_be_asked_again(end,
     end.engine.delay_s = 0.0
     generation, load = unpack_generation(knock(end, "/generate", body)[1])
     assert generation.token_ids.tolist() == expected_tokens(request_for(1), 0) and load.running <= 1
-
-
-def test_a_request_given_up_and_asked_again_at_once_is_drawn_though_the_engine_has_not_let_go_of_the_first(
-    model, root, request_for
-):
-    class Lagging(PlainEngine):
-        names: ClassVar[set[str]] = set()
-
-        async def generate(self, request: GenerationRequest):
-            if request.request_id in self.names:
-                raise EngineError("already in flight")
-            self.names.add(request.request_id)
-            try:
-                return await super().generate(request)
-            finally:
-                await asyncio.sleep(0.5)
-                self.names.discard(request.request_id)
-
-    end = WorkerHere(Lagging("lagging", delay_s=0.3), model, root).start()
-    body = pack_request(request_for(1))
-
-    async def hang_up_and_ask_again() -> int:
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(TimeoutError):
-                await session.post(end.url + "/generate", data=body, timeout=aiohttp.ClientTimeout(total=0.2))
-            while end.worker.answers.in_flight:  # until the worker has noticed
-                await asyncio.sleep(0.01)
-            async with session.post(end.url + "/generate", data=body) as answer:
-                return answer.status
-
-    try:
-        assert asyncio.run(hang_up_and_ask_again()) == 200
-    finally:
-        end.stop()
-
-
-def test_more_requests_than_a_worker_takes_are_sent_back(end, request_for, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_memory, "MOST_IN_FLIGHT", 0)
-    assert told(knock(end, "/generate", pack_request(request_for(1)))) == (429, "busy")
 
 
 def test_each_refusal_has_its_own_status_and_kind(end, root, request_for):
@@ -445,27 +299,3 @@ def test_an_engine_that_does_not_start_ends_the_worker_with_its_sentence(model, 
     wait_until(lambda: end.ended is not None)
     assert str(end.ended) == "vLLM could not load the model"
     end.stop()
-
-
-def test_metrics_count_requests_tokens_and_times(end, request_for):
-    for number in range(3):
-        knock(end, "/generate", pack_request(request_for(number)))
-    knock(end, "/generate", b"nonsense")
-    text = knock(end, "/metrics")[1].decode()
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("entente_"))
-    tokens = sum(len(expected_tokens(request_for(number), 0)) for number in range(3))
-    assert (float(values["entente_requests_total"]), float(values["entente_prompt_tokens_total"])) == (3, 9)
-    assert float(values["entente_completion_tokens_total"]) == tokens
-    for name in ("cached_tokens_total", "forced_tokens_total", "preemptions_total", "running", "policy_version",
-                 "engine_restarts_total"):  # fmt: skip
-        assert float(values[f"entente_{name}"]) == 0
-    for stage in ("queue", "prefill", "decode"):
-        assert float(values[f"entente_{stage}_seconds_count"]) == 3
-    assert float(values['entente_refusals_total{kind="malformed"}']) == 1
-
-
-def test_a_publish_that_names_the_base_again_needs_no_adapter(end, root, host: EngineHost):
-    publish(end, "v1", adapter_hash_of(root / "v1"), 1)
-    assert publish(end, "", BASE_HASH, 0)[0] == 200
-    assert len(end.built) == 2 and end.worker.health()["versions"] == {}
-    assert publish(end, "", BASE_HASH, 0)[0] == 200 and len(end.built) == 2

@@ -1,7 +1,6 @@
 """Workers' Prometheus pages, read on a beat: what a step and a question in SQL are told of them."""
 
 import asyncio
-import itertools
 import json
 import logging
 import time
@@ -20,7 +19,7 @@ from storage.runs import RunPaths
 from telemetry.metrics import METRICS
 from tests.waiting import wait_until
 from tests.workers.plain_worker import PlainEngine, WorkerHere
-from workers import worker_metrics, worker_scrape
+from workers import worker_metrics
 from workers.pool import RemoteEngine
 from workers.pool_worker import PoolTimes
 from workers.worker_metrics import WorkerMetrics
@@ -136,16 +135,6 @@ def test_gpus_of_a_worker_s_host_stand_on_its_page_and_reach_the_step(monkeypatc
     assert "workers/gpu_sm_occupancy_share" not in figures
 
 
-def test_a_worker_without_gpus_has_none_on_its_page():
-    assert "entente_gpu" not in WorkerMetrics().text(EngineStats(), 0).decode()
-
-
-def test_a_beat_of_nothing_reads_nothing(pair, host: EngineHost, tmp_path: Path):
-    pool, _ = pair(scrape_s=0, into=tmp_path / "workers.jsonl")
-    time.sleep(0.2)
-    assert pool.scraped() == {} and not (tmp_path / "workers.jsonl").exists()
-
-
 def test_a_page_that_is_none_or_hangs_is_counted_and_hinders_no_other(host: EngineHost):
     async def read(url: str) -> str:
         if url == "hangs":
@@ -163,25 +152,3 @@ def test_a_page_that_is_none_or_hangs_is_counted_and_hinders_no_other(host: Engi
     assert figures["workers/running_mean"] == 3 and figures["workers/pages_read"] >= 2
     assert figures["workers/pages_unread"] >= figures["workers/pages_read"] + 1
     assert "workers/kv_cache_share_max" not in figures, "what no page tells is not made up"
-
-
-def test_the_file_of_readings_is_bounded(host: EngineHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_scrape, "LARGEST_FILE", 500)
-    file, numbers, enough = tmp_path / "workers.jsonl", itertools.count(1), asyncio.Event()
-
-    async def read(url: str) -> str:
-        if (number := next(numbers)) > 40:  # all before it are written
-            enough.set()
-            await asyncio.sleep(60)
-        return f"entente_running {number}\n"
-
-    async def some_beats() -> None:
-        task = asyncio.create_task(WorkerScrape(0.002, file).run(lambda: ["one"], read))
-        await enough.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    host.submit(some_beats()).result(timeout=10)
-    sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
-    # The last beat may have moved the file aside, and no other came to begin the next one.
-    assert {"workers.before.jsonl"} <= set(sizes) <= {"workers.jsonl", "workers.before.jsonl"} and max(sizes.values()) < 1000
