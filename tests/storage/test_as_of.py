@@ -50,7 +50,7 @@ def standing_by_hand(
     return found
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.system) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.system)])
 def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, rows: Any, seed: int) -> None:
     rng, max_uses = random.Random(seed), 1 + seed % 2
     published: list[tuple[str, Decision]] = []
@@ -58,7 +58,7 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
     expected: dict[int, dict[Group, str]] = {}
     chosen: dict[int, list[int]] = {}
     nexts, trainer = {"p0": 0, "p1": 0}, Index(paths)
-    for step in range(1, 9):
+    for step in range(1, 7):
         for _ in range(rng.randint(0, 3)):
             producer = rng.choice(["p0", "p1"])
             number = nexts[producer]
@@ -84,7 +84,7 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
         assert write_ledger(paths, step, choice.rows, told)
         for group in {(r["shard"].split("/")[0], r["start_group"], r["power"], r["phase"]) for r in choice.rows.to_pylist()}:
             used[group] += 1
-    for step in range(1, 9):
+    for step in (2, 4, 6):
         index = open_index(paths)
         again = rewind_index(index, read_past_choice(paths, step))
         found = index.fetch("SELECT producer, start_group, power, phase, standing FROM standings")

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from storage.asking import QUERIES, ask, connect, ready_query
 from storage.runs import RunPaths
 
@@ -53,6 +55,7 @@ select
 """
 
 
+@pytest.mark.system
 def test_ready_questions_are_answered_while_a_run_goes_on(paths: RunPaths) -> None:
     assert len(QUERIES) >= 10
     command = [sys.executable, "-c", WRITER, str(paths.root)]

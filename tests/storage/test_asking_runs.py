@@ -58,12 +58,6 @@ def test_a_ready_question_is_asked_of_each_run_on_its_own(runs: list[AskedRun]):
     assert alone["duplicate_completions"] and alone["order_entropy"]
 
 
-def test_tokens_have_the_text_of_their_own_run(runs: list[AskedRun]):
-    with connect_runs(runs) as connection:
-        found = ask(connection, "select distinct run, split_part(text, ':', 1) as said from tokens").to_pylist()
-    assert sorted((row["run"], row["said"]) for row in found) == [("b-1.x", "b-1.x"), ("main", "main")]
-
-
 def test_each_run_has_its_own_blend(runs: list[AskedRun]):
     weighed = [runs[0], AskedRun(folder=runs[1].folder, blend={"centres_gained": 2.0}, discount=0.0)]
     question = 'select run, bool_and(abs("return" - 2 * centres_gained) < 1e-6) as twice from decisions group by run order by run'

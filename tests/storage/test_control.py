@@ -3,9 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import pytest
 
 from records.policy_version import BASE, PolicyVersion
 from storage.control import (
-    GONE_AFTER_S,
     LOST_AFTER_S,
     ControlDesk,
     ProducerStatus,
@@ -101,11 +97,6 @@ def test_a_control_file_that_was_altered_is_refused_with_its_name(paths: RunPath
         read_control(paths)
 
 
-def test_a_run_that_was_never_at_work_has_none_and_says_so(paths: RunPaths):
-    with pytest.raises(DataError, match=r"control\.json is missing: the run has not begun"):
-        read_control(paths)
-
-
 def test_damaged_and_foreign_status_files_hide_no_other(paths: RunPaths):
     assert read_producers(paths) == ([], []) and read_producer(paths, "one") is None
     write_producer(paths, status())
@@ -127,13 +118,3 @@ def test_silence_makes_a_producer_lost_and_a_word_of_its_end_does_not():
     assert elsewhere.lost(NOW + LOST_AFTER_S + 1) and not elsewhere.at_work(NOW + LOST_AFTER_S + 1)
     ended = status(host="another-machine", state="ended")
     assert not ended.lost(NOW + 1e6) and not ended.at_work(NOW)
-
-
-def test_a_producer_whose_process_is_gone_here_is_lost_sooner():
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        gone.wait()
-    soon = NOW + GONE_AFTER_S + 1
-    assert status(pid=gone.pid).lost(soon) and not status(pid=gone.pid).lost(NOW + 1), "numbers of processes are given out again"
-    assert not status().lost(soon), "a process that is there may be slow"
-    assert not status(pid=gone.pid, host="another-machine").lost(soon), "its processes cannot be seen from here"
-    assert status(alive_at=time.time()).at_work()

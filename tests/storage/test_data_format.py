@@ -14,8 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from game.board import POWERS
-from game.scores import Standing
 from records import lesson, rows
 from storage import schema
 from storage.asking import VIEWS
@@ -61,12 +59,14 @@ def run_snippet(snippet: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.system
 def test_the_snippet_reads_a_shard_with_arrow_alone(tmp_path: Path):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
     publish_shard(paths, "local", 0, [make_decision(random.Random(0), start_group=0)], [], {}, next_start_group=1)
     assert run_snippet(ARROW_ALONE, tmp_path).startswith(f"b'{schema.SCHEMA_VERSION}' 1 ")
 
 
+@pytest.mark.system
 def test_the_snippet_asks_shards_and_plies_of_several_producers_with_duckdb(tmp_path: Path):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
     for producer in ("local", "other"):
@@ -81,9 +81,8 @@ def test_the_snippet_asks_shards_and_plies_of_several_producers_with_duckdb(tmp_
     assert rows[-1] == ["18", "6"]
 
 
-@pytest.mark.vllm
-def test_the_last_ply_of_a_fork_has_no_orders_and_no_decision(trained: tuple[Any, RunPaths, Any]):
-    shards = trained[1].shards
+def test_the_last_ply_of_a_fork_has_no_orders_and_no_decision(stored_run: RunPaths):
+    shards = stored_run.shards
     plies = read_rows(file for file in shards.glob("*/*.plies.arrow"))
     asked = read_rows(file for file in shards.glob("*/*.arrow") if not file.name.endswith(".plies.arrow"))
     last = {(row["start_group"], row["fork"]): row["ply"] for row in sorted(plies, key=lambda row: row["ply"])}
@@ -94,9 +93,3 @@ def test_the_last_ply_of_a_fork_has_no_orders_and_no_decision(trained: tuple[Any
 
 def read_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     return [row for file in files for row in pa.ipc.open_file(pa.memory_map(str(file))).read_all().to_pylist()]
-
-
-def test_survival_means_owning_a_centre():
-    standing = Standing(centres=(0, 1, 3, 3, 3, 4, 4))
-    assert [standing.survival(power) for power in POWERS[:2]] == [0, 1]
-    assert "`survival` counts a power as alive while it owns a supply centre" in PAGE

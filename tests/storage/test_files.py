@@ -1,7 +1,6 @@
 """The interface to the files: published once, whole or not at all; whoever puts another store behind it runs these."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,7 @@ from storage.bucket import BucketFiles
 from storage.file_store import FileStore
 from storage.files import PosixFiles, publish_file
 from storage.objects import Objects
-from tests.storage.object_store import BUCKET, environment, moto_server
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with moto_server() as served:
-        yield served
+from tests.storage.object_store import BUCKET, environment
 
 
 @pytest.fixture(params=["posix", "bucket"])
@@ -24,7 +17,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """Every store there is."""
     if request.param == "posix":
         return PosixFiles()
-    for name, value in environment(request.getfixturevalue("address"), tmp_path).items():
+    for name, value in environment(request.getfixturevalue("object_store"), tmp_path).items():
         monkeypatch.setenv(name, value)
     return BucketFiles(Objects(BUCKET), tmp_path.name, tmp_path)
 
@@ -35,17 +28,6 @@ def test_the_first_to_publish_a_name_keeps_it(store: FileStore, tmp_path: Path) 
     assert store.publish(final, lambda temp: temp.write_bytes(b"second")) is False
     assert store.open(final).read() == b"first" and store.names(final.parent) == ["name"]
     assert store.folders(tmp_path) == ["deep"] and store.names(tmp_path / "nowhere") == store.folders(tmp_path / "no") == []
-
-
-def test_a_name_is_not_there_before_its_content_is_whole(store: FileStore, tmp_path: Path) -> None:
-    def write(temp: Path) -> None:
-        temp.write_bytes(b"ha")
-        assert not store.exists(final) and store.names(tmp_path) == []
-        temp.write_bytes(b"whole")
-
-    final = tmp_path / "name"
-    assert store.publish(final, write) and store.exists(final)
-    assert store.open(final).read() == b"whole"
 
 
 def test_what_cannot_be_finished_leaves_nothing_and_the_name_free(store: FileStore, tmp_path: Path) -> None:

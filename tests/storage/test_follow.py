@@ -51,15 +51,6 @@ def test_a_folder_is_listed_once_then_followed_by_name(tmp_path: Path, monkeypat
     assert new(files) == []
 
 
-def test_covered_numbers_are_not_looked_for(tmp_path: Path) -> None:
-    put(tmp_path, 0)
-    files = follow_folder(tmp_path)
-    for number, _ in files.new_files():
-        files.skip_covered(number, 1000)
-    put(tmp_path, 1000)
-    assert new(files) == [1000]
-
-
 def test_a_file_beyond_every_guess_is_found_by_the_next_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = follow_folder(tmp_path)
     assert new(files) == []
@@ -71,11 +62,3 @@ def test_a_file_beyond_every_guess_is_found_by_the_next_listing(tmp_path: Path, 
     now = time.monotonic()
     monkeypatch.setattr(follow.time, "monotonic", lambda: now + follow.RELIST_SECONDS)
     assert new(files) == [5 * LOOKAHEAD]
-
-
-@pytest.mark.parametrize(
-    "name", ["12.arrow", "000012.arrow.tmp", ".000012.arrow", "000012.0badcafe.plies.arrow", "x000012.arrow"]
-)
-def test_other_names_are_ignored(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    assert new(follow_folder(tmp_path)) == []

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from storage.index import open_index
-from storage.learnable import RECENT, PastReturns
+from storage.learnable import PastReturns
 from storage.learnable_process import PastReturnsProcess
 from storage.shards import publish_shard
 
@@ -59,12 +59,6 @@ def test_what_comes_later_or_from_elsewhere_changes_nothing(put, past) -> None:
     put(0, "a", [0.0, 6.0], producer="probe")
     assert past.spreads_before("local", 3) == before
     assert past.spreads_before("probe", 3) == {"a": 3.0}
-
-
-def test_only_a_snapshot_s_newest_groups_count(put, past) -> None:
-    for number in range(RECENT + 2):
-        put(number, "a", [0.0, 2.0 * number])
-    assert past.spreads_before("local", 100)["a"] == sum(range(2, RECENT + 2)) / RECENT
 
 
 def test_groups_that_cannot_be_trained_on_say_nothing(put, past) -> None:

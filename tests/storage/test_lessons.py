@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from records.lesson import Lesson
-from storage import lessons as lesson_files
-from storage.ledger import ROWS_SCHEMA, read_ledger, write_ledger
+from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lesson_shelf import LessonQuery, LessonShelf, choose_lessons, lesson_uses
-from storage.lessons import LessonRef, ledger_entry, lesson_path, open_lessons, publish_lessons, recorded_lessons
+from storage.lessons import LessonRef, ledger_entry, lesson_path, open_lessons, publish_lessons
 from storage.mapped import ShardDamaged
 from storage.runs import RunPaths
 from telemetry.errors import DataError
@@ -48,11 +47,6 @@ def test_a_second_attempt_publishes_nothing(paths, lessons, published):
     assert table["completion_ids"].to_pylist() == [lesson.completion_ids for lesson in lessons[:4]]
 
 
-def test_a_chunk_without_lessons_is_a_file_without_rows(paths):
-    assert publish_lessons(paths, "r", 0, [], {}) and open_lessons(lesson_path(paths, "r", 0)).table.num_rows == 0
-    assert LessonShelf(paths, 0).choose(QUERY) == []
-
-
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
@@ -69,12 +63,6 @@ def test_a_faulty_lesson_is_named_and_nothing_is_written(paths, lessons, fault, 
     with pytest.raises(DataError, match=rf"lesson of FRANCE at S1901M.*{why}.*nothing was written"):
         publish_lessons(paths, "r", 0, lessons, {})
     assert not lesson_path(paths, "r", 0).exists()
-
-
-def test_another_lesson_version_is_refused(paths, lessons, published, monkeypatch):
-    monkeypatch.setattr(lesson_files, "LESSON_VERSION", 99)
-    with pytest.raises(DataError, match="has lesson version 1, this program reads 99"):
-        open_lessons(published[0])
 
 
 def test_a_copied_file_is_refused(paths, published):
@@ -165,9 +153,3 @@ def test_the_choice_depends_on_the_lessons_and_the_seed_alone(paths, published):
     chosen = choose_lessons(known, {}, QUERY, 0)
     assert chosen == choose_lessons(known[::-1], {}, QUERY, 0)
     assert any(chosen != choose_lessons(known, {}, QUERY, seed) for seed in range(1, 9))
-
-
-def test_a_ledger_of_before_names_no_lessons(paths):
-    assert write_ledger(paths, 1, ROWS_SCHEMA.empty_table(), {"settings_hash": "x"})
-    ledger = read_ledger(paths, 1)
-    assert ledger is not None and recorded_lessons(ledger) == []

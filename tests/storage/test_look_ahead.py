@@ -13,7 +13,7 @@ import pytest
 from storage.gather import Batch
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
-from storage.packing import KEPT, PackingBuffers
+from storage.packing import PackingBuffers
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_shard
@@ -53,45 +53,6 @@ def test_the_batch_made_ready_is_handed_over_if_the_step_chooses_its_very_rows(
     monkeypatch.undo()
     alone.refresh()
     assert_same(batch, alone.gather(alone.select_batch(QUERY).rows))
-
-
-def test_a_step_chooses_from_what_is_there_by_then_whatever_was_made_ready(paths: RunPaths, publish: Callable[..., Any]) -> None:
-    """Rows come in after the look ahead: they are chosen, and gathered, as by an index that never looked."""
-    publish(range(2), forks=6)
-    index, alone = Index(paths), Index(paths)
-    index.look_ahead(QUERY)
-    settled(index)
-    guessed = index.select_batch(QUERY).rows
-    publish(range(2, 12), forks=6)
-    index.refresh()
-    alone.refresh()
-    rows = index.select_batch(QUERY).rows
-    assert rows.equals(alone.select_batch(QUERY).rows) and not rows.equals(guessed)
-    assert_same(index.gather(rows), alone.gather(rows))
-
-
-def test_what_was_made_ready_is_handed_over_once(run: RunPaths) -> None:
-    """A batch that two hold could be changed by one of them."""
-    index = Index(run)
-    index.look_ahead(QUERY)
-    rows = index.select_batch(QUERY).rows
-    settled(index)
-    rows = index.select_batch(QUERY).rows
-    first, second = index.gather(rows), index.gather(rows)
-    assert_same(first, second)
-    assert not np.shares_memory(first.input_ids, second.input_ids)
-
-
-def test_looking_ahead_records_nothing_and_uses_nothing_up(run: RunPaths) -> None:
-    before = sorted(run.root.rglob("*"))
-    index = Index(run)
-    for step in (1, 2, 3):
-        index.look_ahead(replace(QUERY, step=step))
-        settled(index)
-    assert sorted(run.root.rglob("*")) == before
-    counts = index.select_batch(QUERY).counts
-    assert counts["used"] == 0 and counts["eligible"] > 0
-    assert index.connection.sql("SELECT count(*) FROM batches").fetchall() == [(0,)]
 
 
 def test_steps_that_look_ahead_train_on_the_rows_of_steps_that_do_not(paths: RunPaths, publish: Callable[..., Any]) -> None:
@@ -170,15 +131,6 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
     larger = buffers.arrays([(np.int32, 10_000)])[0]
     larger[:] = 7
     assert len(larger) == 10_000 and (second.size, second.ctypes.data != larger.ctypes.data) == (1000, True)
-
-
-def test_no_more_blocks_are_kept_than_two_however_many_batches_are_held() -> None:
-    buffers = PackingBuffers()
-    held = [buffers.arrays([(np.int64, 100)])[0] for _ in range(10)]
-    for place, array in enumerate(held):
-        array[:] = place
-    assert [int(array[0]) for array in held] == list(range(10)) == [int(array[-1]) for array in held]
-    assert len(buffers._blocks) == KEPT
 
 
 def test_arrays_of_one_batch_do_not_overlap_and_begin_where_their_type_may() -> None:

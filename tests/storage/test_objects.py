@@ -7,21 +7,14 @@ from pathlib import Path
 import pytest
 
 from storage import objects as module
-from storage.object_errors import refusal
 from storage.objects import Objects
 from telemetry.errors import InputError, StoreAwayError
-from tests.storage.object_store import BUCKET, Proxy, environment, moto_server
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[str]:
-    with moto_server() as address:
-        yield address
+from tests.storage.object_store import BUCKET, Proxy, environment
 
 
 @pytest.fixture
-def proxy(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    with Proxy(upstream=store).serving() as made:
+def proxy(object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with Proxy(upstream=object_store).serving() as made:
         for name, value in environment(made.address, tmp_path / "cache").items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
@@ -68,7 +61,7 @@ def test_an_update_whose_answer_was_lost_is_our_own_and_a_stale_one_is_refused(p
     assert objects.update("update/gone", b"3", first) is None
 
 
-@pytest.mark.parametrize("fault", [{"status": 500}, {"status": 503}, {"cut": True}, {"drop": True}], ids=str)
+@pytest.mark.parametrize("fault", [{"status": 503}, {"cut": True}], ids=str)
 def test_a_broken_answer_is_asked_for_again_and_never_becomes_data(
     proxy: Proxy, objects: Objects, fault: dict, tmp_path: Path
 ) -> None:
@@ -84,23 +77,9 @@ def test_a_broken_answer_is_asked_for_again_and_never_becomes_data(
     assert (tmp_path / "copy").read_bytes() == body
 
 
-def test_a_large_object_comes_in_parts_of_one_version(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PART", 1000)
-    body = bytes(range(256)) * 30
-    objects.overwrite("large/a", body)
-    found = objects.head("large/a")
-    assert found is not None
-    with open(tmp_path / "copy", "wb") as file:
-        objects.read_into(found, file.fileno())
-    assert (tmp_path / "copy").read_bytes() == body
-    objects.overwrite("large/a", body[::-1])
-    with open(tmp_path / "copy", "wb") as file, pytest.raises(FileNotFoundError, match="replaced"):
-        objects.read_into(found, file.fileno())
-
-
 def test_a_store_that_is_away_is_waited_for(proxy: Proxy, objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.is_down = True
-    threading.Timer(1.0, lambda: setattr(proxy, "is_down", False)).start()
+    threading.Timer(0.4, lambda: setattr(proxy, "is_down", False)).start()
     assert objects.create("away/a", b"1")
 
 
@@ -127,29 +106,17 @@ def test_a_wrong_address_is_the_user_s_mistake_and_not_waited_for(proxy: Proxy, 
     ("status", "code", "sentence"),
     [
         (403, "InvalidAccessKeyId", "does not accept the key for bucket 'bucket'.*correct AWS_ACCESS_KEY_ID"),
-        (403, "SignatureDoesNotMatch", "does not accept the key"),
         (403, "AccessDenied", "may not do this in bucket 'bucket'.*name another bucket, or grant it"),
         (403, "RequestTimeTooSkewed", "the clock of this machine differs too much.*set it"),
         (404, "NoSuchBucket", "there is no bucket 'bucket' at .*create it, or correct the name"),
-        (501, "NotImplemented", "use another object store"),
     ],
     ids=lambda value: str(value)[:24],
 )
-@pytest.mark.parametrize("request_of", ["write", "list"])
-def test_a_refusal_is_one_sentence_at_once(
-    proxy: Proxy, objects: Objects, status: int, code: str, sentence: str, request_of: str
-) -> None:
-    method = "PUT" if request_of == "write" else "GET"
-    fault = proxy.fault(method, "", times=9, status=status, code=code)
+def test_a_refusal_is_one_sentence_at_once(proxy: Proxy, objects: Objects, status: int, code: str, sentence: str) -> None:
+    fault = proxy.fault("PUT", "", times=9, status=status, code=code)
     with pytest.raises(InputError, match=sentence):
-        objects.create("refused/a", b"1") if request_of == "write" else objects.directly_below("refused/")
+        objects.create("refused/a", b"1")
     assert fault.seen == 1
-
-
-def test_no_key_is_one_sentence() -> None:
-    asked = Exception("Error performing PUT http://169.254.169.254/latest/api/token - status code: 403")
-    said = refusal("mine", asked)  # of a cloud machine's credentials, which no machine gives here
-    assert isinstance(said, InputError) and "no key for bucket 'mine' is given: set AWS_ACCESS_KEY_ID" in str(said)
 
 
 def test_listings_name_objects_and_folders(objects: Objects) -> None:

@@ -10,7 +10,7 @@ import pytest
 from game.board import POWERS, Board
 from game.players import player
 from state_cache.settings import CacheSettings
-from state_cache.store import open_cache, version_name
+from state_cache.store import open_cache
 from storage.asking import ask, connect
 from storage.played_games import SavedGame, SavedProposal, SavedTurn, game_files, game_snapshots, named_game
 from storage.runs import GAMES_FOLDER, RunPaths
@@ -72,22 +72,6 @@ def test_every_order_set_is_a_row_and_whoever_met_a_person_has_human_opponents(g
     assert sure[0]["n"] == sum("ITALY" in turn["orders"] for turn in stored)
 
 
-def test_the_rows_know_the_positions_and_the_end(games: Path, tmp_path: Path):
-    paths = RunPaths(tmp_path / "mine").create()
-    with connect(paths.root) as connection:
-        rows = ask(connection, "from played where power = 'FRANCE' order by turn").to_pylist()
-    board = Board.start()
-    turns = json.loads((games / "evening.json").read_text())["turns"]
-    found = {}
-    for turn in turns:
-        found[turn["phase"]] = board.snapshot(game_id="", seed=0, source="").snapshot_id, board.centre_counts()[2]
-        board.step(turn["orders"])
-    assert {row["phase"]: (row["snapshot_id"], row["centres"]) for row in rows} == {
-        turn["phase"]: found[turn["phase"]] for turn in turns if "FRANCE" in turn["orders"]
-    }
-    assert {row["centres_at_end"] for row in rows} == {board.centre_counts()[2]}
-
-
 def test_other_questions_do_not_read_games_and_a_changed_one_is_named(games: Path, tmp_path: Path):
     file = games / "evening.json"
     file.write_text(file.read_text().replace('"S1901M"', '"S1902M"'))
@@ -130,9 +114,3 @@ def test_a_cache_takes_a_share_of_its_positions_from_games_and_keeps_the_held_ou
     assert {snapshot.snapshot_id for snapshot in played} <= {
         each.snapshot_id for each in game_snapshots(wanted.from_games, games)
     }
-
-
-def test_the_setting_changes_no_cache_that_does_not_use_it():
-    assert "from_games" not in CacheSettings().model_dump_json() and "from_games" not in CacheSettings().model_dump()
-    assert version_name(CacheSettings(from_games=("evening:00000000",))) != version_name(CacheSettings())
-    assert CacheSettings(from_games=("evening:00000000",)).scripted == CacheSettings()

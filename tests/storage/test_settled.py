@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +56,14 @@ def numbers(seen: str) -> dict[str, set[int]]:
     return {
         name: {number for first, after in ranges for number in range(first, after)} for name, ranges in json.loads(seen).items()
     }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_grace() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.retire.STALE_VERSIONS", 1)
+        patch.setattr("storage.retire.GRACE_HOURS", 0.0)
+        yield
 
 
 class History(RuleBasedStateMachine):
@@ -117,16 +125,16 @@ class History(RuleBasedStateMachine):
             assert write_ledger(self.paths, step, chosen.rows, {})
         self.trained = step
 
-    @rule(lag=st.integers(0, 6), draw=st.sampled_from(["start_group", "advantage_group"]))
-    def ask(self, lag: int, draw: Any) -> None:
+    @rule(lag=st.integers(0, 6))
+    def ask(self, lag: int) -> None:
         """A choice that nothing records, also one that reaches further back than the trainer's."""
         self.kept.refresh()
-        self.compare(lag, self.trained + 1, draw=draw)
+        self.compare(lag, self.trained + 1)
 
-    def compare(self, lag: int, step: int, **given: Any) -> Selection:
+    def compare(self, lag: int, step: int) -> Selection:
         query = SelectionQuery(
             step=step, policy_version=self.trained, max_policy_lag=lag, start_groups=2, seed=3,
-            max_uses=self.uses, **given,
+            max_uses=self.uses,
         )  # fmt: skip
         scratch = self.folder / "oracle"
         oracle = everything(self.paths, scratch, self.blend)
@@ -184,9 +192,8 @@ def shards_named(paths: RunPaths) -> set[str]:
 
 TestHistory: Any = History.TestCase
 TestHistory.settings = settings(
-    max_examples=4,
-    stateful_step_count=14,
-    deadline=None,
+    max_examples=3,
+    stateful_step_count=12,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # making a failure smaller would take minutes
 )
@@ -260,7 +267,7 @@ def test_a_new_index_reads_neither_rows_nor_ledgers_of_settled_shards(long_run: 
     assert index.fetch("SELECT count(*) FROM batches ANTI JOIN decisions USING (shard)") == [(0,)], "nor keeps what they say"
 
 
-@pytest.mark.parametrize("fault", ["gone", "bit", "text", "copy", "shard"])
+@pytest.mark.parametrize("fault", ["gone", "bit", "shard"])
 def test_a_record_that_does_not_fit_the_run_is_not_believed(long_run: RunPaths, fault: str, read: dict[str, list[str]]) -> None:
     """Without a record everything is read once, and counted with the same result."""
     expected = opened(long_run).select_batch(query(12))
@@ -270,10 +277,6 @@ def test_a_record_that_does_not_fit_the_run_is_not_believed(long_run: RunPaths, 
         record.unlink()
     if fault == "bit":
         newest.write_text(content.replace('"decisions": 1', '"decisions": 2'))
-    elif fault == "text":
-        newest.write_text("{")
-    elif fault == "copy":
-        newest.with_name("settled-000099.json").write_text(content)
     elif fault == "shard":  # one of the settled shards is another file now
         newest.write_text(content)
         shard = long_run.shards / "p0" / "000001.arrow"
@@ -284,57 +287,10 @@ def test_a_record_that_does_not_fit_the_run_is_not_believed(long_run: RunPaths, 
     same(index.select_batch(query(12)), expected)
 
 
-def test_a_record_counts_for_its_own_rule_of_returns_alone(long_run: RunPaths) -> None:
-    other = {"survival": 1.0}
-    index = Index(long_run, blend=other, reach=Reach(policy_version=12, max_policy_lag=LAG))
-    whole = Index(long_run, blend=other)
-    for each in (index, whole):
-        each.refresh()
-    assert index.eligible(query(12, max_uses=9)) == whole.eligible(query(12, max_uses=9))
-
-
-def test_a_query_that_reaches_back_finds_all_facts_again(long_run: RunPaths) -> None:
-    index, whole = opened(long_run), Index(long_run)
-    whole.refresh()
-    for version, lag in ((12, 9), (5, LAG), (12, LAG), (3, 0)):
-        same(
-            index.select_batch(query(version, max_policy_lag=lag, max_uses=2)),
-            whole.select_batch(query(version, max_policy_lag=lag, max_uses=2)),
-        )
-    assert index.fresh_rows(policy_version=0, limit=99).equals(whole.fresh_rows(policy_version=0, limit=99))
-
-
-def test_a_ledger_that_names_a_settled_shard_is_counted(long_run: RunPaths) -> None:
-    """No trainer writes one, but the counts must not depend on that."""
-    index, whole = opened(long_run), Index(long_run)
-    whole.refresh()
-    rows = whole.select_batch(query(1, max_uses=2)).rows
-    assert rows.num_rows and write_ledger(long_run, 20, rows, {})
-    for each in (index, whole, late := opened(long_run)):
-        each.refresh()
-    for each in (index, late):
-        same(each.select_batch(query(12)), whole.select_batch(query(12)))
-
-
-def test_a_settled_shard_is_retired_with_the_facts_of_its_file(long_run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.retire.STALE_VERSIONS", 2)
-    monkeypatch.setattr("storage.retire.GRACE_HOURS", 0.0)
-    index, whole = opened(long_run), Index(long_run)
-    whole.refresh()
-    before = whole.fetch("FROM decisions ORDER BY ALL")
-    tight = RetentionSettings(shards_gb=1e-9, replay_steps=3)
-    retire(long_run, index, RunAge(policy_version=12, oldest_checkpoint=11, max_policy_lag=LAG), tight)
-    assert {shard.number for shard in index.retired()} == set(range(8))
-    after = open_index(long_run)
-    assert after.fetch("FROM decisions ORDER BY ALL") == before
-    same(index.select_batch(query(12)), after.select_batch(query(12)))
-    same(opened(long_run).select_batch(query(12)), after.select_batch(query(12)))
-
-
 # -- ranges ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_ranges_are_a_set_of_numbers(seed: int) -> None:
     rng, plain, ranges = random.Random(seed), set[int](), Ranges()
     for _ in range(30):

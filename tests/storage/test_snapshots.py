@@ -4,7 +4,6 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.storage_figures import run_of_facts, step_query
 from storage import snapshots
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.parts import LARGE_ROWS, MERGED, choose_parts, read_parts
 from storage.runs import RunPaths
-from storage.selection import Reach, SelectionQuery
+from storage.selection import SelectionQuery
 from storage.shards import map_shard
-from storage.snapshots import IndexSnapshot, read_coverage, read_snapshot, snapshot_files, write_snapshot
+from storage.snapshots import IndexSnapshot, read_coverage, read_snapshot
 from telemetry.errors import DataError
 from tests.damage import flip
 
@@ -73,17 +71,6 @@ def grown(paths: RunPaths, publish: Callable[..., Any]) -> RunPaths:
     return paths
 
 
-def test_facts_in_many_chunks_are_written_and_read_like_facts_in_one(grown: RunPaths, tmp_path: Path) -> None:
-    index = open_index(grown)
-    whole = index.snapshot_of([shard for name in ("000000", "000002") if (shard := index.find_shard(f"p0/{name}.arrow"))])
-    rows = whole.decisions.num_rows
-    chunked = replace(whole, decisions=pa.concat_tables([whole.decisions.slice(at, 5) for at in range(0, rows, 5)]))
-    assert chunked.decisions["shard"].num_chunks > 3
-    written = write_snapshot(tmp_path, chunked)
-    assert written is not None
-    assert read_snapshot(written).decisions.equals(whole.decisions.combine_chunks())
-
-
 @pytest.mark.parametrize("rule", [{}, {"blend": BLEND, "discount": 0.5}], ids=["default", "another blend"])
 def test_an_index_from_a_snapshot_knows_what_one_from_the_shards_knows(grown: RunPaths, rule: Any, opened: list[str]) -> None:
     quick = known(Index(grown, **rule))
@@ -95,21 +82,6 @@ def test_an_index_from_a_snapshot_knows_what_one_from_the_shards_knows(grown: Ru
     assert len(opened) == 5
     assert [one.equals(other) for one, other in zip(quick, slow, strict=True)] == [True] * 4
     assert quick[0].num_rows == 8 * 16 and quick[2].num_rows == 8 * 8
-
-
-def test_both_ways_choose_and_gather_the_same_and_go_on_the_same(grown: RunPaths, publish: Callable[..., Any]) -> None:
-    quick = Index(grown)
-    assert quick.refresh() == 128 and quick.refused == []
-    for file in grown.index.iterdir():
-        file.unlink()
-    slow = Index(grown)
-    assert slow.refresh() == 128
-    publish(range(6, 8))
-    for index in (quick, slow):
-        assert index.refresh() == 24
-    chosen = [index.select_batch(QUERY) for index in (quick, slow)]
-    assert chosen[0].rows.equals(chosen[1].rows) and chosen[0].counts == chosen[1].counts
-    assert quick.gather(chosen[0].rows).input_ids.tolist() == slow.gather(chosen[1].rows).input_ids.tolist()
 
 
 def test_a_start_group_that_a_snapshot_knows_is_not_taken_again(grown: RunPaths, publish: Callable[..., Any]) -> None:
@@ -132,24 +104,6 @@ def damage_rows(path: Path) -> None:
     raise AssertionError("no bit of the file matters")
 
 
-def damage_shard(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 16
-    path.write_bytes(content)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def foreign(path: Path) -> None:
-    pq.write_table(pa.table({"a": [1]}), path)
-
-
 def newer(path: Path) -> None:
     reseal(path, schema_version="99")
 
@@ -161,19 +115,9 @@ def other_shards(path: Path) -> None:
     pq.write_table(table.replace_schema_metadata(metadata), path)
 
 
-def without_plies(path: Path) -> None:
-    (plies,) = path.parent.glob(f"{path.stem}.*.plies.parquet")
-    plies.unlink()
-
-
 def fewer_plies(path: Path) -> None:
     (plies,) = path.parent.glob(f"{path.stem}.*.plies.parquet")
     pq.write_table(pq.read_table(plies).slice(1), plies)
-
-
-def other_columns(path: Path) -> None:
-    table = pq.read_table(path)
-    pq.write_table(table.rename_columns(["x", *table.column_names[1:]]), path)
 
 
 def other_values(path: Path) -> None:
@@ -191,7 +135,7 @@ def reseal(path: Path, **changed: str) -> None:
     pq.write_table(table.replace_schema_metadata(metadata), path)
 
 
-FAULTS = [damage_rows, cut, empty, foreign, newer, other_shards, without_plies, fewer_plies, other_columns, other_values]
+FAULTS = [damage_rows, newer, other_shards, fewer_plies, other_values]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -222,7 +166,7 @@ def test_no_flipped_bit_of_a_snapshot_changes_what_an_index_knows(grown: RunPath
     whole, coverage = read_snapshot(path), read_coverage(path)
     rng = random.Random(1)
     found = 0
-    for file in [path] * 90 + [plies] * 30:
+    for file in [path] * 40 + [plies] * 20:
         content = file.read_bytes()
         flipped = bytearray(content)
         flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -235,21 +179,18 @@ def test_no_flipped_bit_of_a_snapshot_changes_what_an_index_knows(grown: RunPath
         except DataError:
             found += 1
         file.write_bytes(content)
-    assert found > 60
+    assert found > 30
 
 
-@pytest.mark.parametrize("change", ["gone", "replaced", "replaced, same size", "cut"])
+@pytest.mark.parametrize("change", ["gone", "replaced", "cut"])
 def test_a_shard_that_changed_since_its_snapshot_is_read_anew(grown: RunPaths, publish: Callable[..., Any], change: str) -> None:
     path = grown.shards / "p0" / "000000.arrow"
-    before = os.stat(path)
     content = path.read_bytes()
     path.unlink()
     if change.startswith("replaced"):
-        publish(range(2), "p0", forks=4 if change.endswith("size") else 2)
+        publish(range(2), "p0", forks=4)
     if change == "cut":
         path.write_bytes(content[:-100])
-    if change == "replaced, same size":
-        assert abs(os.stat(path).st_size - before.st_size) < 2000
     index = Index(grown)
     found = known(index)
     for file in grown.index.iterdir():
@@ -282,30 +223,6 @@ def test_damage_below_a_snapshot_is_found_when_a_row_is_gathered(grown: RunPaths
     assert all("p0/000000.arrow" not in part.decisions["shard"].to_pylist() for part in parts)
     late = open_index(grown)
     assert [shard for shard, _ in late.refused] == ["p0/000000.arrow"], "an index that opens reads the file itself"
-
-
-def test_whoever_asks_for_whole_shards_learns_of_damage_below_a_snapshot(grown: RunPaths) -> None:
-    path = grown.shards / "p0" / "000002.arrow"
-    marks = os.stat(path)
-    damage_shard(path)
-    os.utime(path, ns=(marks.st_atime_ns, marks.st_mtime_ns))
-    index = Index(grown)
-    assert index.refresh() == 128
-    tables = index.verified_shards()
-    assert [shard for shard, _ in index.refused] == ["p0/000002.arrow"]
-    ids = [number for table in tables for number in table["decision_id"].to_pylist()]
-    rows = index.connection.sql('SELECT decision_id FROM decisions ORDER BY shard, "row"').fetchall()
-    assert ids == [number for (number,) in rows] and len(ids) == 96
-
-
-def test_a_shard_that_was_set_aside_enters_no_snapshot(grown: RunPaths, publish: Callable[..., Any]) -> None:
-    publish(range(2, 3), "p1")
-    damaged = grown.shards / "p0" / "000004.arrow"
-    damage_shard(damaged)
-    snapshot_of(grown)
-    covered = {shard.name for part in stored(grown) for shard in part.shards}
-    assert covered == {"p0/000000.arrow", "p0/000002.arrow", "p1/000000.arrow", "p1/000002.arrow"}
-    assert {name for part in stored(grown) for name in part.decisions["shard"].to_pylist()} == covered
 
 
 def test_a_part_is_written_when_enough_shards_came_in_and_eight_become_one(paths: RunPaths, publish: Any) -> None:
@@ -342,42 +259,6 @@ def test_parts_of_one_size_class_are_merged_smallest_first_and_large_ones_never(
     assert max(sizes) <= 8 * LARGE_ROWS and len(sizes) <= 2 * (MERGED - 1) + sum(sizes) // LARGE_ROWS
 
 
-def test_a_run_of_an_earlier_version_opens_and_goes_on(grown: RunPaths, publish: Any, opened: list[str]) -> None:
-    """Its newest snapshot covered all shards, and so did the one before; neither named the versions of their rows."""
-    expected = known(Index(grown))
-    whole = open_index(grown)
-    everything = whole.snapshot_of(whole.live())
-    for file in grown.index.iterdir():
-        file.unlink()
-    for covered in (everything.shards[:3], everything.shards):
-        path = write_snapshot(grown.index, everything.subset(covered))
-        assert path is not None
-        table = pq.read_table(path)
-        metadata = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-        del metadata["newest_versions"]
-        metadata["metadata_crc32"] = str(snapshots.metadata_crc(metadata))
-        pq.write_table(table.replace_schema_metadata(metadata), path)
-    opened.clear()
-    for reach in (None, Reach(policy_version=0, max_policy_lag=0)):
-        index = Index(grown, reach=reach)
-        assert [one.equals(other) for one, other in zip(known(index), expected, strict=True)] == [True] * 4
-    assert opened == []
-    publish(range(6, 7), "p0")
-    index.refresh()
-    assert index.snapshot_if_due(1) is not None
-    assert [path.name for _, path in snapshot_files(grown.index)] == [f"snap-00000{number}.parquet" for number in (3, 4, 5)]
-
-
-def test_an_index_that_is_kept_is_compressed_and_chooses_the_same(tmp_path: Path) -> None:
-    index = open_index(run_of_facts(tmp_path, 42_000, shard_groups=100, seed=0))
-    chosen = index.select_batch(step_query(1)).rows
-    memory = "SELECT sum(memory_usage_bytes) FROM duckdb_memory()"
-    before = index.fetch(memory)[0][0]
-    assert index.snapshot_if_due(99) is None
-    assert index.fetch(memory)[0][0] < before / 4
-    assert chosen.num_rows and index.select_batch(step_query(1)).rows.equals(chosen)
-
-
 def test_stock_duckdb_reads_it(grown: RunPaths) -> None:
     index = open_index(grown)
     snapshot_of(grown)
@@ -388,19 +269,3 @@ def test_stock_duckdb_reads_it(grown: RunPaths) -> None:
         assert len(answer) == 2 and answer == index.connection.sql(question.format("decisions")).fetchall()
         assert stock.sql(f"SELECT count(*) FROM '{grown.index}/snap-*.plies.parquet'").fetchall() == [(64,)]
         assert "return" not in stock.sql(f"FROM {files}").columns
-
-
-def test_who_comes_second_to_a_number_leaves_the_file_of_the_first(grown: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = stored(grown)
-    before = {file: file.read_bytes() for file in grown.index.iterdir()}
-    monkeypatch.setattr(snapshots, "_numbers", lambda folder: set())
-    assert write_snapshot(grown.index, found) is None
-    assert {file: file.read_bytes() for file in grown.index.iterdir()} == before
-
-
-@pytest.mark.parametrize("left", [".snap-000009.parquet.1-00000000.tmp", "snap-000009.00000000.plies.parquet", "snap-9.parquet"])
-def test_what_a_killed_writer_leaves_is_no_snapshot(grown: RunPaths, left: str) -> None:
-    (grown.index / left).write_bytes(b"half")
-    index = Index(grown)
-    assert index.refresh() == 128 and index.refused == []
-    assert snapshot_of(grown).name in ("snap-000002.parquet", "snap-000010.parquet")

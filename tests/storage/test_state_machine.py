@@ -190,7 +190,7 @@ class Run(RuleBasedStateMachine):
 
 TestRun: Any = Run.TestCase
 TestRun.settings = settings(
-    max_examples=5,
+    max_examples=4,
     stateful_step_count=12,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # making a failure smaller would take minutes
