@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 _TRAIN = "Train a policy, or one for each of several settings and seeds."
 _UP = "Start Prefect's server, deployments and a worker; stop them."
-_SERVE = "Serve an engine or orders; play for a run elsewhere."
+_SERVE = "Serve an engine or orders."
 _PLAY = "Play against versions in a browser, or on others' servers."
 _PAGES = "Write a run as one page, or several side by side."
 _LISTED = "List, inspect, repeat or clean runs; watch one train."
@@ -35,7 +35,6 @@ COMMANDS = {
     },
     "Services": {
         "serve": ("cli.serve:serve", _SERVE),
-        "produce": ("cli.produce:produce", _SERVE),
         "up": ("cli.up:up", _UP),
         "down": ("cli.up:down", _UP),
     },

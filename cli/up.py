@@ -29,8 +29,6 @@ from telemetry.errors import InputError
 WORKER_WITHIN_S = 180.0
 ENDS_WITHIN_S = 30.0
 _RECORD = "up.json"
-PRODUCERS = "producers"
-"""Work pool of rollout producers; its workers run on machines that generate for other runs."""
 _FIRST = "train_policy"
 """Flow whose deployment `entente up` suggests to run first."""
 
@@ -78,7 +76,7 @@ def up(
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
     address = _server(port)
     os.environ["PREFECT_API_URL"] = f"{address}/api"
-    for each in sorted({*pools, PRODUCERS}):
+    for each in pools:
         _pool(each)
     _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
     _prefect("deploy", "--all", "--no-prompt")

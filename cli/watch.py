@@ -86,23 +86,8 @@ def _screen(found: "RunProgress", paths: "RunPaths") -> RenderableType:
     parts: list[RenderableType] = [_head(found)]
     if found.steps:
         parts += [_curves(found), Text("where the time goes", style="bold"), _time(found)]
-    parts += _producers(paths)
     parts += [Text(line, style="yellow") for line in found.alerts[-_ALERTS:]]
     return Group(*parts)
-
-
-def _producers(paths: "RunPaths") -> list[RenderableType]:
-    """One line for each rollout producer outside the run's own process."""
-    from storage.control import read_producers
-
-    producers, damaged = read_producers(paths) if paths.producers.is_dir() else ([], [])
-    lines = [
-        f"{each.producer}: {'lost' if each.lost() else each.state}, {each.in_flight} start groups in flight, "
-        f"{each.published} published, version {each.version}, on {each.host}" + (f"; {each.sentence}" if each.sentence else "")
-        for each in producers
-    ]
-    head = [Text("producers", style="bold")] if lines or damaged else []
-    return [*head, *(Text(f" {line}") for line in lines), *(Text(f" {line}", style="yellow") for line in damaged)]
 
 
 def _head(found: "RunProgress") -> Text:

@@ -1,13 +1,11 @@
 """Opens the source of a run's rollouts and the queue that schedules them.
 
-The source is this process, a Dask cluster, or nobody here: then producers elsewhere play all of them. The flow does not
-depend on which it is.
+The source is this process or a Dask cluster. The flow does not depend on which it is.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from flows.producer_fleet import ProducerFleet
 from inference.start_engine import start_limit_s
 from pipeline.buffered_queue import BufferedQueue
 from pipeline.lockstep_queue import LockstepQueue
@@ -40,30 +38,15 @@ class LocalSource:
         return await self._task(quoted(self._resources), stretch.step, stretch.first_group, stretch.count, stretch.after)
 
 
-class NoSource:
-    """The source of a run whose producers play all rollouts: the queue begins nothing here."""
-
-    async def play(self, stretch: Stretch) -> RolloutReport:
-        """See `RolloutSource.play`."""
-        raise AssertionError(f"start groups from {stretch.first_group} were begun in a flow that plays nothing")
-
-
 @asynccontextmanager
-async def open_queue(settings: RunSettings, resources: Resources, fleet: ProducerFleet) -> AsyncIterator[RolloutQueue]:
-    """The queue of the run's rollouts. It does not start the groups that `fleet` has in flight."""
+async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutQueue]:
+    """The queue of the run's rollouts."""
     pipeline, step_done = settings.pipeline, resources.resume_point.step_done
     async with rollout_source(settings, resources) as source:
         if pipeline.in_lockstep:
             queue: RolloutQueue = LockstepQueue(resources, source, pipeline, settings.steps, step_done=step_done)
         else:
-            queue = BufferedQueue(
-                resources,
-                source,
-                pipeline,
-                settings.steps,
-                step_done=step_done,
-                fleet=fleet,
-            )
+            queue = BufferedQueue(resources, source, pipeline, settings.steps, step_done=step_done)
         async with queue:
             yield queue
 
@@ -74,8 +57,6 @@ async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIt
     if settings.pipeline.task_runner == "dask":
         async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
             yield source
-    elif settings.pipeline.task_runner == "producers":
-        yield NoSource()
     else:
         yield LocalSource(resources, settings.pipeline)
 

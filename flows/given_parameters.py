@@ -42,7 +42,6 @@ def check_given(
     *,
     settings: RunSettings | None = None,
     runs: Iterable[str] = (),
-    addresses: Iterable[str] = (),
     players: Iterable[str] = (),
 ) -> None:
     """Refuse parameters that a deployment may not set. A flow run without a deployment may name anything.
@@ -51,7 +50,6 @@ def check_given(
         runs_root: folder of all runs.
         settings: of a training or tuning run.
         runs: names of runs; empty ones are skipped.
-        addresses: of inference workers.
         players: of a match.
 
     Raises:
@@ -62,7 +60,6 @@ def check_given(
     if not started_by_deployment():
         return
     _check_root(runs_root)
-    _check_addresses("urls", addresses)
     players = list(players)
     _check_endpoints(players)
     for player in players:
@@ -92,7 +89,6 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
         check_name(run, "run")
     _check_endpoints(settings.rollouts.endpoints)
     _check_addresses("inference.urls", inference.urls)
-    _check_addresses("inference.evaluation_urls", inference.evaluation_urls)
     _check_addresses("training.address", filter(None, [settings.training.address]))
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
     known = inference.model == "tiny" or _HUB_ID.fullmatch(inference.model)

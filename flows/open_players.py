@@ -175,7 +175,7 @@ def _digest(file: Path) -> str:
 
 def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:
     """The versions that each engine serves, and the engine's settings."""
-    inference = settings.inference.for_evaluation
+    inference = settings.inference
     kind = None if inference.urls else engine_here(inference)[0]
     if serving(kind, inference.adapters, len(policies)) == "each":
         return [([player], inference.model_copy(update={"adapters": "merge_reload"})) for player in policies]

@@ -59,7 +59,7 @@ from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler
-from telemetry.errors import DataError, InputError, StoreAwayError
+from telemetry.errors import DataError, InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
 from training.loss_name import try_loss
@@ -205,9 +205,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
         share = trainer_share(cards, settings.inference)
-        # Where producers play all rollouts, one engine is enough: for scores.
-        plays_here = trains_alone or settings.pipeline.task_runner != "producers"
-        inference = settings.inference if plays_here else settings.inference.for_evaluation
         trainer = TrainerProcess(
             paths,
             model,
@@ -222,28 +219,27 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.callback(past_returns.close)
         host = EngineHost()
         stack.callback(host.close)
-        engine = make_engine(inference, model, scraped_into=paths.workers)
+        engine = make_engine(settings.inference, model, scraped_into=paths.workers)
         stack.push_async_callback(_close_engine, host, engine)
-        scorer = engine
-        if plays_here and settings.inference.evaluation_urls:
-            scorer = make_engine(settings.inference.for_evaluation, model)
-            stack.push_async_callback(_close_engine, host, scorer)
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
         if elsewhere := training.processes_elsewhere:
             follow = f"torchrun --nproc-per-node N -m training.follow {training.address}"
             reporter().say(f"the trainer waits for {elsewhere} processes of other machines: {follow}")
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
-        for each in (engine,) if scorer is engine else (engine, scorer):
-            await start_engine(host, each, inference)
+        await start_engine(host, engine, settings.inference)
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
         provenance = _provenance(settings, model)
         opponent_engine = await open_opponent_engine(stack, paths, model, host, settings.rollouts, settings.inference)
-        control = _control(settings, provenance["base_model"])
-        stack.callback(_stop_producers, control)
+        control = ControlDesk(
+            paths,
+            base_model=provenance["base_model"],
+            plays=SideSettings.model_validate(settings.model_dump()).plays,
+            max_policy_lag=settings.storage.max_policy_lag,
+        )
         await asyncio.to_thread(control.serve, resume_point.last.published)
         resources = Resources(
             paths=paths,
@@ -255,7 +251,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             cache=cache,
             host=host,
             engine=engine,
-            scorer=scorer,
             tokens=tokens,
             opponent_engine=opponent_engine,
             trainer=trainer,
@@ -272,25 +267,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
 
 async def _close_engine(host: EngineHost, engine: Engine) -> None:
     await host.run(engine.close())
-
-
-def _control(settings: RunSettings, base_model: str) -> ControlDesk:
-    """The writer of the control file, which producers in other processes read."""
-    return ControlDesk(
-        settings.paths,
-        base_model=base_model,
-        plays=SideSettings.model_validate(settings.model_dump()).plays,
-        quota=settings.rollouts.start_groups,
-        max_policy_lag=settings.storage.max_policy_lag,
-    )
-
-
-def _stop_producers(control: ControlDesk) -> None:
-    """Write into the control file that producers stop. If that fails, report it: producers then wait until they time out."""
-    try:
-        control.stop("its training has ended")
-    except (OSError, StoreAwayError) as error:
-        reporter().say(f"the control file could not tell producers that training has ended: {error}")
 
 
 def _remove_refused_run(

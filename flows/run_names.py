@@ -53,12 +53,6 @@ def tuning_name() -> str:
     return f"tune-{_given('run', 'newest')}"
 
 
-def producer_name() -> str:
-    """`produce-mine`, followed by the producer's name if it is given."""
-    producer = _given("producer", "")
-    return f"produce-{_given('run', '')}" + (f"-{producer}" if producer else "")
-
-
 def _given(name: str, otherwise: Any) -> Any:
     value = flow_run.parameters.get(name)
     return otherwise if value is None else value

@@ -47,7 +47,7 @@ async def _score(resources: Resources, settings: RunSettings, label: str, player
         resources.cache.held_out,
         settings.evaluation,
         resources.host,
-        resources.scorer if policy else None,
+        resources.engine if policy else None,
         resources.tokens if policy else None,
     )
     record = ScoreRecord(

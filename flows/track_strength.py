@@ -74,7 +74,7 @@ class StrengthTrack:
         if wanted == "deployment":
             return True
         # A second engine on the same GPU would run out of memory.
-        shares_a_gpu = not inference.for_evaluation.urls and engine_here(inference)[0] == "vllm_async"
+        shares_a_gpu = not inference.urls and engine_here(inference)[0] == "vllm_async"
         return not shares_a_gpu and await has_evaluation_worker()
 
     async def _measure_here(self, version: int) -> None:
@@ -87,10 +87,10 @@ class StrengthTrack:
             resources.cache.held_out,
             settings,
             resources.host,
-            resources.scorer,
+            resources.engine,
             resources.tokens,
         )
-        decider = PolicyDecider(resources.scorer, resources.tokens, None)
+        decider = PolicyDecider(resources.engine, resources.tokens, None)
         solved = await solve_positions(resources.host, f"v{version}", version, load_positions(), decider)
         record = ScoreRecord(
             label=track_label(version), player=POLICY, opponents=opponents, policy_version=version, settings=settings, score=score

@@ -18,7 +18,6 @@ from flows.check_agreement import check_agreement
 from flows.choose_source import open_queue
 from flows.given_parameters import check_given
 from flows.open_run import finished_summary, open_run, with_run_name
-from flows.producer_fleet import ProducerFleet
 from flows.run_names import training_name
 from flows.score_policy import score_policy, score_scripted
 from flows.track_strength import StrengthTrack
@@ -27,7 +26,7 @@ from pipeline.run_settings import RunSettings
 from pipeline.run_summary import run_summary
 from pipeline.run_tables import step_tables
 from pipeline.settings_form import SettingsParameter
-from pipeline.step_figures import StepClock, observe_step, producer_figures
+from pipeline.step_figures import StepClock, observe_step
 from storage.retention import drop_old_adapters
 from storage.runs import durable_write
 from tasks.alerts import AlertDesk
@@ -79,7 +78,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
     first_step = resources.resume_point.step_done + 1
     page, track = RunPage(settings.run, settings.steps), StrengthTrack(resources, settings)
     desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
-    async with page, desk, ProducerFleet(resources, settings) as fleet, open_queue(settings, resources, fleet) as queue:
+    async with page, desk, open_queue(settings, resources) as queue:
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
         for step in range(first_step, settings.steps + 1):
             reporter().waiting("rollouts")
@@ -93,8 +92,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
             await queue.hand_over(trained.published, at_once=track.due(step))
             if track.due(step):
                 await track.measure(step)
-            figures |= await clock.end_step(rollouts, trained)
-            figures |= producer_figures(fleet.status()) | track.figures()
+            figures |= await clock.end_step(rollouts, trained) | track.figures()
             queue.learn(observe_step(figures))
             for sink in (log.log, desk.step, page.step):
                 sink(step, figures)

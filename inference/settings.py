@@ -56,10 +56,3 @@ class InferenceSettings(Settings):
     """Most requests in flight at one worker; lowered while it queues or preempts."""
     long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """Prompts of at least this many tokens go to the last worker of `urls`; 0: any prompt to any worker."""
-    evaluation_urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
-    """Addresses of workers for evaluation only; none: `urls`."""
-
-    @property
-    def for_evaluation(self) -> "InferenceSettings":
-        """These settings with `evaluation_urls` as `urls`, if there are any."""
-        return self.model_copy(update={"urls": self.evaluation_urls}) if self.evaluation_urls else self

@@ -7,14 +7,11 @@ failures in a row end the run.
 """
 
 import asyncio
-import math
 import statistics
 import time
 from collections import deque
 
 from pipeline.controller import Bounds, Controller, QueueTarget, StepObservation
-from pipeline.play_elsewhere import Fleet, NoFleet, SharedPlay
-from pipeline.producer_rule import Sighting
 from pipeline.resources import Resources
 from pipeline.rollout_queue import InFlight, RolloutQueue
 from pipeline.rollout_source import RolloutSource
@@ -28,7 +25,7 @@ BACKFILL_MAX = 1.0
 STRAGGLER_FACTOR = 3.0
 """A rollout task that takes this many times the median duration is a straggler."""
 POLL_S = 1.0
-"""Seconds between two checks for stragglers and for shards of other producers, while a step waits."""
+"""Seconds between two checks for stragglers while a step waits."""
 FAILURES_IN_A_ROW = 3
 """The run ends with the last error after this many failed stretches without a success between."""
 
@@ -46,28 +43,13 @@ class BufferedQueue(RolloutQueue):
         last_step: int,
         *,
         step_done: int = 0,
-        fleet: Fleet | None = None,
     ) -> None:
-        """`fleet`: the rollout producers that play for the same run."""
         super().__init__(resources, source, pipeline, last_step, step_done=step_done)
-        self._fleet = fleet or NoFleet()
-        self._plays_here = pipeline.task_runner != "producers"
-        self._shared = SharedPlay(
-            resources.control,
-            self._fleet,
-            start_groups=self._wanted,
-            most=math.ceil(self._wanted * (1 + BACKFILL_MAX)),
-            plays_here=self._plays_here,
-        )
-        self._trained = 0  # start groups that steps took
-        self._unserved: PolicyVersion | None = None  # newest version, if the flow's own engine does not serve it
         self._controller = Controller(
             Bounds(
                 start_groups=self._wanted,
                 buffer_depth=pipeline.buffer_depth,
                 max_policy_lag=resources.max_policy_lag,
-                producers_min=pipeline.producers_min,
-                producers_max=pipeline.producers_max,
             )
         )
         self._numbers = GroupNumbers(self._wanted)
@@ -81,47 +63,18 @@ class BufferedQueue(RolloutQueue):
         return self._controller.target
 
     def learn(self, seen: StepObservation) -> QueueTarget:
-        """See `RolloutQueue.learn`. A change is reported, and the fleet is told."""
-        self._trained += seen.trained
-        self._watch(waiting=False, surplus=seen.ready >= self._wanted)
+        """See `RolloutQueue.learn`. A change is reported."""
         target = self._controller.after(seen)
         if target.reason:
             reporter().say(target.reason)
         return target
 
-    def _watch(self, *, waiting: bool, surplus: bool = False) -> None:
-        """Let the controller look at the clock and the producers."""
-        now, status = time.monotonic(), self._fleet.status()
-        seen = Sighting(now=now, waiting=waiting, trained=self._trained, surplus=surplus, fleet=status)
-        before = self.target.producers
-        target = self._controller.watch(seen)
-        if target.reason:
-            reporter().say(target.reason)
-        if target.producers != before:
-            self._fleet.set_target(target.producers)
-
     def play_ahead(self, step: int) -> None:
         """Does nothing: stretches for later steps are always in flight."""
 
     async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
-        """See `RolloutQueue.hand_over`. With a buffer depth of 0 it always returns when the version is served.
-
-        Where the flow plays nothing, its engine is only for scores and gets a version `at_once` or at the end.
-        """
-        left = self.ready - self._wanted  # of what was ready before the step
-        self._shared.next_version(self._missing(published.version + 1, left), left)
-        if self._plays_here or at_once:
-            self._unserved = None
-            await self._publisher.publish(published, at_once=at_once or not self._pipeline.buffer_depth)
-        else:
-            self._unserved = published
-            await self._resources.announce(published)
-            self._on_served(published.version)
-
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None and self._unserved is not None:
-            await self._publisher.publish(self._unserved, at_once=True)
-        await super().__aexit__(kind, *rest)
+        """See `RolloutQueue.hand_over`. With a buffer depth of 0 it always returns when the version is served."""
+        await self._publisher.publish(published, at_once=at_once or not self._pipeline.buffer_depth)
 
     async def _resume(self) -> None:
         newest = self._resources.resume_point.last.published
@@ -140,24 +93,16 @@ class BufferedQueue(RolloutQueue):
     async def _collect(self, step: int) -> float:
         """Wait until enough start groups are ready for `step`. Returns the share that was ready on request."""
         self._add_credit(self._wanted * (1 + BACKFILL_MAX))
-        self._watch(waiting=False)
         self._collect_ended()
         await self._count_ready(step)
         at_first = min(1.0, self.ready / self._wanted)
         while True:
             self._fill(step)
             waited_for = [each for each in self._in_flight if not each.passed_over or self.ready == 0]
-            if self.ready >= self._wanted or not (waited_for or self._shared.may_bring_more()):
-                self._watch(waiting=at_first < 1)
+            if self.ready >= self._wanted or not waited_for:
                 return at_first
-            await self._shared.step_waits(self._missing(step, self.ready))
-            if waited_for:
-                await asyncio.wait([each.task for each in waited_for], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                with self._resources.spans.span("rollout"):  # only producers elsewhere play
-                    await asyncio.sleep(POLL_S)
-            self._watch(waiting=True)
-            if self._collect_ended() or self.target.producers > 0 or self._shared.is_played:
+            await asyncio.wait([each.task for each in waited_for], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._collect_ended():
                 await self._count_ready(step)
 
     async def _count_ready(self, step: int) -> None:
@@ -172,18 +117,16 @@ class BufferedQueue(RolloutQueue):
         most = self._wanted * (1 + BACKFILL_MAX + self._pipeline.buffer_depth)
         self._credit = min(self._credit + start_groups, most)
 
-    def _missing(self, step: int, ready: int) -> int:
-        """Start groups to begin, here or elsewhere, so that those ready or in flight are enough for `step` and the target."""
+    def _missing(self, step: int) -> int:
+        """Start groups to begin, so that those ready or in flight are enough for `step` and the target."""
         later_steps = self._wanted * max(0, self._last_step - step)
         wanted = self._wanted + min(self.target.ahead, later_steps)
-        here = sum(each.stretch.count for each in self._in_flight if not each.passed_over)
-        return (wanted if step <= self._last_step else 0) - ready - here - self._fleet.status().in_flight
+        in_flight = sum(each.stretch.count for each in self._in_flight if not each.passed_over)
+        return wanted - self.ready - in_flight
 
     def _fill(self, step: int) -> None:
         """Start stretches until the start groups ready or in flight are enough for the step and the target."""
-        if not self._plays_here:
-            return
-        missing = self._missing(step, self.ready)
+        missing = self._missing(step)
         while (most := min(missing, int(self._credit))) > 0:
             stretch = self._numbers.next(min(self._task_size, most))
             self._begin(stretch)

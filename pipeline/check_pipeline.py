@@ -21,11 +21,6 @@ def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> No
             f"rows would be too old to train on; set buffer_depth to at most {storage.max_policy_lag}, "
             "or raise max_policy_lag"
         )
-    if pipeline.producers_min > pipeline.producers_max:
-        raise InputError(
-            f"pipeline.producers_min {pipeline.producers_min} exceeds pipeline.producers_max {pipeline.producers_max}: "
-            "lower the one or raise the other"
-        )
     if pipeline.dask_address and pipeline.task_runner != "dask":
         raise InputError(
             f"pipeline.dask_address '{pipeline.dask_address}' is for pipeline.task_runner 'dask', not "
@@ -36,14 +31,4 @@ def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> No
         raise InputError(
             f"{lockstep} needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
             "steps further ahead end in any order; set one of the two"
-        )
-    if pipeline.in_lockstep and pipeline.producers_max:
-        raise InputError(
-            f"pipeline.producers_max {pipeline.producers_max} has no use with {lockstep}, in which a step trains on its "
-            "own start groups alone: set one of the two"
-        )
-    if pipeline.in_lockstep and pipeline.task_runner == "producers":
-        raise InputError(
-            f"pipeline.task_runner 'producers' plays nothing here, and with {lockstep} a step trains on its own start groups "
-            "alone: set one of the two"
         )

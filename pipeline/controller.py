@@ -2,13 +2,11 @@
 
 `ahead` is the number of start groups ready or in flight beyond those of the current step. A larger `ahead` hides rollouts behind
 training but makes rows older. So it grows if the trainer waited. It shrinks if the trainer did not wait and rows expired or
-reached the largest allowed lag. How many rollout producers play beside this process is decided by the clock (`producer_rule.py`).
+reached the largest allowed lag.
 """
 
 from collections import deque
 from dataclasses import dataclass, replace
-
-from pipeline.producer_rule import ProducerRule, Sighting
 
 WAITED = 0.05
 """Share of a step above which the trainer's waiting for rollouts counts."""
@@ -28,8 +26,6 @@ class Bounds:
     """Steps that may be ahead, at most."""
     max_policy_lag: int
     """The staleness budget, versions."""
-    producers_min: int = 0
-    producers_max: int = 0
 
     @property
     def most(self) -> int:
@@ -54,8 +50,6 @@ class StepObservation:
     """Advantage groups that became too old, untrained, since the previous step."""
     ready: int
     """Start groups still ready after the step took its own."""
-    trained: int = 0
-    """Start groups that the step took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +58,26 @@ class QueueTarget:
 
     ahead: int
     """Start groups ready or in flight beyond those of the current step."""
-    producers: int
-    """Rollout producers beside this process."""
     reason: str
     """Why the target changed, or, once, why it cannot; otherwise empty."""
 
 
 class Controller:
-    """Computes targets from observations. Starts with the largest `ahead` and the fewest producers."""
+    """Computes targets from observations. Starts with the largest `ahead`."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._rule = ProducerRule(bounds.producers_min, bounds.producers_max)
         self._shares: deque[float] = deque(maxlen=2 * PATIENCE)  # waited shares since the last change
         self._calm = 0
         self._floor = bounds.least
-        self._expires = False  # rows expired before the last step
         self._reported_stuck = False  # since the last change
-        self.target = QueueTarget(ahead=bounds.most, producers=bounds.producers_min, reason="")
+        self.target = QueueTarget(ahead=bounds.most, reason="")
 
     def after(self, seen: StepObservation) -> QueueTarget:
         """The target after a step with this observation."""
         bounds, waited = self._bounds, seen.waited_share > WAITED
         self._shares.append(seen.waited_share)
         self._calm = 0 if waited else self._calm + 1
-        self._expires = seen.expired > 0
         if self._calm >= REMEMBERS:
             self._floor = bounds.least
         if waited:
@@ -97,15 +86,6 @@ class Controller:
             self.target = self._fresher(seen)
         else:
             self.target = replace(self.target, reason="")
-        return self.target
-
-    def watch(self, seen: Sighting) -> QueueTarget:
-        """The target at this moment: the number of producers may change at any time, also while a step waits."""
-        full = self.target.ahead >= self._bounds.most or self._expires
-        reason = self._rule.after(replace(seen, full=full))
-        if reason:
-            self._forget()
-        self.target = replace(self.target, producers=self._rule.target, reason=reason)
         return self.target
 
     def _more(self, seen: StepObservation) -> QueueTarget:
@@ -125,8 +105,6 @@ class Controller:
             limit = f"rows already become too old untrained ({seen.expired:g} groups), so no more may be ahead"
         else:
             limit = f"{self.target.ahead} start groups are ahead, as many as pipeline.buffer_depth allows"
-        if self._bounds.producers_max:
-            limit += f", and {self._rule.exhausted}"
         return (
             f"rollouts are slower than training: the trainer waited for them in {self._mean_waited:.0%} of the time of the last "
             f"{len(self._shares)} steps; {limit}. "
@@ -147,10 +125,8 @@ class Controller:
 
     @property
     def _stuck(self) -> bool:
-        """The trainer waited over several steps on average, and no producer can be added. Rollouts that arrive in bunches leave
-        some steps without waiting."""
-        starved = len(self._shares) >= PATIENCE and self._mean_waited > WAITED
-        return starved and (not self._bounds.producers_max or bool(self._rule.exhausted))
+        """The trainer waited over several steps on average. Rollouts that arrive in bunches leave some steps without waiting."""
+        return len(self._shares) >= PATIENCE and self._mean_waited > WAITED
 
     def _moved(self, ahead: int, why: str) -> QueueTarget:
         before = self.target
@@ -158,8 +134,3 @@ class Controller:
             return replace(before, reason="")
         self._reported_stuck = False
         return replace(before, ahead=ahead, reason=f"{ahead} start groups ahead instead of {before.ahead}: {why}")
-
-    def _forget(self) -> None:
-        """The waiting until now says nothing about another number of producers."""
-        self._shares.clear()
-        self._reported_stuck = False

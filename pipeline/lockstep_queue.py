@@ -38,7 +38,7 @@ class LockstepQueue(RolloutQueue):
     @property
     def target(self) -> QueueTarget:
         """Constant: a step plays its own start groups and no others."""
-        return QueueTarget(ahead=self._wanted * self._pipeline.buffer_depth, producers=0, reason="")
+        return QueueTarget(ahead=self._wanted * self._pipeline.buffer_depth, reason="")
 
     def learn(self, seen: StepObservation) -> QueueTarget:
         """See `RolloutQueue.learn`. Observations have no effect."""

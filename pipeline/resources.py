@@ -81,30 +81,23 @@ class RolloutResources:
 class Resources(RolloutResources):
     """What the tasks of the training flow need."""
 
-    scorer: Engine
-    """The engine for evaluation: `engine`, or separate workers, so that evaluation does not evict the rollouts' prefixes."""
     trainer: TrainerProcess
     resume_point: ResumePoint
     """State of the run when it was opened."""
     control: ControlDesk | None = None
-    """Publishes the served version to rollout producers; None if there are none."""
+    """Publishes the served version to processes that play for the run; None if there are none."""
     gpus: GpuSampler | None = None
     """Reads this machine's GPUs; None without GPUs."""
     mirror: Hold = field(default_factory=SharedFolder)
     """Lets others see the figures and logs that this process appends to."""
 
     async def serve(self, policy: PolicyVersion) -> None:
-        """Publish `policy` to the engines and retire versions beyond the staleness budget.
+        """Publish `policy` to the engine and retire versions beyond the staleness budget.
 
         Requests in flight under a retired version are cancelled and drawn again under the newest, so a straggler keeps no slot.
         """
         with self.spans.span("publish"):
-            for engine in (self.engine,) if self.scorer is self.engine else (self.engine, self.scorer):
-                await self.host.run(self.past.publish(engine, policy))
-                await self.host.run(self.past.retire(engine, policy.version - self.max_policy_lag))
-            await self.announce(policy)
-
-    async def announce(self, policy: PolicyVersion) -> None:
-        """Tell rollout producers to play with `policy`."""
-        if self.control is not None:
-            await asyncio.to_thread(self.control.serve, policy)
+            await self.host.run(self.past.publish(self.engine, policy))
+            await self.host.run(self.past.retire(self.engine, policy.version - self.max_policy_lag))
+            if self.control is not None:
+                await asyncio.to_thread(self.control.serve, policy)

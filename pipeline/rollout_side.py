@@ -8,7 +8,6 @@ import asyncio
 import concurrent.futures
 import hashlib
 import json
-from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -24,15 +23,14 @@ from inference.start_engine import start_engine
 from pipeline.past_versions import open_opponent_engine
 from pipeline.resources import RolloutResources
 from pipeline.shared_cache import find_shared_cache
+from records.policy_version import BASE
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache, open_cache
 from storage.adapters import read_adapter
-from storage.control import Control, read_control
-from storage.files import FILES
+from storage.control import Control, program_differences, read_control
 from storage.learnable_process import PastReturnsProcess
-from storage.program import program_differences
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, refresh_run
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError
@@ -43,16 +41,6 @@ from workers.make_engine import make_engine
 
 FOLLOW_S = 1.0
 """Seconds between two reads of the control file."""
-
-
-class SidePipeline(BaseModel):
-    """The run's `pipeline` settings that a rollout side needs."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    groups_per_task: int
-    lockstep: bool = False
-    deterministic: bool = False
 
 
 class SideSettings(BaseModel):
@@ -68,7 +56,6 @@ class SideSettings(BaseModel):
     prompts: PromptSettings
     rollouts: RolloutSettings
     storage: StorageSettings
-    pipeline: SidePipeline
 
     @property
     def plays(self) -> str:
@@ -104,39 +91,31 @@ class RolloutSide:
     def __init__(self, resources: RolloutResources, settings: SideSettings, stack: AsyncExitStack) -> None:
         self.resources = resources
         self.settings = settings
-        self.control: Control
-        """The control file as last read."""
-        self.trouble = ""
-        """Why the last read of the control file failed; empty if it succeeded."""
+        self._trouble = ""  # why the last read of the control file failed
         self._stack = stack
-        self._followed = -1
-        self._version = 0
+        self._followed: Control | None = None
+        self._served = BASE
         self._changing: asyncio.Lock | None = None
         self._beat: concurrent.futures.Future[None] | None = None
 
     @classmethod
-    async def open(cls, root: Path, *, urls: Iterable[str] = (), worker: str = "") -> Self:
+    async def open(cls, root: Path, *, worker: str = "") -> Self:
         """Open the run in this folder and serve its newest version.
 
         Args:
-            urls: inference workers to use instead of those in the run's settings.
             worker: name of this side in the shards' metadata.
 
         Raises:
-            InputError: there is no such run, it is not training, or its model or state cache is not on this machine.
+            InputError: there is no such run, another program trains it, or its model or state cache is not on this machine.
             DataError: the control file, the state cache or the adapter is damaged.
         """
         paths = RunPaths(root.resolve())
         settings = side_settings(paths)
-        if endpoints := settings.rollouts.endpoints:
-            raise InputError(
-                f"run '{settings.run}' plays against '{endpoints[0]}', which its own process alone asks: it needs no producer"
-            )
         control = await asyncio.to_thread(read_control, paths)
-        check_wanted(paths, settings, control)
-        model = await asyncio.to_thread(model_of_side, paths, settings, control)
+        _check_wanted(paths, settings, control)
+        model = await asyncio.to_thread(_model, paths, settings, control)
         cache = await asyncio.to_thread(_cache, paths, settings)
-        inference = settings.inference.model_copy(update={"urls": tuple(urls)} if urls else {})
+        inference = settings.inference
         async with AsyncExitStack() as stack:
             spreads = PastReturnsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
             stack.callback(spreads.close)
@@ -173,9 +152,9 @@ class RolloutSide:
     @property
     def version(self) -> int:
         """The policy version that this side serves."""
-        return self._version
+        return self._served.version
 
-    async def follow(self) -> Control:
+    async def follow(self) -> None:
         """Read the control file now and serve its version.
 
         Raises:
@@ -183,32 +162,31 @@ class RolloutSide:
             DataError: the control file or the adapter is damaged.
             EngineError: the engine could not load the version.
         """
-        return await self.resources.host.run(self._follow())
+        await self.resources.host.run(self._follow())
 
     async def close(self) -> None:
         """Close the engine. Rollouts in flight are lost."""
         await self._stack.aclose()
 
-    async def _follow(self) -> Control:
+    async def _follow(self) -> None:
         self._changing = self._changing or asyncio.Lock()
         async with self._changing:
             paths = self.resources.paths
             control = await asyncio.to_thread(read_control, paths)
-            if control.counter != self._followed:
+            if control != self._followed:
                 if control.plays != self.settings.plays:
-                    raise InputError(f"run '{self.settings.run}' has other settings now: start its producers again")
-                if control.version != self._version:
+                    raise InputError(f"run '{self.settings.run}' has other settings now")
+                if control.policy != self._served:
                     policy = await asyncio.to_thread(read_adapter, paths, control.version)
                     if policy != control.policy:
                         raise DataError(
                             f"{policy.adapter} is not the adapter named in {paths.control}: wait for the next version"
                         )
                     await self.resources.past.publish(self.resources.engine, policy)
-                    self._version = control.version
+                    self._served = policy
                 await self.resources.past.retire(self.resources.engine, control.oldest)
-                self._followed = control.counter
-            self.control, self.trouble = control, ""
-            return control
+                self._followed = control
+            self._trouble = ""
 
     async def _follow_on(self) -> None:
         """Follow every `FOLLOW_S` seconds, so that long games also use new versions. Each stretch follows before it starts."""
@@ -217,35 +195,27 @@ class RolloutSide:
             try:
                 await self._follow()
             except (EntenteError, OSError) as error:
-                if str(error) != self.trouble:
+                if str(error) != self._trouble:
                     reporter().say(str(error))
-                self.trouble = str(error)
+                self._trouble = str(error)
 
 
-def check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> None:
-    """Check that the run needs rollouts, and that this program may play them.
+def _check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> None:
+    """Check that this program may play the run's rollouts.
 
     Raises:
-        InputError: it is done or stopped, its control file belongs to other settings, or another program trains it.
+        InputError: the run's control file belongs to other settings, or another program trains it.
     """
-    if FILES.exists(paths.summary) and control.stop:
-        raise InputError(f"run '{settings.run}' has done all its steps and needs no rollouts: resume it with more --steps first")
-    if control.stop:
-        raise InputError(f"run '{settings.run}' is not training ({control.reason}): resume it first")
-    if control.abandoned:
-        raise InputError(
-            f"run '{settings.run}' is not training: its process {control.pid} on this machine has ended; resume it first"
-        )
     if differences := program_differences(control.program):
         raise InputError(
-            f"run '{settings.run}' is trained by another version of the program, on {control.host}: {differences}; "
+            f"run '{settings.run}' is trained by another version of the program: {differences}; "
             "install the same version on both machines"
         )
     if control.plays != settings.plays:
         raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
 
 
-def model_of_side(paths: RunPaths, settings: SideSettings, control: Control) -> Path:
+def _model(paths: RunPaths, settings: SideSettings, control: Control) -> Path:
     """Folder of the run's base model on this machine.
 
     Raises:

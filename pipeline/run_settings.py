@@ -59,13 +59,8 @@ class PipelineSettings(Settings):
     """Run in lockstep and decide nothing by measured time, so that two CPU runs with one seed are equal."""
     groups_per_task: Annotated[int, Field(ge=0)] = 0
     """Start groups per rollout task; 0: all of a step in lockstep, else enough to keep Prefect's cost under 2 %."""
-    producers_min: Annotated[int, Field(ge=0, le=64)] = 0
-    """Rollout producers that play on other workers from the start of the run."""
-    producers_max: Annotated[int, Field(ge=0, le=64)] = 0
-    """Rollout producers at most; more than producers_min are started while the trainer waits for rollouts."""
-    task_runner: Literal["threads", "dask", "producers"] = "threads"
-    """Where the flow's own rollouts are played: in its process; in processes of a Dask cluster (extra `dask`); or nowhere:
-    rollout producers play all of them, and the flow's engine, or `inference.evaluation_urls`, is for scores alone."""
+    task_runner: Literal["threads", "dask"] = "threads"
+    """Where rollouts are played: in the flow's process, or in processes of a Dask cluster (extra `dask`)."""
     dask_address: str = ""
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
@@ -137,8 +132,7 @@ class RunSettings(Settings):
     @property
     def threads(self) -> tuple[int, int]:
         """CPU threads of (engine, trainer)."""
-        draws_here = not self.inference.urls and self.pipeline.task_runner != "producers"
-        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and draws_here)
+        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls)
 
     def threads_if(self, *, overlap: bool) -> tuple[int, int]:
         """CPU threads of (engine, trainer) where the two compute at the same time, or take turns."""
@@ -362,14 +356,10 @@ def _check_endpoints(settings: RunSettings) -> None:
     pipeline, endpoints = settings.pipeline, settings.rollouts.endpoints
     for name in endpoints:
         read_endpoint(name)
-    others = {
-        "pipeline.producers_max": pipeline.producers_max,
-        "pipeline.task_runner": "" if pipeline.task_runner == "threads" else pipeline.task_runner,
-    }
-    if endpoints and (setting := next((name for name, value in others.items() if value), "")):
+    if endpoints and pipeline.task_runner != "threads":
         raise InputError(
-            f"rollouts.opponents names '{endpoints[0]}', and {setting} is {others[setting]!r}: one process asks the endpoints, "
-            "because there is one token budget and one file of answers; leave the one or the other out"
+            f"rollouts.opponents names '{endpoints[0]}', and pipeline.task_runner is '{pipeline.task_runner}': one process asks "
+            "the endpoints, because there is one token budget and one file of answers; leave the one or the other out"
         )
     if endpoints and pipeline.deterministic:
         raise InputError(

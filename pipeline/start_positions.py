@@ -21,19 +21,14 @@ def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapsh
     return sample_start_positions(train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, weights=weights)
 
 
-def producer_positions(
-    resources: RolloutResources, producer: str, first_group: int, count: int, version: int
-) -> list[tuple[Snapshot, str]]:
-    """(snapshot, power that the policy plays) of each start group of a producer.
+def producer_positions(resources: RolloutResources, producer: str, first_group: int, count: int) -> list[tuple[Snapshot, str]]:
+    """(snapshot, power that the policy plays) of each start group of a producer other than the training flow's own.
 
     Positions are drawn in rounds of a step's size, like the training flow's own, but seeded by the producer's name: two producers
-    share positions no more often than two steps do. A round is the same on each call, unless the draw depends on past returns.
-
-    Args:
-        version: policy version up to whose step past returns count.
+    share positions no more often than two steps do. A round is the same on each call.
     """
     rollouts, train, size = resources.rollouts, resources.cache.train, resources.rollouts.start_groups
-    weights = _weights(resources, version)
+    weights = _weights(resources, 0)
     seed, found = seed_of("producer", producer, resources.seed), []
     for number in range(first_group // size, (first_group + count - 1) // size + 1):
         found += sample_start_positions(train, size, seed, number + 1, sampling=rollouts.sampling, weights=weights)

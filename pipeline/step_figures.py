@@ -10,7 +10,6 @@ from inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigu
 from outside.reading import AnswerCounts
 from pipeline.controller import StepObservation
 from pipeline.play import EngineWork
-from pipeline.producer_rule import FleetStatus
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
@@ -155,17 +154,4 @@ def observe_step(figures: Mapping[str, float]) -> StepObservation:
         lag_max=figures.get("train/policy_lag_max", 0.0),
         expired=figures["queue/expired"],
         ready=max(0, int(ready - trained)),
-        trained=int(trained),
     )
-
-
-def producer_figures(fleet: FleetStatus) -> dict[str, float]:
-    """Registered metrics of rollout producers; empty if the run has none."""
-    if not (fleet.asked or fleet.alive or fleet.published):
-        return {}
-    return {
-        "queue/producers": float(fleet.alive),
-        "queue/producers_asked": float(fleet.asked),
-        "queue/producers_lost": float(fleet.lost),
-        "queue/in_flight_elsewhere": float(fleet.in_flight),
-    }

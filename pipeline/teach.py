@@ -70,7 +70,7 @@ async def visit(resources: RolloutResources, number: int, first_group: int) -> i
     # A teacher also says what to build, so the last winter is visited too.
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "last_winter": True})
     name = visitor(number)
-    positions = await asyncio.to_thread(producer_positions, resources, name, first_group, VISITED_GROUPS, 0)
+    positions = await asyncio.to_thread(producer_positions, resources, name, first_group, VISITED_GROUPS)
     await play_missing(resources, f"visit {number}", name, positions, first_group, rollouts=alone)
     shard = await asyncio.to_thread(open_shard, shard_path(resources.paths, name, first_group))
     return shard["status"].to_pylist().count("complete")

@@ -165,7 +165,7 @@ def plan_tuning(run: str, settings: RunSettings, tuning: TuneSettings, output: P
     Raises:
         InputError: settings contradict each other, or an axis has no effect on this machine.
     """
-    base = settings.inference.model_copy(update={"urls": (), "evaluation_urls": ()})
+    base = settings.inference.model_copy(update={"urls": ()})
     check_settings(settings.model_copy(update={"inference": base}))
     on_gpu = computes_on_card(base)
     foreign, here, own = (

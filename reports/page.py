@@ -77,7 +77,6 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         ladder_says=sentences.ladder(facts.track),
         lag_says=sentences.lag(facts),
         alerts=facts.alerts,
-        producers=facts.producers,
         played=rows.played if len(rows.played) > 1 else [],
         stages="; ".join(f"{stage}: {meaning}" for stage, meaning in STAGES.items()),
         times_note=sentences.hidden_rollouts(facts),

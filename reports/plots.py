@@ -126,11 +126,10 @@ def queue(facts: RunFacts) -> str | None:
     ahead, ready, flying = (np.array(facts.series(f"queue/{name}")) for name in ("ahead", "ready", "in_flight"))
     if not np.nansum(ahead) and not np.nansum(flying):
         return None
-    elsewhere = np.nan_to_num(np.array(facts.series("queue/in_flight_elsewhere")))
     figure, (axes,) = new_plot()
     steps = range(1, facts.done + 1)
     lines = [("ready", GREEN, ready), ("in flight", BLUE, flying), ("allowed ahead", GREY, ahead)]
-    for name, colour, values in lines + [("elsewhere", PURPLE, elsewhere)] * bool(elsewhere.any()):
+    for name, colour, values in lines:
         axes.plot(steps, values, color=colour, marker=marker(facts.done), markersize=3.5, label=name, drawstyle="steps-mid")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("start groups")

@@ -17,7 +17,6 @@ from evaluation.track import TrackPoint, read_track
 from reports.read_run import Run, read_run
 from reports.return_curve import CurvePoint, return_curve
 from storage.asking import connect
-from storage.control import ProducerStatus, read_producers
 from storage.files import FILES
 from storage.league_files import LeagueStep, newest_league
 from storage.ledger import last_step, read_ledger
@@ -61,8 +60,6 @@ class RunFacts(Run):
     """Players of all matches, best first."""
     league: LeagueStep | None = None
     """The past versions that the newest step met; None without a league."""
-    producers: Sequence[ProducerStatus] = ()
-    """The last status of each rollout producer."""
     rows: RowFacts | None = None
     """Figures from the stored rows; None if they were not asked for or cannot be read."""
 
@@ -80,8 +77,6 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
     troubles = list(run.troubles)
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
         troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
-    producers, unread = read_producers(paths)
-    troubles += unread
 
     def rows_of(step: int) -> pa.Table | None:
         return read_ledger(paths, step)
@@ -102,7 +97,6 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
         matches=whole(lambda: read_matches(paths.matches), "Matches are", []),
         ratings=whole(lambda: read_ratings(paths.matches), "Ratings are", []),
         league=whole(lambda: newest_league(paths), "The league is", None),
-        producers=producers,
         rows=whole(lambda: _rows(paths, run.settings.get("storage", {})), "Rows are", None) if rows else None,
     )
     entries = [entry.touched() for folder in (paths.ledger, paths.shards, paths.scores) for entry in FILES.entries(folder)]

@@ -90,10 +90,6 @@ class RunPaths:
         return self.root / "control.json"
 
     @property
-    def producers(self) -> Path:
-        return self.root / "producers"
-
-    @property
     def recovery(self) -> Path:
         return self.root / "recovery.json"
 

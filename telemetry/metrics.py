@@ -179,10 +179,6 @@ METRICS: dict[str, Metric] = (
         failed=("tasks", "rollout tasks that failed for good, to be played again"),
         passed_over=("tasks", "rollout tasks that took so long that others were begun in their place"),
         cancelled=("tasks", "rollout tasks given up because their rows would be too old, to be played again"),
-        producers=("producers", "rollout producers at work beside the flow's process"),
-        producers_asked=("producers", "rollout producers that the controller wants"),
-        producers_lost=("producers", "rollout producers that ended without a word, or failed, since the flow began"),
-        in_flight_elsewhere=("start groups", "start groups that producers play"),
     )
     | _group(
         "memory",

@@ -106,7 +106,6 @@ _SERVER = {
     "tests/flows/": "Prefect",
     "tests/reports/": "Prefect",
     "tests/tasks/": "Prefect",
-    "tests/pipeline/test_produce.py": "Prefect",
     "tests/pipeline/test_rollout_side.py": "Prefect",
     "tests/pipeline/test_run_tables.py": "Prefect",
     "tests/pipeline/test_tune_engine.py": "Prefect",
@@ -393,7 +392,7 @@ def run(trained: Any, tmp_path: Path) -> Callable[..., tuple[RunPaths, ControlDe
         shutil.copytree(first.root, paths.root)
         paths.summary.unlink()
         before = read_control(paths)
-        desk = ControlDesk(paths, base_model=before.base_model, plays=before.plays, quota=2, max_policy_lag=2)
+        desk = ControlDesk(paths, base_model=before.base_model, plays=before.plays, max_policy_lag=2)
         _serve(paths, desk, version)
         return paths, desk
 

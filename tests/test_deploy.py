@@ -175,7 +175,7 @@ def test_the_deployments_bear_the_names_of_one_machine_and_take_their_parameters
 
 def test_what_is_trained_on_kubernetes_is_the_preset_for_a_cluster():
     given = RunSettings.model_validate(merge_more(DEPLOYMENTS["train"]["parameters"]["settings"]))
-    here = {"inference.urls", "pipeline.producers_min", "pipeline.producers_max"}
+    here = {"inference.urls"}
     assert set(differing(given, layered_settings("cluster"))) == here
 
 

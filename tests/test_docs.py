@@ -20,7 +20,6 @@ import yaml
 from pydantic import BaseModel
 
 from cli.commands import command_line
-from flows.producer_fleet import PRODUCER_DEPLOYMENT
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
 from storage.asking import AskedRun, ask, connect, ready_query
@@ -249,11 +248,11 @@ def test_a_deployment_starts_a_flow_of_that_name_with_parameters_it_takes(deploy
     flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
     assert isinstance(flow, Flow)
     stem = Path(file).stem
-    assert flow.name == {"produce_rollouts": "rollout-producer"}.get(stem, stem.replace("_", "-"))
+    assert flow.name == stem.replace("_", "-")
     assert set(deployment) <= set(DeploymentConfig.model_fields), "Prefect drops what it does not know without a word"
     whoever_starts_it_gives = {"run": "mine"} if "run" in flow.parameters.required else {}
     assert flow.validate_parameters(deployment["parameters"] | whoever_starts_it_gives)
-    assert deployment["work_pool"]["name"] == ("producers" if stem == "produce_rollouts" else "local")
+    assert deployment["work_pool"]["name"] == "local"
     assert deployment["description"] and deployment["tags"]
 
 
@@ -261,13 +260,13 @@ def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
     flows = {file.stem for file in (ROOT / "flows").glob("*.py") if "@flow(" in file.read_text()}
     assert sorted(Path(deployment["entrypoint"].split(":")[0]).stem for deployment in DEPLOYMENTS) == sorted(flows)
     stems = ((Path(d["entrypoint"].split(":")[0]).stem.replace("_", "-"), d["name"]) for d in DEPLOYMENTS)
-    names = {f"{'rollout-producer' if stem == 'produce-rollouts' else stem}/{name}" for stem, name in stems}
+    names = {f"{stem}/{name}" for stem, name in stems}
     flow = "|".join(name.split("/")[0] for name in names)
     for file in (ROOT / "prefect.yaml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         if file.name != "CHANGELOG.md":
             assert set(re.findall(rf"\b(?:{flow})/[a-z][a-z-]*", file.read_text())) <= names, file.name
     assert len({deployment["name"] for deployment in DEPLOYMENTS}) == len(DEPLOYMENTS), "each is told from the others by its name"
-    assert {PRODUCER_DEPLOYMENT, EVALUATED_BY} <= names
+    assert EVALUATED_BY in names
 
 
 def test_what_is_deployed_is_the_laptop_preset():

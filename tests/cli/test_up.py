@@ -104,7 +104,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "server          started" in first.stdout and "worker          started" in first.stdout
     server, worker = begun(folder)
     api, key = f"http://127.0.0.1:{port}/api", (folder / ".prefect" / "key").read_text().strip()
-    assert f"http://127.0.0.1:{port}/enter#{key}" in first.stdout and first.stdout.count("work pool       producers") == 1
+    assert f"http://127.0.0.1:{port}/enter#{key}" in first.stdout and first.stdout.count("work pool       local") == 1
     assert (folder / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
     monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     for said in ({}, {"origin": "http://evil.example"}, {"host": "evil.example"}):
@@ -114,7 +114,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", key)
     ask = asker(api)
     found = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
-    assert {each["work_pool_name"] for each in found.values()} == {"local", "producers"}
+    assert {each["work_pool_name"] for each in found.values()} == {"local"}
     assert len(found) == 9 and all(f"/{each['name']}" in first.stdout for each in found.values())
     assert "prefect deployment run train-policy/train\n" in first.stdout, "the first thing to try"
     assert schedules(found) == SCHEDULES

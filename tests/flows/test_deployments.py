@@ -140,7 +140,6 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
         prefect.wait(120, "the server's start", prefect.healthy)
         prefect.command("work-pool", "create", "local", "--type", "process")
-        prefect.ask("work_pools/", {"name": "producers", "type": "process"})
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
         prefect.command("deployment", "run", "train-policy/train", "--params", json.dumps(small_parameters(workplace)))

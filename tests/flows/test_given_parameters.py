@@ -15,7 +15,6 @@ from flows.build_state_cache import build_state_cache
 from flows.evaluate_policy import evaluate_policy
 from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_given
 from flows.improve_policy import improve_policy
-from flows.produce_rollouts import produce_rollouts
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
 from flows.train_sweep import train_sweep
@@ -53,7 +52,6 @@ def sweep(**changed: Any) -> Sweep:
 FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "train_policy": lambda root: train_policy.fn(settings(runs_root=root)),
     "build_state_cache": lambda root: build_state_cache.fn(None, root),
-    "produce_rollouts": lambda root: produce_rollouts.fn("mine", root),
     "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
     "benchmark": lambda root: benchmark.fn("game", root),
     "tune_inference": lambda root: tune_inference.fn(runs_root=root),
@@ -114,8 +112,6 @@ REFUSED: dict[str, tuple[str, Begin]] = {
         "the player '/etc': name a folder in 'models' or 'runs/_models'",
         lambda: evaluate_policy.fn("", match=MatchSettings(players=("/etc", "mover"))),
     ),
-    "run to produce for": ("cannot name a folder", lambda: produce_rollouts.fn("../out")),
-    "urls of a producer": ("urls 'http://evil.example'", lambda: produce_rollouts.fn("mine", urls=("http://evil.example",))),
     "output": ("output '/tmp/out', which lies outside", lambda: tune_inference.fn(output=Path("/tmp/out"))),
     "alert_file": ("cannot name a folder", lambda: recover_training.fn(alert_file="../../etc/passwd")),
 }
@@ -141,7 +137,7 @@ def test_what_the_machine_lists_may_be_named(place: Path, monkeypatch: pytest.Mo
         check_given(root)
     dask = {"task_runner": "dask", "dask_address": "tcp://dask:8786"}
     given = settings(inference={"urls": ["http://gpu-1:8100"]}, pipeline=dask, run="mine")
-    check_given(Path("runs"), settings=given, addresses=["http://gpu-1:8100"])
+    check_given(Path("runs"), settings=given)
     for model in ("tiny", "Qwen/Qwen2.5-7B-Instruct", "runs/_models/mine"):
         check_given(Path("runs"), settings=settings(inference={"model": model}))
 
@@ -151,7 +147,7 @@ def test_the_parameters_of_every_deployment_are_accepted(place: Path):
         given = each["parameters"]
         training = each["entrypoint"].endswith(":train_policy")
         run_settings = RunSettings.model_validate(merge_more(given["settings"])) if training else None
-        check_given(Path(given.get("runs_root", "runs")), settings=run_settings, addresses=given.get("urls", ()))
+        check_given(Path(given.get("runs_root", "runs")), settings=run_settings)
 
 
 def test_no_deployment_s_schema_has_a_command_or_a_webhook():

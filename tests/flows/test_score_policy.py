@@ -27,6 +27,6 @@ def test_a_version_is_scored_on_held_out_positions_alone(tmp_path: Path, positio
 
     monkeypatch.setattr(scores, "evaluate_player", measure)
     cache = StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions[:5]), held_out=tuple(positions[5:]))
-    resources: Any = SimpleNamespace(cache=cache, paths=RunPaths(tmp_path).create(), host=None, scorer=None, tokens=None)
+    resources: Any = SimpleNamespace(cache=cache, paths=RunPaths(tmp_path).create(), host=None, engine=None, tokens=None)
     found = asyncio.run(who(resources, layered_settings("laptop")))
     assert found and measured == [cache.held_out] * len(found)

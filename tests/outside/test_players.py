@@ -238,7 +238,7 @@ def test_an_endpoint_is_one_name_of_a_table_with_its_weight():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        pytest.param({"producers_max": 1}, "pipeline.producers_max is 1", id="producers"),
+        pytest.param({"task_runner": "dask"}, "pipeline.task_runner is 'dask'", id="Dask"),
         pytest.param({"deterministic": True}, "whose answers nobody can repeat", id="deterministic"),
     ],
 )

@@ -3,12 +3,11 @@
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
 from pipeline.controller import Bounds, Controller, StepObservation
-from pipeline.producer_rule import COLD_S, NO_PRODUCERS, Sighting
 
 START_GROUPS = 16
 
@@ -109,29 +108,6 @@ def test_a_trainer_that_stalls_leaves_no_more_in_flight_than_the_bound():
     assert max(played.waited[6:]) < 0.1
 
 
-def sighting(now: float, *, waiting: bool, trained: int = 0) -> Sighting:
-    return Sighting(now=now, waiting=waiting, trained=trained, surplus=False, fleet=NO_PRODUCERS)
-
-
-def test_more_is_played_ahead_before_a_producer_is_asked_for_unless_the_trainer_waits_long():
-    """Eight steps of two seconds, half of them waiting, then one that waits for ever."""
-
-    def asked_at(ahead: int) -> float:
-        bounds = Bounds(start_groups=START_GROUPS, buffer_depth=2, max_policy_lag=2, producers_max=2)
-        controller, now = Controller(bounds), 0.0
-        controller.target = replace(controller.target, ahead=ahead)
-        for step in range(1, 9):
-            for waiting, trained in ((True, step - 1), (False, step)):
-                now += 1.0
-                if controller.watch(sighting(now, waiting=waiting, trained=START_GROUPS * trained)).producers:
-                    return now
-        while not controller.watch(sighting(now, waiting=True, trained=8 * START_GROUPS)).producers:
-            now += 1.0
-        return now
-
-    assert asked_at(2 * START_GROUPS) < 12 < COLD_S < asked_at(START_GROUPS) < 60
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
     dice = random.Random(seed)
@@ -139,8 +115,6 @@ def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
         start_groups=dice.randint(1, 40),
         buffer_depth=(depth := dice.randint(0, 4)),
         max_policy_lag=depth + dice.randint(0, 2),
-        producers_min=(least := dice.randint(0, 2)),
-        producers_max=least + dice.randint(0, 3),
     )
     controller = Controller(bounds)
     for _ in range(200):
@@ -153,5 +127,4 @@ def test_whatever_it_sees_it_stays_within_its_bounds(seed: int):
         )
         plan = controller.after(seen)
         assert bounds.least <= plan.ahead <= bounds.most
-        assert plan.producers == before.producers, "their number is decided by the clock"
         assert bool(plan.reason) or plan.ahead == before.ahead, "whatever moves says why"

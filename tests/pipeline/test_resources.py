@@ -1,11 +1,9 @@
-"""A version that is served retires what is too old to train on, at the rollouts' engine and at the scorer's."""
+"""A version that is served retires what is too old to train on, at the engine."""
 
 import asyncio
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from pipeline.resources import Resources
 from records.policy_version import BASE, PolicyVersion
@@ -29,17 +27,15 @@ class Told:
         self.calls.append(("retire", oldest, *keep))
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["one engine", "workers kept for evaluation"])
-def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: Path, host, apart: bool):
+def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: Path, host):
     nothing: Any = None
     engine: Any = Told()
-    scorer: Any = Told() if apart else engine
     resources = Resources(
         paths=RunPaths(tmp_path), model=tmp_path, seed=0, rollouts=RolloutSettings(),
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
-        host=host, engine=engine, scorer=scorer, tokens=nothing, trainer=nothing,
+        host=host, engine=engine, tokens=nothing, trainer=nothing,
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
         provenance={}, past_returns=nothing, max_policy_lag=2,
     )  # fmt: skip
     asyncio.run(resources.serve(PolicyVersion(version=7, adapter=tmp_path, adapter_hash="hash")))
-    assert engine.calls == scorer.calls == [("publish", 7, "hash"), ("retire", 5)]
+    assert engine.calls == [("publish", 7, "hash"), ("retire", 5)]

@@ -2,23 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline import buffered_queue, play_elsewhere, rollout_queue
+from pipeline import buffered_queue, rollout_queue
 from pipeline.buffered_queue import FAILURES_IN_A_ROW, BufferedQueue
 from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
-from pipeline.producer_rule import NO_PRODUCERS, FleetStatus
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
 from records.policy_version import BASE
-from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
 from storage.totals import Eligible
 from telemetry.timing import Spans
@@ -92,8 +89,6 @@ def field(monkeypatch: pytest.MonkeyPatch) -> Field:
 
 def queue(
     field: Field,
-    fleet: "Fleet | None" = None,
-    control: ControlDesk | None = None,
     paths: RunPaths | None = None,
     **pipeline: Any,
 ) -> RolloutQueue:
@@ -102,35 +97,17 @@ def queue(
         paths=paths or RunPaths(Path("/nonexistent")),
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
         trainer=field,
-        control=control,
         spans=Spans(),
         max_policy_lag=2,
     )
     settings = PipelineSettings(**pipeline)
     if settings.deterministic:
         return LockstepQueue(resources, field, settings, LAST_STEP)
-    return BufferedQueue(resources, field, settings, LAST_STEP, fleet=fleet)
-
-
-class Fleet:
-    """Producers that are nothing but their numbers."""
-
-    def __init__(self, **status: int) -> None:
-        self.now = replace(NO_PRODUCERS, **status)
-        self.targets: list[int] = []
-
-    def status(self) -> FleetStatus:
-        return self.now
-
-    def set_target(self, producers: int) -> None:
-        self.targets.append(producers)
-
-    def change(self, **status: int) -> None:
-        self.now = replace(self.now, **status)
+    return BufferedQueue(resources, field, settings, LAST_STEP)
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
-    return run_in_virtual_time(run(), buffered_queue, play_elsewhere, rollout_queue)
+    return run_in_virtual_time(run(), buffered_queue, rollout_queue)
 
 
 async def take(rollouts: RolloutQueue, step: int, field: Field) -> asyncio.Task[Any]:
@@ -294,51 +271,6 @@ def test_whatever_ends_the_training_ends_the_rollouts_in_flight(field: Field, er
         assert len(field.cancelled) == 9 and field.running == {}
 
     scene(run)
-
-
-def test_what_producers_play_for_the_run_is_not_begun_here_as_well_and_is_taken_once_it_is_ready(field: Field):
-    async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=1, fleet=Fleet(alive=1, in_flight=START_GROUPS - 2)) as rollouts:
-            taken = await take(rollouts, 1, field)
-            assert len(field.begun) == 2
-            field.end()
-            await settled(taken)
-            assert not taken.done()
-            field.ready += [1000, 1001, 1002, 1003]  # a producer's shards
-            await settled(taken)
-            assert taken.done()
-
-    scene(run)
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> ControlDesk:
-    control = ControlDesk(RunPaths(tmp_path / "run").create(), base_model="b", plays="p", quota=99, max_policy_lag=2)
-    control.serve(BASE)
-    return control
-
-
-def quota(desk: ControlDesk) -> tuple[int, bool]:
-    """What a producer reads."""
-    told = read_control(desk._paths)
-    return told.quota, told.gather
-
-
-def test_a_flow_that_plays_nothing_lets_producers_begin_what_is_missing_and_trains_on_theirs(field: Field, desk: ControlDesk):
-    fleet = Fleet(alive=3)
-
-    async def run() -> None:
-        how: dict[str, Any] = {"buffer_depth": 1, "task_runner": "producers"}
-        async with queue(field, fleet=fleet, control=desk, **how) as rollouts:
-            taken = await take(rollouts, 1, field)
-            assert not taken.done() and quota(desk) == (2 * START_GROUPS // 3, False), "two steps' start groups, among three"
-            field.ready = list(range(START_GROUPS))
-            fleet.change(in_flight=START_GROUPS, published=START_GROUPS)
-            await settled(taken)
-            assert taken.done()
-
-    scene(run)
-    assert field.begun == []
 
 
 def test_in_step_and_overlapped_the_next_steps_start_groups_are_begun_once_and_held_until_this_step_has_chosen(field: Field):

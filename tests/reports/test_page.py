@@ -18,7 +18,6 @@ from reports.page import closest_preset
 from reports.read_run import read_run
 from reports.run_facts import read_facts
 from storage.asking import connect
-from storage.control import ProducerStatus, write_producer
 from storage.runs import RunPaths, held
 from tests.damage import flip
 from tests.reports.conftest import Page, metric_lines
@@ -185,20 +184,13 @@ def test_what_came_beside_a_run_is_shown_and_what_of_it_is_damaged_is_named(run_
     assert base is not None
     write_score(run_folder, replace(base, label=track_label(1), policy_version=1))
     run_folder.alerts.write_text('{"name": "no_spread", "sentence": "first, step 1: all returns are equal"}\n{"cut')
-    status = ProducerStatus(
-        producer="far", state="ended", published=7, in_flight=0, next_group=8, version=1, alive_at=0.0, began_at=0.0,
-        host="there", pid=1, flow_run="", sentence="the run is over",
-    )  # fmt: skip
-    write_producer(run_folder, status)
     page = page_of(run_folder)
     assert [point.version for point in read_facts(run_folder).track] == [0, 1, 2]
     assert "Strength by policy version" in page.text and "alert (no_spread): first, step 1: all returns are equal" in page.text
-    assert ["far", "ended: the run is over", "7", "1", "there"] in page.rows
     (run_folder.scores / "track" / "v000001.json").write_text("{")
-    (run_folder.producers / "far.json").write_text("{")
     (run_folder.scores / "matches").mkdir()
     (run_folder.scores / "matches" / "some.json").write_text("{}")
     page = page_of(run_folder)
-    for trouble in ("The track of strength is left out", "Matches are left out", "far.json is damaged"):
+    for trouble in ("The track of strength is left out", "Matches are left out"):
         assert trouble in page.text
     assert "Strength by policy version" not in page.text and "+0." in page.text

@@ -23,8 +23,6 @@ STEP = {
     "queue/ahead": 8.0,
     "queue/ready": 4.0,
     "queue/in_flight": 6.0,
-    "queue/producers": 1.0,
-    "queue/producers_asked": 2.0,
     "queue/expired": 3.0,
 }
 PIPELINE = (plots.lags, plots.queue)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from records.policy_version import PolicyVersion
 from storage import copies, lease
 from storage.adapters import ADAPTER_FILES, publish_adapter, published_versions, read_adapter
 from storage.bucket import BucketFiles
@@ -181,26 +182,27 @@ def test_of_two_that_publish_a_folder_one_is_refused(run: RunPaths, elsewhere: E
 
 
 def desk(run: RunPaths) -> ControlDesk:
-    return ControlDesk(run, base_model="base", plays="plays", quota=1, max_policy_lag=2)
+    return ControlDesk(run, base_model="base", plays="plays", max_policy_lag=2)
 
 
 def test_the_control_file_is_seen_elsewhere_and_a_second_writer_is_refused(run: RunPaths, elsewhere: Elsewhere) -> None:
+    one, two, three, four, five = (PolicyVersion(version=number, adapter_hash="x") for number in range(1, 6))
     mine = desk(run)
-    mine.stop("first")
+    mine.serve(one)
     there = elsewhere()
-    assert read_control(there).reason == "first"
-    mine.stop("second")
-    assert read_control(there).reason == "second"
+    assert read_control(there).version == 1
+    mine.serve(two)
+    assert read_control(there).version == 2
     other = desk(there)
-    other.stop("of another")
+    other.serve(three)
     with pytest.raises(InputError, match=r"another process has written .* so this one stops"):
-        mine.stop("third")
-    assert read_control(run).reason == "of another"
+        mine.serve(four)
+    assert read_control(run).version == 3
     again = desk(run)  # this process opens the run anew, which its lock allows
-    again.stop("again")
+    again.serve(five)
     with pytest.raises(InputError, match="so this one stops"):
-        other.stop("late")
-    assert read_control(there).reason == "again"
+        other.serve(four)
+    assert read_control(there).version == 5
 
 
 def test_small_files_are_brought_up_to_date_and_removed_ones_go(run: RunPaths, elsewhere: Elsewhere) -> None:

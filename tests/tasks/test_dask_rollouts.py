@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import rollout_side
 from pipeline.resources import PRODUCER
-from storage.control import ControlDesk
+from storage.control import ControlDesk, read_control
 from storage.shards import shard_path
 from tasks import dask_rollouts
 from tasks.dask_rollouts import cancel_call, check_scheduler, close_sides, play_here
@@ -53,12 +53,12 @@ def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: An
 
 
 def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: Any, opened: list[Any], serve: Any):
-    paths, desk = run()
+    paths, _ = run()
     asyncio.run(play_here(paths.root, 51, FIRST, 1, "first"))
     settings = paths.settings.read_text().replace('"forks_per_group": 4', '"forks_per_group": 3')
     paths.settings.write_text(settings)
     plays = rollout_side.side_settings(paths).plays
-    other = ControlDesk(paths, base_model=desk.control.base_model, plays=plays, quota=2, max_policy_lag=2)
+    other = ControlDesk(paths, base_model=read_control(paths).base_model, plays=plays, max_policy_lag=2)
     serve(paths, other, 1)
     asyncio.run(play_here(paths.root, 51, FIRST + 1, 1, "second"))
     assert len(opened) == 2 and [key[1] for key in dask_rollouts._sides] == [plays]

@@ -283,13 +283,6 @@ def test_a_worker_that_is_not_there_is_named(pools, monkeypatch: pytest.MonkeyPa
         pools("http://127.0.0.1:9")
 
 
-def test_settings_for_evaluation_name_its_own_workers_or_those_of_the_rollouts():
-    plain = InferenceSettings(urls=("http://a:1",))
-    assert plain.for_evaluation is plain
-    kept = InferenceSettings(urls=("http://a:1",), evaluation_urls=("http://b:1",), max_in_flight=7)
-    assert (kept.for_evaluation.urls, kept.for_evaluation.max_in_flight) == (("http://b:1",), 7)
-
-
 def test_the_base_is_drawn_by_its_number_though_the_workers_serve_a_newer_version(host, pools, workers, root, request_for):
     pool = pools(workers())
     publish(host, pool, root, 1)
