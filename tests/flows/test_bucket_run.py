@@ -83,7 +83,7 @@ def test_a_run_in_a_bucket_is_the_local_one_and_is_resumed_from_an_empty_disk_an
         assert "mine" in (third.folder / "page.html").read_text()
         assert "3 of 3 steps" in said(third.process("watch", *root, "--once"))
         assert "bitwise" in said(third.process("runs", "replay-step", *root, "--step", "3"))
-        cleaned = said(third.process("runs", "clean", "--runs-root", URL, "--keep-checkpoints", "1", "--no-prefect"))
+        cleaned = said(third.process("runs", "clean", "--runs-root", URL, "--no-prefect"))
         assert "old checkpoint" in cleaned and str(tmp_path) not in cleaned
         assert [meta.key for meta in Objects(BUCKET).below("runs/mine/checkpoints/step_000001/")] == []
         again = third.process(*TRAIN, "--config", "small.toml")

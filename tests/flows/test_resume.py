@@ -1,10 +1,8 @@
 """A run that is killed, however often and whenever, goes on with --resume and ends as if nothing had happened."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,33 +164,6 @@ def test_ctrl_c_while_the_tiny_model_is_made_does_not_wait_for_it(workplace, tra
     assert process.returncode == 130 and err.splitlines()[-1] == "entente: interrupted"
     assert not (workplace.folder / "runs" / "early").exists()
     assert not list((workplace.folder / "runs" / "_models").glob(".*")), "nothing half made stays"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk of its own can be mounted by root only")
-def test_a_full_disk_is_said_in_a_sentence_and_the_run_goes_on_when_there_is_room(workplace, trained, tmp_path: Path):
-    """A real disk of a few megabytes, which a run fills."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "entente-test", str(disk)], capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        for shared in ("_models", "_state_cache"):
-            (disk / shared).symlink_to(workplace.folder / "runs" / shared)
-        words, fast = ["train", "--runs-root", str(disk), "--run", "full"], ["--pipeline.full-disk-wait-s", "1"]
-        done = workplace.process(*words, "--config", "small.toml", "--steps", "30", "--training.keep-checkpoints", "30", *fast)
-        assert done.returncode == 1
-        *_, hint, sentence = done.stderr.splitlines()
-        assert "--resume" in hint and str(disk) in hint
-        assert "no space is left on the disk" in sentence and "Traceback" not in done.stderr
-        steps = len(list((disk / "full" / "ledger").glob("step-*.arrow")))
-        assert 1 <= steps < 30
-        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-        done = workplace.process(*words, "--resume", "--steps", str(steps + 1))
-        assert done.returncode == 0, done.stderr
-        audit(RunPaths(disk / "full"), steps + 1)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.slow
