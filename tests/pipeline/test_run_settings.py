@@ -235,7 +235,7 @@ def test_a_resumed_run_may_have_more_steps_and_another_engine_s_limits(begun: di
     wanted = resumed_settings((), {**begun, "steps": 999, "inference": {"max_sequences": 5}, "pipeline": {"buffer_depth": 1}})
     assert (wanted.steps, wanted.inference.max_sequences, wanted.pipeline.buffer_depth) == (999, 5, 1)
     # Each ledger records the staleness budget of its step.
-    assert resumed_settings((), {**begun, "storage": {"max_policy_lag": 1, "hard_policy_lag": 0}}).storage.max_policy_lag == 1
+    assert resumed_settings((), {**begun, "storage": {"max_policy_lag": 1}}).storage.max_policy_lag == 1
 
 
 def test_the_own_line_is_in_place_where_every_power_is_the_policy_s_unless_a_setting_says_otherwise(tmp_path: Path):
