@@ -14,7 +14,6 @@ from prefect.utilities.engine import collect_task_run_inputs_sync, link_state_to
 
 from tasks.dask_rollouts import roll_out_elsewhere
 from tasks.finished_tasks import forget_finished_tasks
-from tasks.produced_rollouts import produce_groups
 from tasks.quoted import quoted
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from tasks.training import check_mismatch, train_step
@@ -63,7 +62,7 @@ def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
 
 @pytest.mark.parametrize(
     "task",
-    [roll_out_groups, roll_out_probe, roll_out_elsewhere, produce_groups, check_mismatch, train_step],
+    [roll_out_groups, roll_out_probe, roll_out_elsewhere, check_mismatch, train_step],
     ids=lambda task: task.name,
 )
 def test_a_task_of_a_step_has_no_tag_for_which_prefect_would_ask_the_server(task: Any):
