@@ -16,7 +16,7 @@ setup: ## Make .venv, with the locked versions for a CPU, or for the NVIDIA card
 demo: setup ## Train the tiny model of the laptop preset
 	$(BIN)/entente train --preset laptop $(ARGS)
 
-test: setup ## Run the tests of every commit: about ten minutes on two cores
+test: setup ## Run the tests of every commit: about seven minutes on two cores
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)
 
 test-system: setup ## Run the tests of many processes: kills, servers, browsers, deployments
