@@ -284,8 +284,8 @@ def test_the_setup_job_makes_pool_deployments_and_automations(tmp_path: Path):
         assert len(prefect.ask("automations/filter", {})) == 4
         # A field that the template lacks is refused when the run is created, not by Kubernetes.
         with pytest.raises(urllib.error.HTTPError) as refused:
-            given = {"job_variables": {"cpu": 4}, "parameters": {"run": "mine"}}
-            prefect.ask(f"deployments/{found['play-rollouts']['id']}/create_flow_run", given)
+            given = {"job_variables": {"cpu": 4}}
+            prefect.ask(f"deployments/{found['train']['id']}/create_flow_run", given)
         with refused.value as answer:
             assert answer.code == 422 and "cpu" in answer.read().decode()
     finally:

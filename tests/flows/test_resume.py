@@ -71,7 +71,7 @@ def opponents(paths: RunPaths) -> set[str]:
     return {seat.partition("=")[2] for text in met for seat in text.split(",")}
 
 
-OVERLAPPED = ("--pipeline.buffer-depth", "1", "--training.mismatch-every", "3")
+OVERLAPPED = ("--pipeline.buffer-depth", "1")
 LEAGUE = ("--rollouts.opponents", "random,league*3", "--rollouts.opponents-by", "seat", "--rollouts.league-every", "1")
 
 
