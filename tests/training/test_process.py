@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from storage.adapters import read_adapter
-from storage.retention import RetentionSettings
 from storage.runs import RunPaths, held
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
@@ -25,15 +24,13 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
 @pytest.mark.system
-def test_one_process_trains_tells_errors_as_sentences_gives_up_shards_and_is_ended_where_it_hangs(exact_run, model, tmp_path):
-    """One process for all four: it takes far longer to start than to do any of them."""
+def test_one_process_trains_tells_errors_as_sentences_and_is_ended_where_it_hangs(exact_run, model, tmp_path):
+    """One process for all three: it takes far longer to start than to do any of them."""
     paths = exact_run(tmp_path / "run", groups=2, forks=3)
     trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(max_policy_lag=0), threads=1)
-    tight = RetentionSettings(shards_gb=1e-9, stale_versions=0, replay_steps=0, shard_grace_hours=0)
     try:
         assert trainer.ready().step_done == 0
         assert trainer.measure_mismatch()["mismatch/largest"] < 1e-4
-        assert trainer.retire(tight) == 0, "its rows may be trained on yet"
         trained = trainer.step(1, 2)
         assert trained.published == read_adapter(paths, 1) and trained.published.adapter == paths.adapter(1)
         assert trained.metrics["train/decisions"] > 0
@@ -41,8 +38,6 @@ def test_one_process_trains_tells_errors_as_sentences_gives_up_shards_and_is_end
             trainer.step(5, 2)
 
         trainer.step(2, 2)
-        assert trainer.retire(tight) > 0 and trainer.retire(tight) == 0
-        assert not list(paths.shards.rglob("*.arrow")) and list(paths.retired.glob("snap-000001.parquet"))
         assert trainer.totals().decisions > 0
         trainer.step(3, 2)
 
