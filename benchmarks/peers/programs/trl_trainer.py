@@ -25,15 +25,15 @@ def trainer_of(
         arguments: further arguments of TRL's `GRPOConfig`.
     """
     # Only the benchmark's own environment has these.
-    from datasets import Dataset
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with warnings.catch_warnings():
         # TRL looks at the installed vLLM while it is imported; it is not used here.
         warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
-        from trl.trainer.grpo_config import GRPOConfig
-        from trl.trainer.grpo_trainer import GRPOTrainer
+        from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
+        from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
