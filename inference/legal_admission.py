@@ -1,10 +1,12 @@
 """Checks the legal table of a vLLM request at admission, and caches checked tables.
 
-A table is passed to vLLM as bytes, in `SamplingParams.extra_args`. Forks of a position send the same bytes, so each table is
-decoded and checked once. A bad table must be refused here: an exception in the engine's loop would leave the request unfinished
-for ever.
+A table is passed to vLLM in `SamplingParams.extra_args`, as base64 text, because requests are JSON. Forks of a position send the
+same text, so each table is decoded and checked once. A bad table must be refused here: an exception in the engine's loop would
+leave the request unfinished for ever.
 """
 
+import binascii
+from base64 import b64decode, b64encode
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 TABLE_KEY = "legal_table"
-"""Key of the table's bytes in `SamplingParams.extra_args`."""
+"""Key of the table's text in `SamplingParams.extra_args`."""
 START_KEY = "legal_start"
 """Key of the table's node at which the first token is drawn; 0: the table's start. Forced tokens before it are already in the
 prompt."""
@@ -23,36 +25,43 @@ DRAW_KEY = "legal_draw"
 """Key of the seed and the temperature at which our V1 processor draws. vLLM's own temperature must be 0 then, so that it takes
 the one token that is left. Without this key vLLM draws under the mask."""
 
+_HOTTEST = 1e30
+"""Temperatures below this fit float32."""
+
 
 class TableCache:
-    """Checked tables by their bytes; the least recently used is dropped first."""
+    """Checked tables by their text; the least recently used is dropped first."""
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
-        self._tables: OrderedDict[bytes, LegalTable] = OrderedDict()
+        self._tables: OrderedDict[str, LegalTable] = OrderedDict()
 
-    def encode(self, table: LegalTable) -> bytes:
-        """The bytes of `table`; a checked table is cached, so `decode` returns the same object."""
-        data = table.to_bytes()
+    def encode(self, table: LegalTable) -> str:
+        """The text of `table`; a checked table is cached, so `decode` returns the same object."""
+        text = b64encode(table.to_bytes()).decode()
         if table.is_sound:
-            self._put(data, table)
-        return data
+            self._put(text, table)
+        return text
 
-    def decode(self, data: bytes) -> LegalTable:
-        """The table with the bytes `data`.
+    def decode(self, text: str) -> LegalTable:
+        """The table with the text `text`.
 
         Raises:
-            DataError: `data` is not a sound table.
+            DataError: `text` is not a sound table.
         """
-        table = self._tables.get(data)
+        table = self._tables.get(text)
         if table is None:
+            try:
+                data = b64decode(text, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise DataError(f"{TABLE_KEY} is not base64 ({error})") from error
             table = LegalTable.from_bytes(data)
-        self._put(data, table)
+        self._put(text, table)
         return table
 
-    def _put(self, data: bytes, table: LegalTable) -> None:
-        self._tables[data] = table
-        self._tables.move_to_end(data)
+    def _put(self, text: str, table: LegalTable) -> None:
+        self._tables[text] = table
+        self._tables.move_to_end(text)
         if len(self._tables) > self._size:
             self._tables.popitem(last=False)
 
@@ -68,13 +77,13 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     Raises:
         ValueError: the request is refused; vLLM's `validate_params` requires this type.
     """
-    data = (parameters.extra_args or {}).get(TABLE_KEY)
-    if data is None:
+    text = (parameters.extra_args or {}).get(TABLE_KEY)
+    if text is None:
         return
-    if not isinstance(data, bytes):
-        raise ValueError(f"{TABLE_KEY} must be bytes, not {type(data).__name__}")
+    if not isinstance(text, str):
+        raise ValueError(f"{TABLE_KEY} must be base64 text, not {type(text).__name__}")
     try:
-        table = table_cache.decode(data)
+        table = table_cache.decode(text)
     except DataError as error:
         raise ValueError(str(error)) from error
     if vocabulary_size is not None and table.largest_id >= vocabulary_size:
@@ -85,12 +94,14 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
             raise ValueError(f"a thought may contain any token but {table.thought.excluded}, so no other may stop the request")
     head, after = table.forced(table.start)
     start = start_node(parameters)
-    if start not in (0, after) or start == END:
+    if type(start) is not int or start not in (0, after) or start == END:
         raise ValueError(f"{START_KEY} must be 0 or {after}, where the table's first choice is, not {start!r}")
     longest = table.longest - (len(head) if start else 0)
     draw = (parameters.extra_args or {}).get(DRAW_KEY)
     if draw is not None and (draw_of(parameters) is None or parameters.temperature):
-        raise ValueError(f"{DRAW_KEY} must be a seed and a temperature above 0, beside temperature 0 for vLLM, not {draw!r}")
+        raise ValueError(
+            f"{DRAW_KEY} must be a seed of 63 bits and a temperature above 0, beside temperature 0 for vLLM, not {draw!r}"
+        )
     if parameters.max_tokens is not None and parameters.max_tokens < longest:
         raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")
 
@@ -103,7 +114,7 @@ def start_node(parameters: "SamplingParams") -> int:
 def draw_of(parameters: "SamplingParams") -> tuple[int, float] | None:
     """Seed and temperature of a request that our processor draws; None if vLLM draws it, or if they are none."""
     match (parameters.extra_args or {}).get(DRAW_KEY):
-        case [int(seed), int() | float() as temperature] if 0 < temperature < float("inf"):
+        case [int(seed), int() | float() as temperature] if 0 <= seed < 2**63 and 0 < temperature < _HOTTEST:
             return seed, float(temperature)
     return None
 
@@ -114,9 +125,9 @@ def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalT
     Admission may have run in a process that does not know the vocabulary's size. A table beyond the vocabulary is then dropped:
     the request runs unconstrained, and the client rejects its completion as illegal.
     """
-    data = (parameters.extra_args or {}).get(TABLE_KEY)
+    text = (parameters.extra_args or {}).get(TABLE_KEY)
     try:
-        table = None if data is None else table_cache.decode(data)
+        table = None if text is None else table_cache.decode(text)
     except (DataError, TypeError):
         return None
     return None if table is None or table.largest_id >= vocabulary_size else table

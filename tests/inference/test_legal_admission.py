@@ -1,5 +1,6 @@
 """Tables are read and checked once, wherever they come from, and those that a process made itself never."""
 
+from base64 import b64encode
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from decoding.legal_table import END, LegalTable
 from game.legal import LegalOrders, OrderKind
-from inference.legal_admission import DRAW_KEY, TABLE_KEY, TableCache, admit, draw_of
+from inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY, TableCache, admit, draw_of
 from telemetry.errors import DataError
 
 
@@ -20,6 +21,14 @@ def table(salt: int) -> LegalTable:
     )
 
 
+def text(made: LegalTable) -> str:
+    return text_of(made.to_bytes())
+
+
+def text_of(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The bytes that were read and checked."""
@@ -28,11 +37,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return seen
 
 
-def test_a_table_that_was_built_here_is_known_by_its_bytes_and_never_read(tokens, reads: list[bytes]):
+def test_a_table_that_was_built_here_is_known_by_its_text_and_never_read(tokens, reads: list[bytes]):
     orders = LegalOrders(power="ITALY", kind=OrderKind.RETREAT, sites=("A VEN",), options=(("A VEN D", "A VEN R ROM"),), picks=1)
     known, own = TableCache(), tokens.tables.table(orders)
     data = known.encode(own)
-    assert known.decode(data) is own and known.decode(bytes(bytearray(data))) is own
+    assert known.decode(data) is own and known.decode("".join(list(data))) is own
     assert not reads
 
 
@@ -43,23 +52,29 @@ def test_a_table_that_was_put_together_by_hand_is_checked_like_any_other(reads: 
     assert known.decode(known.encode(table(3))).is_sound and len(reads) == 2
 
 
-def test_foreign_bytes_are_read_once_and_refused_each_time(reads: list[bytes]):
-    known, data = TableCache(), table(3).to_bytes()
-    assert known.decode(data) is known.decode(data) and reads == [data]
+def test_foreign_text_is_read_once_and_refused_each_time(reads: list[bytes]):
+    known, good = TableCache(), text(table(3))
+    assert known.decode(good) is known.decode(good) and reads == [table(3).to_bytes()]
     for _ in range(2):
         with pytest.raises(DataError):
-            known.decode(data[:-4])
+            known.decode(good[:-4])
     assert len(reads) == 3
+
+
+@pytest.mark.parametrize("bad", ["", "no base64!", "é", "AAAA", "A"])
+def test_text_that_is_no_table_is_refused(bad: str):
+    with pytest.raises(DataError):
+        TableCache().decode(bad)
 
 
 def test_the_longest_unused_is_forgotten_first(reads: list[bytes]):
     known = TableCache(size=2)
-    first, second, third = (table(salt).to_bytes() for salt in range(3))
+    first, second, third = (text(table(salt)) for salt in range(3))
     for data in (first, second, first, third, first):
         known.decode(data)
-    assert reads == [first, second, third]
+    assert [text_of(data) for data in reads] == [first, second, third]
     known.decode(second)
-    assert reads[-1] == second
+    assert text_of(reads[-1]) == second
 
 
 @pytest.mark.vllm
@@ -68,21 +83,32 @@ def test_a_seed_and_a_temperature_are_admitted_beside_temperature_0_for_vllm(tol
     pytest.importorskip("vllm")
     from vllm import SamplingParams
 
-    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: table(3).to_bytes(), DRAW_KEY: told})
+    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), DRAW_KEY: told})
     admit(given, None)
     assert draw_of(given) == tuple(told)
     given.temperature = 0.7
-    with pytest.raises(ValueError, match="beside temperature 0"):
+    with pytest.raises(ValueError, match="beside vLLM's temperature 0"):
         admit(given, None)
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("told", [(5, 0.0), (5, float("nan")), (5,), "5"])
+@pytest.mark.parametrize("told", [(5, 0.0), (5, float("nan")), (5,), "5", (-1, 1.0), (2**63, 1.0), (5, "1")])
 def test_what_is_no_seed_and_temperature_is_refused_and_draws_nothing(told):
     pytest.importorskip("vllm")
     from vllm import SamplingParams
 
-    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: table(3).to_bytes(), DRAW_KEY: told})
-    with pytest.raises(ValueError, match="must be a seed and a temperature above 0"):
+    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), DRAW_KEY: told})
+    with pytest.raises(ValueError, match="must be a seed of 63 bits and a temperature above 0"):
         admit(given, None)
     assert draw_of(given) is None
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("start", [1, -1, 0.0, True, "0", None, [0]])
+def test_a_start_that_is_no_node_of_the_table_is_refused(start):
+    pytest.importorskip("vllm")
+    from vllm import SamplingParams
+
+    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), START_KEY: start})
+    with pytest.raises(ValueError, match="must be 0 or"):
+        admit(given, None)

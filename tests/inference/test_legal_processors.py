@@ -6,6 +6,7 @@ made by hand, with vLLM's own batch updates.
 
 import itertools
 import random
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ class Request:
         head, start = table.forced(0) if table is not None and can_skip else ([], 0)
         if start == END:
             head, start = [], 0
-        extra = None if table is None else {TABLE_KEY: table.to_bytes(), START_KEY: start}
+        extra = None if table is None else {TABLE_KEY: b64encode(table.to_bytes()).decode(), START_KEY: start}
         self.parameters = vllm.SamplingParams(max_tokens=200, extra_args=extra, detokenize=False)
         self.prompt = [7] * prompt + head
         self.output: list[int] = []
@@ -357,9 +358,9 @@ def test_the_room_of_tables_that_nobody_uses_is_taken_back(runner: type):
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        (b"\0" * 64, "not a table"),
-        ([1, 2, 3], "must be bytes, not list"),
-        (simple_table(5, VOCABULARY).to_bytes(), "outside the vocabulary"),
+        (b64encode(b"\0" * 64).decode(), "not a table"),
+        ([1, 2, 3], "must be base64 text, not list"),
+        (b64encode(simple_table(5, VOCABULARY).to_bytes()).decode(), "outside the vocabulary"),
     ],
     ids=["zeros", "list", "outside"],
 )
@@ -380,7 +381,8 @@ def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice():
         token_ids=np.array([4, 5, 6, 9], np.int32),
         next_nodes=np.array([1, 2, 2, END], np.int32),
         longest=3,
-    ).to_bytes()
+    )
+    table = b64encode(table.to_bytes()).decode()
     for start, tokens in (0, 3), (1, 2):
         vllm.Processor.validate_params(vllm.SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
         with pytest.raises(ValueError, match=f"would cut a completion of {tokens} tokens"):
