@@ -99,9 +99,7 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     longest = table.longest - (len(head) if start else 0)
     draw = (parameters.extra_args or {}).get(DRAW_KEY)
     if draw is not None and (draw_of(parameters) is None or parameters.temperature):
-        raise ValueError(
-            f"{DRAW_KEY} must be a seed of 63 bits and a temperature above 0, beside temperature 0 for vLLM, not {draw!r}"
-        )
+        raise ValueError(f"{DRAW_KEY} must be a seed of 63 bits and a temperature above 0, beside vLLM's temperature 0: {draw!r}")
     if parameters.max_tokens is not None and parameters.max_tokens < longest:
         raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")
 
