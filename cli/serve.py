@@ -67,9 +67,9 @@ def serve(
         from inference.choose_engine import choose_engine
         from inference.host import EngineHost
         from inference.memory_plan import check_memory, read_shape
+        from inference.supervisor import EngineSupervisor
         from pipeline.threads import apply_threads, plan_threads, usable_cores
         from telemetry.log_tail import follow_loggers
-        from workers.supervisor import EngineSupervisor
         from workers.worker import serve as serve_app
         from workers.worker import worker_app
 

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from inference.engine_cards import engine_cards
+from inference.server_arguments import slot_rank
 from inference.settings import InferenceSettings
 from inference.start_engine import start_limit_s
 from telemetry.cards import take_cards
-
-SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Slot ranks that vLLM supports."""
 
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -93,11 +91,6 @@ def engine_arguments(model: Path, settings: InferenceSettings, *, slots: bool) -
             "max_lora_rank": slot_rank(settings.adapter_rank),
         }
     return arguments
-
-
-def slot_rank(rank: int) -> int:
-    """The smallest slot rank of at least `rank`; larger slots are padded, which costs time."""
-    return next((each for each in SLOT_RANKS if each >= rank), SLOT_RANKS[-1])
 
 
 def refusals() -> tuple[type[Exception], ...]:

@@ -26,12 +26,12 @@ from game.legal import LegalOrders
 from game.prompts import board_text
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.supervisor import EngineSupervisor
 from play.orders_request import ApiError, ChatRequest, read_question, read_request
 from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
 from telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
 from workers.http_bounds import BoundedConnection, RequestReader
 from workers.http_guards import foreign_header, has_key, headers_of, is_too_long
-from workers.supervisor import EngineSupervisor
 
 MOST_DRAWS = 512
 """Order sets drawn at the same time: four times what an engine decodes together by default, so that it has always work."""

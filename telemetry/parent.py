@@ -1,11 +1,15 @@
 """Ends a child process when its parent ends, however the parent ended, so that no process or port is left.
 
 For children that this program starts. Watching the parent's process id needs no signal from it, so it also sees a kill -9.
+
+    python -m telemetry.parent MODULE ARGUMENTS     runs a module of others, which ends when its standard input closes
 """
 
 import multiprocessing
 import os
+import runpy
 import signal
+import sys
 import threading
 import time
 
@@ -45,3 +49,9 @@ def _watch(parent: int, gently: bool) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_GRACE_S)
     os._exit(1)
+
+
+if __name__ == "__main__":
+    end_with_pipe()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -9,10 +9,10 @@ from inference.choose_engine import EngineKind, choose_engine, engine_here
 from inference.engine import Engine
 from inference.engine_cards import unused_card
 from inference.settings import KEY_VARIABLE, AdapterMode, InferenceSettings
+from inference.supervisor import EngineSupervisor
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 from workers.pool import RemoteEngine
-from workers.supervisor import EngineSupervisor
 
 
 def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path | None = None) -> Engine:

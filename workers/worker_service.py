@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from decoding.model_files import model_fingerprint
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.supervisor import EngineSupervisor
 from records.generation import GenerationRequest
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from storage.files import FILES
 from storage.run_roots import as_given
 from telemetry.errors import DataError, EngineLostError, EntenteError, VersionGoneError
-from workers.supervisor import EngineSupervisor
 from workers.wire import pack_generation, unpack_request, version_fields
 from workers.worker_memory import AnswerMemory
 from workers.worker_metrics import WorkerMetrics

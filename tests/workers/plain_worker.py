@@ -20,11 +20,11 @@ from decoding.codec import Codec
 from decoding.legal_table import END
 from inference.engine import EngineStats
 from inference.host import EngineHost
+from inference.supervisor import EngineSupervisor
 from records.generation import Generation, GenerationCost, GenerationRequest
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from telemetry.errors import EngineError, EntenteError, VersionGoneError
 from telemetry.log_tail import LogTail
-from workers.supervisor import EngineSupervisor
 from workers.worker import bind, serve, worker_app
 from workers.worker_service import Worker
 

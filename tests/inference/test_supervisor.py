@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from inference.supervisor import EngineSupervisor
 from records.generation import GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import EngineLostError
 from tests.workers.plain_worker import PlainEngine, expected_tokens
 from tests.workers.test_pool import request_for
-from workers.supervisor import EngineSupervisor
 
 __all__ = ["request_for"]  # a fixture
 DEATH = EngineLostError("struck by the test")

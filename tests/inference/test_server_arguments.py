@@ -1,0 +1,68 @@
+"""The command of vLLM's server: what the settings say, our processor, and nothing secret."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inference import server_arguments as module
+from inference.server_arguments import command_text, server_arguments, server_environment, slot_rank, start_limit_s
+from inference.settings import InferenceSettings
+from telemetry.cards import Card
+
+CARD = Card(
+    uuid="GPU-a", index=0, name="H100", total=80 << 30, free=79 << 30, driver="580", compute_mode="default", mig=False,
+    capability=(9, 0),
+)  # fmt: skip
+SETTINGS = InferenceSettings(model="somewhere", max_sequences=7, adapter_slots=5, adapter_rank=12, kv_cache_gib=3, threads=2)
+
+
+def options(settings: InferenceSettings) -> dict[str, str]:
+    """Each argument with the word after it."""
+    words = server_arguments(Path("folder of a model"), settings, host="127.0.0.1", port=4321)
+    return dict(zip(words, [*words[1:], ""], strict=True))
+
+
+def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "computes_on_card", lambda settings: False)
+    found = options(SETTINGS)
+    assert found["--model"] == "folder of a model" and found["--port"] == "4321" and found["--host"] == "127.0.0.1"
+    assert found["--logits-processors"] == "inference.legal_processor:LegalOrderProcessor"
+    assert found["--logprobs-mode"] == "processed_logits" and found["--max-num-seqs"] == "7"
+    assert found["--max-loras"] == found["--max-cpu-loras"] == "5" and found["--max-lora-rank"] == "16"
+    assert {"--enable-lora", "--enable-scale-out", "--enable-prefix-caching", "--enforce-eager"} <= found.keys()
+    assert not any("key" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("on_card", "wanted", "eager"), [(False, "auto", True), (True, "auto", False), (True, "on", True), (False, "off", False)]
+)
+def test_a_card_compiles_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, on_card: bool, wanted: str, eager: bool):
+    monkeypatch.setattr(module, "computes_on_card", lambda settings: on_card)
+    settings = InferenceSettings.model_validate({"engine": "vllm", "enforce_eager": wanted})
+    assert ("--enforce-eager" in options(settings)) is eager
+    assert start_limit_s(settings) == (300 if eager else 1800)
+
+
+def test_a_server_elsewhere_may_compile():
+    assert start_limit_s(InferenceSettings.model_validate({"urls": ["http://elsewhere:1"]})) == 1800
+
+
+def test_a_server_on_cards_sees_them_alone_and_one_on_the_processor_has_its_cache(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "engine_cards", lambda settings: (CARD, replace(CARD, uuid="GPU-b")))
+    found = server_environment(SETTINGS)
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b" and "VLLM_CPU_KVCACHE_SPACE" not in found
+    monkeypatch.setattr(module, "engine_cards", lambda settings: ())
+    found = server_environment(SETTINGS)
+    assert found["VLLM_CPU_KVCACHE_SPACE"] == "3" and found["OMP_NUM_THREADS"] == "2" and "CUDA_VISIBLE_DEVICES" not in found
+    assert found["VLLM_USE_V2_MODEL_RUNNER"] == "0" and found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+
+
+def test_the_command_can_be_typed_and_names_the_keys_variable_only():
+    text = command_text(["--model", "a folder"], {"A": "b c"})
+    assert text == "VLLM_API_KEY=\"$ENTENTE_KEY\" A='b c' python -m vllm.entrypoints.openai.api_server --model 'a folder'"
+
+
+@pytest.mark.parametrize(("rank", "slot"), [(1, 1), (2, 8), (16, 16), (17, 32), (512, 512)])
+def test_a_slot_is_the_smallest_that_holds_the_rank(rank: int, slot: int):
+    assert slot_rank(rank) == slot
