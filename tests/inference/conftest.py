@@ -1,6 +1,5 @@
 """The engines that hold one contract, and the reference model."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from decoding.model_files import model_fingerprint
 from inference.adapter_check import version_in
 from inference.engine import Engine
 from inference.host import EngineHost
@@ -37,35 +35,6 @@ class Contender:
     """Numbers that it was never told."""
 
 
-class OneWorker:
-    """A worker over a torch engine in this process, on a socket, and a client of it."""
-
-    def __init__(self, model: Path, adapters_root: Path, host: EngineHost, vocabulary_size: int) -> None:
-        import uvicorn
-
-        from inference.torch_engine import TorchEngine
-        from workers.pool import RemoteEngine
-        from workers.worker import bind, worker_app
-
-        self._host = host
-        self._inner = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=32), name="behind-http")
-        host.submit(self._inner.start()).result(timeout=60)
-        listener = bind("127.0.0.1", 0, KEY)
-        app = worker_app(self._inner, host, model, adapters_root, KEY, vocabulary_size)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
-        self._thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.client = RemoteEngine(InferenceSettings(urls=(url,), max_sequences=32), KEY, model_fingerprint(model))
-        host.submit(self.client.start()).result(timeout=60)
-
-    def close(self) -> None:
-        self._host.submit(self.client.close()).result(timeout=30)
-        self._server.should_exit = True
-        self._thread.join(timeout=30)
-        self._host.submit(self._inner.close()).result(timeout=30)
-
-
 def _torch_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
     from inference.torch_engine import TorchEngine
 
@@ -75,10 +44,17 @@ def _torch_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
     host.submit(engine.close()).result(timeout=30)
 
 
-def _http_contender(model: Path, host: EngineHost, vocabulary_size: int, adapters_root: Path) -> Iterator[Contender]:
-    worker = OneWorker(model, adapters_root, host, vocabulary_size)
-    yield Contender(worker.client, many_versions=True)
-    worker.close()
+def _http_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
+    from inference.vllm_client import VllmClient
+    from tests.inference.vllm_double import VllmDouble
+
+    server = VllmDouble(model, key=KEY)
+    host.submit(server.start()).result(timeout=60)
+    client = VllmClient((server.url,), InferenceSettings(max_model_length=512, max_sequences=32), model, KEY)
+    host.submit(client.start()).result(timeout=60)
+    yield Contender(client, many_versions=True)
+    host.submit(client.close()).result(timeout=30)
+    host.submit(server.close()).result(timeout=30)
 
 
 @pytest.fixture(scope="session")
@@ -87,17 +63,17 @@ def contract_torch(model: Path, host: EngineHost) -> Iterator[Contender]:
 
 
 @pytest.fixture(scope="session")
-def contract_http(model: Path, host: EngineHost, tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contender]:
-    yield from _http_contender(model, host, tokens.codec.vocabulary_size, tmp_path_factory.getbasetemp())
+def contract_http(model: Path, host: EngineHost) -> Iterator[Contender]:
+    yield from _http_contender(model, host)
 
 
 @pytest.fixture(params=["torch", "http"])
-def fresh_contender(request: pytest.FixtureRequest, model: Path, host: EngineHost, tokens: Any, tmp_path: Path) -> Any:
+def fresh_contender(request: pytest.FixtureRequest, model: Path, host: EngineHost) -> Any:
     """An engine that may be closed."""
     if request.param == "torch":
         yield from _torch_contender(model, host)
     else:
-        yield from _http_contender(model, host, tokens.codec.vocabulary_size, tmp_path)
+        yield from _http_contender(model, host)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """One contract for every engine: what rollouts may rely on, whichever of them draws.
 
-The torch engine, vLLM in this process, and a worker behind HTTP answer the same questions here.
+The torch engine, vLLM in this process, and vLLM servers by URL answer the same questions here.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
-from workers.pool import RemoteEngine
 
 SLOW_S = 60
 
@@ -339,8 +338,6 @@ def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender
 
 
 def test_the_base_can_be_served_again_after_other_versions(contender, run, ask, draw, publish, adapters, reference):
-    if isinstance(contender.engine, RemoteEngine):
-        pytest.skip("a torch worker without a supervisor cannot go back")
     for adapter in adapters:
         publish(adapter)
     run(contender.engine.retire(sys.maxsize))
