@@ -1,18 +1,15 @@
 """What a vLLM server reads and answers: bodies of requests, checks of answers, series of its metrics page. Nothing here waits.
 
-A decision goes to `/inference/v1/generate`, which takes and gives token ids. The forced tokens at the start of a completion are
-sent as the end of the prompt. Our processor draws, by seed and temperature of the request, and leaves vLLM one token to take.
+A decision goes to `/inference/v1/generate`, which takes and gives token ids; `inference/sampling.py` has its parameters.
 """
 
 import json
-from base64 import b64encode
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from decoding.legal_table import END, LegalTable
-from inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY
+from inference.sampling import forced_prefix, prompt_ids, sampling_fields
 from inference.warm_up import throwaway_request
 from records.generation import GenerationRequest
 from records.policy_version import BASE_HASH, PolicyVersion
@@ -44,34 +41,11 @@ def adapter_name(policy: PolicyVersion, base: str) -> str:
     return base if policy.adapter_hash == BASE_HASH else f"v{policy.version}-{policy.adapter_hash[:8]}"
 
 
-def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
-    """The forced tokens at the start of every completion, and the node after them.
-
-    Empty with node 0 if the table begins with a thought, has no branching node or is not checked yet.
-    """
-    head, start = table.forced(0) if table.is_sound and table.thought is None else ([], 0)
-    return ([], 0) if start == END else (head, start)
-
-
 def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
     """The JSON of a request to the model or adapter named `model`."""
-    head, start = forced_prefix(request.table)
-    parameters = {
-        "temperature": 0.0,
-        "max_tokens": request.table.longest - len(head),
-        "stop_token_ids": [eos_id],
-        # A thought may contain whatever else vLLM takes for an end of sequence.
-        "ignore_eos": request.table.thought is not None,
-        "logprobs": 0,
-        "detokenize": False,
-        "extra_args": {
-            TABLE_KEY: b64encode(request.table.to_bytes()).decode(),
-            START_KEY: start,
-            DRAW_KEY: (request.seed, request.temperature),
-        },
-    }
-    ids = [*np.asarray(request.prompt_ids).tolist(), *head]
-    return json.dumps({"model": model, "token_ids": ids, "sampling_params": parameters}, separators=(",", ":")).encode()
+    ids = np.asarray(prompt_ids(request)).tolist()
+    fields = {"model": model, "token_ids": ids, "sampling_params": sampling_fields(request, eos_id)}
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answer:
