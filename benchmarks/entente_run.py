@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from storage.run_roots import as_given
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
 
@@ -90,7 +89,7 @@ def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone:
     Args:
         alone: without this environment's Prefect.
     """
-    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", as_given(runs_root), *arguments]
+    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), *arguments]
     unset = ("OMP_NUM_THREADS", *(("PREFECT_API_URL", "PREFECT_HOME") if alone else ()))
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     return command, environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.outcome import Outcome, Target, require_found, timed, timed_cold, waited
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, facts_of_a_run, plies_of
+from storage.files import file_marks
 from storage.gather import Batch
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
@@ -30,7 +31,7 @@ from storage.runs import RunPaths
 from storage.schema import as_array, row_checksums
 from storage.selection import SelectionQuery
 from storage.shards import open_plies, open_shard, publish_shard
-from storage.snapshots import CoveredShard, file_marks, write_snapshot
+from storage.snapshots import CoveredShard, write_snapshot
 from telemetry.errors import InputError
 
 STEP_SHARDS = 12

@@ -15,10 +15,9 @@ from cli.options import RunsRoot
 from cli.run_flow import run_flow
 from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
-from storage.files import FILES
+from storage.files import held, names_in
 from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove, size_of
-from storage.run_roots import as_given
-from storage.runs import LATEST, RunPaths, check_name, held, run_names
+from storage.runs import LATEST, RunPaths, check_name, run_names
 from telemetry.errors import DataError, EntenteError, InputError
 
 _Names = Annotated[list[str] | None, Parameter(help="Only these runs, and neither caches nor Prefect.", negative="")]
@@ -100,7 +99,7 @@ def _removable(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
 
 def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) -> tuple[list[Removable], list[Removable]]:
     """Shard files to remove now, and those to remove after the grace period; without `dry_run` both are done here."""
-    if settings.shards_gb == 0 and not FILES.names(paths.retired):
+    if settings.shards_gb == 0 and not names_in(paths.retired):
         return [], []
     from pipeline.run_settings import settings_of
     from storage.index import Index
@@ -120,7 +119,7 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) 
 def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
     """Whether no process works on the run. Unless `dry_run`, the run stays locked until `stack` is closed."""
     for lock in (paths.lock, paths.trainer_lock):
-        if (FILES.exists(lock) or not dry_run) and not stack.enter_context(held(lock)):
+        if (lock.exists() or not dry_run) and not stack.enter_context(held(lock)):
             print(f"{paths.root}: left alone, a process is at work on it")
             return False
     return True
@@ -130,21 +129,21 @@ def _all_runs(runs_root: Path) -> list[RunPaths]:
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
     found = (RunPaths(runs_root / name) for name in run_names(runs_root))
-    return [paths for paths in found if not paths.root.is_symlink() and FILES.exists(paths.settings)]
+    return [paths for paths in found if not paths.root.is_symlink() and paths.settings.exists()]
 
 
 def _known_run(runs_root: Path, name: str) -> RunPaths:
     if name == LATEST:
         raise InputError(f"'{LATEST}' is not enough to remove anything: name the run")  # another run may have started since
     paths = RunPaths(runs_root / check_name(name, "run"))
-    if paths.root.is_symlink() or not FILES.exists(paths.settings):
+    if paths.root.is_symlink() or not paths.settings.exists():
         raise InputError(f"there is no run '{name}' in '{runs_root}'")
     return paths
 
 
 def _finished_run(runs_root: Path, name: str) -> RunPaths:
     paths = _known_run(runs_root, name)
-    if not FILES.exists(paths.summary):
+    if not paths.summary.exists():
         raise InputError(f"run '{name}' is not finished: end it with `entente train --resume`, or remove {paths.root} by hand")
     return paths
 
@@ -160,7 +159,7 @@ def _show(found: Iterable[Removable]) -> None:
     for (folder, why), group in groupby(found, key=lambda each: (each.path.parent, each.why)):
         some = list(group)
         names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
-        table.add_row(cell(as_given(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
+        table.add_row(cell(str(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
     if table.row_count:
         output_console().print(table)
 

@@ -25,7 +25,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from rich.table import Table
 
-from cli.options import open_root
 from cli.terminal import output_console
 
 HOME = Path(__file__).resolve().parent.parent
@@ -54,9 +53,7 @@ def doctor(
     *,
     preset: Annotated[str, Parameter(help="Settings that a run would have.")] = "laptop",
     config: Annotated[list[Path] | None, Parameter(help="TOML files laid over the preset.", negative="")] = None,
-    runs_root: Annotated[
-        Path, Parameter(help="Folder that runs would go to, or s3://bucket/prefix.", converter=open_root)
-    ] = Path("runs"),
+    runs_root: Annotated[Path, Parameter(help="Folder that runs would go to.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the findings as one JSON object.", negative="")] = False,
 ) -> None:
     """Look at this environment and say what would keep a run from working, and the cure; exit code 1 if anything would.

@@ -194,10 +194,6 @@ def _say(sentence: str) -> None:
 
     from telemetry.plain_text import shown
 
-    if "ENTENTE_MOUNTS" in os.environ:
-        from storage.run_roots import text_as_given
-
-        sentence = text_as_given(sentence)
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {shown(sentence)}", style="red", markup=False)
 
 

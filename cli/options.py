@@ -4,29 +4,15 @@ import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from storage.runs import LATEST, RunPaths, refresh_run, resolve_run, runs_in
+from storage.runs import LATEST, resolve_run, runs_in
 from telemetry.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cyclopts import Token
-
 Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was written last.")]
-
-
-def open_root(kind: object, tokens: "Sequence[Token]") -> Path:
-    """The folder that the user named; a bucket is mounted."""
-    from storage.run_roots import located
-
-    return located(tokens[0].value)
-
-
-RunsRoot = Annotated[Path, Parameter(help="Folder of all runs, or s3://bucket/prefix.", converter=open_root)]
+RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 AsJson = Annotated[bool, Parameter(help="Print the result as one JSON object, on the last line.", negative="")]
 DryRun = Annotated[
     bool, Parameter(name="--dry-run", help="Check everything and show the plan; start and write nothing.", negative="")
@@ -41,11 +27,8 @@ def which_run(run: str, runs_root: Path) -> str:
         InputError: see `resolve_run`.
     """
     chosen = resolve_run(runs_root, run)
-    refresh_run(RunPaths(runs_root / chosen))
     if run == LATEST:
-        from storage.run_roots import as_given
-
-        sys.stderr.write(f"run {chosen}, the latest in {as_given(runs_root)}\n")
+        sys.stderr.write(f"run {chosen}, the latest in {runs_root}\n")
     return chosen
 
 
@@ -67,8 +50,6 @@ def which_runs(wanted: Iterable[str], runs_root: Path) -> list[str]:
         matching = [word] if word in there else [name for name in there if fnmatchcase(name, word)]
         if not matching:
             known = f"; runs there: {', '.join(there[-5:])}" if there else ""
-            from storage.run_roots import as_given
-
-            raise InputError(f"no run in '{as_given(runs_root)}' is called '{word}'{known}")
+            raise InputError(f"no run in '{runs_root}' is called '{word}'{known}")
         found |= dict.fromkeys(matching)
     return list(found)

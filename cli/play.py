@@ -65,9 +65,8 @@ def play(
         entente play --against ./exported/mine      an adapter or a model, by its folder
     """
     from evaluation.settings import PlaySettings
-    from storage.files import make_directory
+    from storage.files import held, make_directory
     from storage.played_games import read_game
-    from storage.runs import held
     from telemetry.errors import InputError
 
     file = _file(game, runs_root)
@@ -162,13 +161,11 @@ def with_run(who: str, run: str, runs_root: Path) -> str:
 
 def _file(game: str, runs_root: Path) -> Path:
     """The file of the game called `game`, or of a new one."""
-    from storage.files import FILES
     from storage.runs import check_name
 
     if game.endswith(".json"):
         return Path(game)
     folder = runs_root / GAMES_FOLDER
-    FILES.refresh(folder)
     if game:
         return folder / f"{check_name(game, 'The game')}.json"
     number = 1

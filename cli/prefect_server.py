@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cli.server_key import send_key, want_key
-from storage.runs import held
+from storage.files import held
 from telemetry.errors import InputError
 
 _ANSWERS_WITHIN_S = 10.0

@@ -41,7 +41,6 @@ def runs(
         entente runs --json
     """
     from reports.read_run import list_runs
-    from storage.run_roots import as_given
 
     found = list_runs(runs_root)
     if json:
@@ -49,7 +48,7 @@ def runs(
             print(jsonlib.dumps(_facts(line)))
         return
     if not found:
-        print(f"there is no run in {as_given(runs_root)} yet: begin one with `entente train`")
+        print(f"there is no run in {runs_root} yet: begin one with `entente train`")
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("run", "state", "steps", "base", "trained", "decisions", "size", "last written"):

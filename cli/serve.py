@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from cli.options import Run, RunsRoot, open_root
+from cli.options import Run, RunsRoot
 from inference.settings import KEY_VARIABLE, InferenceSettings
 from storage.runs import LATEST
 from telemetry.errors import InputError
@@ -27,9 +27,7 @@ def serve(
         int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
     ] = 8100,
     runs_root: RunsRoot = Path("runs"),
-    adapters_root: Annotated[
-        Path, Parameter(help="Adapters are loaded only from this folder, or s3://bucket/prefix.", converter=open_root)
-    ] = Path("runs"),
+    adapters_root: Annotated[Path, Parameter(help="Adapters are loaded only from this folder.")] = Path("runs"),
     name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:

@@ -16,7 +16,6 @@ from cli.screen import progress_shown
 from cli.terminal import cell, output_console
 from evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
 from pipeline.sweep import SweepState, base_question, read_sweep, result_rows, sweep_results
-from storage.run_roots import as_given
 from telemetry.errors import InputError, TrainingError
 
 _COLUMNS = 120
@@ -68,7 +67,7 @@ def _train(state: SweepState, file: Path, *, resume: bool) -> None:
             run_flow(train_sweep(state.sweep, state.runs_root, resume))
     except BaseException as error:
         if not isinstance(error, InputError):
-            root = "" if state.runs_root == Path("runs") else f" --runs-root {as_given(state.runs_root)}"
+            root = "" if state.runs_root == Path("runs") else f" --runs-root {state.runs_root}"
             sys.stderr.write(f"finished steps are kept; continue with: entente sweep {file}{root} --resume\n")
         raise
 

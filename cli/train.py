@@ -14,7 +14,6 @@ from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from pipeline.run_settings import RunSettings
-from storage.run_roots import as_given
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 
@@ -82,7 +81,7 @@ def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str,
             return chosen.paths, run_flow(train_policy(chosen, resume=resume))
     except BaseException as error:
         if chosen.paths.settings.is_file() and not isinstance(error, InputError):
-            root = "" if chosen.runs_root == Path("runs") else f" --runs-root {as_given(chosen.runs_root)}"
+            root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
             sys.stderr.write(f"finished steps are kept; continue with: entente train --run {chosen.run}{root} --resume\n")
         raise
 

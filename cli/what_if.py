@@ -104,7 +104,6 @@ def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[Record
     """The position, and its run; empty for a game that was played in the browser."""
     from reports.games import is_name_of_run
     from reports.recorded_position import position_of_played_game, position_of_run
-    from storage.files import FILES
     from storage.runs import RunPaths, check_name
     from telemetry.errors import InputError
 
@@ -114,7 +113,6 @@ def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[Record
         run = which_run(run, runs_root)
         return position_of_run(RunPaths(runs_root / run), game, phase), run
     folder = runs_root / GAMES_FOLDER
-    FILES.refresh(folder)
     file = folder / f"{check_name(game, 'The game')}.json"
     if not file.exists():
         raise InputError(f"there is no game '{game}' in '{folder}'; a run's game is START_GROUP/FORK, latest, best or worst")

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from cli.options import which_run
-from storage.files import FILES
-from storage.run_roots import as_given, located
 from storage.runs import LATEST, RunPaths, check_name, runs_in
 from telemetry.errors import EntenteError, InputError
 
@@ -143,7 +141,7 @@ class Run:
         return sorted({*super().__dir__(), *VIEWS})
 
     def __repr__(self) -> str:
-        return f"<run {self.paths.root.name!r} in {as_given(self.paths.root.parent)}>"
+        return f"<run {self.paths.root.name!r} in {self.paths.root.parent}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +158,12 @@ class Frame:
 
 @_one_error
 def runs(runs_root: str | Path = "runs") -> list[Run]:
-    """The runs in a folder or a bucket; the one that wrote last is last.
+    """The runs in a folder; the one that wrote last is last.
 
     Raises:
         InputError: there is no such folder.
     """
-    if not (root := located(runs_root)).is_dir():
+    if not (root := Path(runs_root)).is_dir():
         raise InputError(f"there is no folder '{root}': name the folder of your runs with runs_root")
     return [Run(paths) for paths in runs_in(root)]
 
@@ -177,9 +175,9 @@ def run(name: str = LATEST, *, runs_root: str | Path = "runs") -> Run:
     Raises:
         InputError: there is no such run, or no run can have this name.
     """
-    root = located(runs_root)
+    root = Path(runs_root)
     found = Run(RunPaths(root / which_run(check_name(name, "run"), root)))
-    if not FILES.exists(found.paths.settings):
+    if not found.paths.settings.exists():
         _ = found.settings  # raises InputError, with the runs that are there
     return found
 

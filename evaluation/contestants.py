@@ -20,7 +20,6 @@ from records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from rollouts.opponents import is_endpoint
 from search.search import check_search
 from storage.adapters import published_versions, read_adapter
-from storage.files import FILES
 from storage.runs import RunPaths, check_name
 from telemetry.errors import InputError
 
@@ -125,7 +124,7 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))
-    if not FILES.exists(paths.settings):
+    if not paths.settings.exists():
         raise InputError(f"there is no run '{owner}' in '{runs_root}', so '{name}' cannot play")
     version = resolve_version(paths, owner, match["version"])
     label = f"v{version}" if owner == run else f"{owner}:v{version}"

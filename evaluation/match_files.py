@@ -22,8 +22,7 @@ from evaluation.match_table import MatchTable, rate_players
 from evaluation.matches import GameResult
 from evaluation.settings import MatchSettings
 from search.settings import MOST_PROPOSALS
-from storage.files import FILES, make_directory
-from storage.runs import durable_write
+from storage.files import durable_write, make_directory
 from telemetry.errors import DataError
 
 
@@ -78,7 +77,6 @@ def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
 
 def read_games(folder: Path, label: str) -> dict[str, GameResult]:
     """Finished games of a match, by key. An incomplete line is skipped."""
-    FILES.refresh(folder)
     file = folder / f"{label}.jsonl"
     games = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
@@ -115,7 +113,6 @@ def read_matches(folder: Path) -> list[MatchRecord]:
     Raises:
         DataError: a file is damaged.
     """
-    FILES.refresh(folder)
     files = [file for file in folder.glob("*.json") if file.name != _RATINGS_FILE]
     return [read_match(file) for file in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))]
 
@@ -127,7 +124,7 @@ def read_match(file: Path) -> MatchRecord:
         DataError: it is damaged, or no match.
     """
     try:
-        return _RECORD.validate_json(_current(FILES.fetch(file).read_bytes()))
+        return _RECORD.validate_json(_current(file.read_bytes()))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error
 

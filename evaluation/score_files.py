@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
-from storage.files import FILES, make_directory
-from storage.runs import RunPaths, durable_write
+from storage.files import durable_write, make_directory
+from storage.runs import RunPaths
 from telemetry.errors import DataError
 
 
@@ -51,7 +51,7 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
     """
     file = paths.scores / f"{label}.json"
     try:
-        record = _RECORD.validate_json(FILES.fetch(file).read_bytes())
+        record = _RECORD.validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
@@ -67,7 +67,6 @@ def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
     Raises:
         DataError: a record is damaged.
     """
-    FILES.refresh(paths.scores)
     files = sorted(paths.scores.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
     records = {file.stem: read_score(paths, file.stem) for file in files}
     return {label: record for label, record in records.items() if record is not None}

@@ -29,8 +29,8 @@ from game.players import player
 from game.snapshot import Snapshot, make_snapshot
 from rollouts.deciders import Decider, DecisionRequest
 from rollouts.seeds import dice
-from storage.files import FILES, make_directory
-from storage.runs import RunPaths, durable_write
+from storage.files import durable_write, make_directory
+from storage.runs import RunPaths
 from telemetry.errors import DataError
 
 FOLDER = Path(__file__).with_name("tactical")
@@ -205,7 +205,7 @@ def read_tactics(paths: RunPaths, version: int) -> TacticsScore | None:
     """
     file = _file(paths, version)
     try:
-        return _SCORE.validate_json(FILES.fetch(file).read_bytes())
+        return _SCORE.validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:

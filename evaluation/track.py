@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from evaluation.intervals import Estimate
 from evaluation.score_files import ScoreRecord, read_score
 from evaluation.tactics import read_tactics
-from storage.files import FILES
 from storage.runs import RunPaths
 
 
@@ -40,7 +39,6 @@ def read_track(paths: RunPaths) -> list[TrackPoint]:
     Raises:
         DataError: a score file is damaged.
     """
-    FILES.refresh(paths.scores / "track")
     labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
     return [_point(paths, records[version]) for version in sorted(records)]

@@ -16,8 +16,7 @@ from prefect.artifacts import acreate_table_artifact
 
 from flows.given_parameters import check_given
 from flows.run_names import benchmark_name
-from storage.run_roots import RunsFolder
-from storage.runs import durable_write
+from storage.files import durable_write
 from telemetry.errors import EntenteError
 from telemetry.progress import reporter
 
@@ -30,7 +29,7 @@ _ENDS_WITHIN_S = 1800.0
 
 @flow(name="benchmark", flow_run_name=benchmark_name, timeout_seconds=3600)
 async def benchmark(
-    name: Literal["game", "cache"] = "game", runs_root: RunsFolder = Path("runs"), new_baseline: bool = False
+    name: Literal["game", "cache"] = "game", runs_root: Path = Path("runs"), new_baseline: bool = False
 ) -> dict[str, Any]:
     """Run `entente bench NAME`. Returns its outcome, with each figure's change against the baseline under "changes".
 

@@ -14,11 +14,9 @@ from flows.given_parameters import check_given
 from flows.run_names import cache_name
 from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
 from pipeline.run_settings import CACHE_FOLDER
-from pipeline.shared_cache import find_shared_cache
 from state_cache.settings import CacheSettings
-from state_cache.store import open_cache
-from storage.files import FILES
-from storage.run_roots import RunsFolder
+from state_cache.store import find_cache, open_cache
+from storage.files import folders_in
 from storage.runs import GAMES_FOLDER, RunPaths
 from tasks.artifacts import show_cache
 from tasks.preparation import freeze_positions, refresh_positions, take_in_games
@@ -34,7 +32,7 @@ REFRESHED = "entente.state-cache.refreshed"
 
 @flow(name="build-state-cache", flow_run_name=cache_name)
 async def build_state_cache(
-    settings: CacheSettings | None = None, runs_root: RunsFolder = Path("runs"), run: str = "", share: float = 0.25
+    settings: CacheSettings | None = None, runs_root: Path = Path("runs"), run: str = "", share: float = 0.25
 ) -> Path | None:
     """Build or find the cache of `settings` under `runs_root`. Returns its folder, or None if no run has trained.
 
@@ -54,9 +52,8 @@ async def build_state_cache(
         return None
     if name:
         settings = refreshed_settings(runs_root, name, share)
-    found = await asyncio.to_thread(find_shared_cache, runs_root, settings)
+    found = await asyncio.to_thread(find_cache, root, settings)
     path = found or await _made(root, settings, runs_root)
-    await asyncio.to_thread(FILES.share, path)
     if name:
         if found is None:
             emit_event(REFRESHED, {"prefect.resource.id": f"entente.state-cache.{path.name}", "prefect.resource.name": path.name})
@@ -67,14 +64,14 @@ async def build_state_cache(
 
 async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
     if settings.from_games:
-        base = find_shared_cache(runs_root, settings.scripted) or await freeze_positions(root, settings.scripted)
+        base = find_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
         return await take_in_games(root, settings, base, runs_root / GAMES_FOLDER)
     if not settings.from_run:
         return await freeze_positions(root, settings)
     paths = RunPaths(runs_root / settings.from_run)
-    if not FILES.folders(paths.shards):
+    if not folders_in(paths.shards):
         raise InputError(
             f"there is no run '{settings.from_run}' in '{runs_root}' to take positions from: leave cache.from_run out"
         )
-    base = find_shared_cache(runs_root, settings.scripted) or await freeze_positions(root, settings.scripted)
+    base = find_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
     return await refresh_positions(root, settings, base, paths)

@@ -12,8 +12,8 @@ from evaluation.settings import EvaluationSettings, PlaySettings
 from evaluation.strength import Score
 from flows.open_players import open_players
 from game.snapshot import Snapshot
-from storage.files import make_directory
-from storage.runs import RunPaths, durable_write
+from storage.files import durable_write, make_directory
+from storage.runs import RunPaths
 from tasks.artifacts import show_table
 from tasks.evaluation import evaluate_player
 from telemetry.errors import InputError

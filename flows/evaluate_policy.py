@@ -20,7 +20,6 @@ from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
 from flows.run_names import evaluation_name
 from pipeline.run_settings import settings_of
-from storage.run_roots import RunsFolder
 from storage.runs import RunPaths, check_name
 from tasks.artifacts import show_scores, show_table
 from tasks.evaluation import evaluate_player, solve_positions
@@ -34,7 +33,7 @@ SCRIPTED_LINES = ("random", "mover", "territorial", "dumbbot")
 async def evaluate_policy(
     run: str,
     version: int = -1,
-    runs_root: RunsFolder = Path("runs"),
+    runs_root: Path = Path("runs"),
     evaluation: EvaluationSettings | None = None,
     match: MatchSettings | None = None,
     tactical: bool = False,

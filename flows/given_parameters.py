@@ -16,7 +16,6 @@ from game.players import SEARCHES
 from outside.endpoint import read_endpoint
 from pipeline.run_settings import MODEL_FOLDER, RunSettings
 from rollouts.opponents import is_endpoint
-from storage.run_roots import as_given, located
 from storage.runs import check_name
 from telemetry.errors import InputError
 
@@ -102,9 +101,9 @@ def _is_model_folder(folder: Path, runs_root: Path) -> bool:
 
 
 def _check_root(runs_root: Path) -> None:
-    listed = re.split(f"{os.pathsep}(?!//)", os.environ.get(ROOTS_VARIABLE, ""))  # s3://bucket/prefix has a colon of its own
-    if runs_root.resolve() not in [located(each).resolve() for each in ("runs", *filter(None, listed))]:
-        raise _refused(f"runs_root '{as_given(runs_root)}'", f"list it in {ROOTS_VARIABLE} where the Prefect worker is started")
+    listed = os.environ.get(ROOTS_VARIABLE, "").split(os.pathsep)
+    if runs_root.resolve() not in [Path(each).resolve() for each in ("runs", *filter(None, listed))]:
+        raise _refused(f"runs_root '{runs_root}'", f"list it in {ROOTS_VARIABLE} where the Prefect worker is started")
 
 
 def _check_addresses(name: str, addresses: Iterable[str]) -> None:

@@ -41,11 +41,11 @@ from pipeline.step_figures import StepClock
 from pipeline.teach import VISITED_GROUPS, TeacherPool
 from pipeline.threads import usable_cores
 from records.policy_version import BASE, PolicyVersion
+from storage.files import durable_write
 from storage.ledger import last_step
 from storage.lesson_shelf import LessonQuery, lessons_in_use
 from storage.retention import drop_old_adapters
-from storage.run_roots import RunsFolder
-from storage.runs import RunPaths, durable_write
+from storage.runs import RunPaths
 from tasks.quoted import quoted
 from tasks.report import write_report_page
 from tasks.teaching import label_visits, visit_groups
@@ -60,9 +60,7 @@ _LABELLED_AT_ONCE = 4
 
 
 @flow(name="improve-policy", flow_run_name=improvement_name)
-async def improve_policy(
-    run: str, runs_root: RunsFolder = Path("runs"), improve: ImproveSettings | None = None
-) -> dict[str, Any]:
+async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: ImproveSettings | None = None) -> dict[str, Any]:
     """Improve the newest version of `run` in rounds, and return the figures of all rounds.
 
     Args:

@@ -43,17 +43,15 @@ from pipeline.run_settings import (
     check_settings,
     settings_of,
 )
-from pipeline.shared_cache import find_shared_cache
 from pipeline.threads import apply_threads
 from pipeline.work_record import record_work
 from rollouts.fork import Tokens
-from state_cache.store import StateCache, open_cache
+from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
-from storage.files import FILES
+from storage.files import check_runs_root, durable_write, entries_in, folders_in, held, remove_folder, set_aside
 from storage.learnable_process import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
-from storage.run_roots import as_given
-from storage.runs import RunPaths, durable_write, held, refresh_run, set_aside
+from storage.runs import CACHE_FOLDER, RunPaths
 from tasks.alerts import with_hooks
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
@@ -90,7 +88,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
         check_prompts(settings)
     check_opponent_versions(settings.paths, settings.rollouts, settings.inference)
     with_hooks(settings.alerts, settings.runs_root)
-    FILES.check(settings.runs_root)
+    check_runs_root(settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume)
     if settings.pipeline.task_runner == "dask":
@@ -108,7 +106,7 @@ def _check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
     if resume:
         check_resumed(settings_of(settings.paths), settings)
         check_ledgers(settings.paths, settings.storage)
-    elif FILES.exists(settings.paths.settings):
+    elif settings.paths.settings.exists():
         raise InputError(
             f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
             "or choose another name with --run"
@@ -118,14 +116,13 @@ def _check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
     """The summary of a run that has finished these steps and was scored with these settings; None if work is left."""
     paths = settings.paths
-    if not FILES.exists(paths.summary):
+    if not paths.summary.exists():
         return None
-    refresh_run(paths)
     summary = json.loads(paths.summary.read_bytes())
     same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: raise --steps to continue it")
-    return {**summary, "run": as_given(paths.root)} if same else None  # the run may have been moved since
+    return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since
 
 
 async def prepare_model(settings: RunSettings) -> Path:
@@ -148,12 +145,10 @@ async def prepare_model(settings: RunSettings) -> Path:
 
 async def prepare_cache(settings: RunSettings) -> StateCache:
     """The state cache of these settings. Its own flow builds it if it is missing or damaged."""
-    found = await asyncio.to_thread(find_shared_cache, settings.runs_root, settings.cache)
+    found = await asyncio.to_thread(find_cache, settings.runs_root / CACHE_FOLDER, settings.cache)
     if found is not None:
         try:
-            cache = await asyncio.to_thread(open_cache, found, settings.cache)
-            await asyncio.to_thread(FILES.share, found)
-            return cache
+            return await asyncio.to_thread(open_cache, found, settings.cache)
         except DataError as error:
             reporter().say(f"set aside and built again: {error}")
             set_aside(found)
@@ -192,10 +187,9 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         # Another process may have trained a run of this name while this one prepared.
         _check_what_is_there(settings, resume=resume)
         if not resume:
-            there_before = {entry.path.name for entry in FILES.entries(paths.root)} - {paths.lock.name}
+            there_before = {entry.path.name for entry in entries_in(paths.root)} - {paths.lock.name}
             stack.push(partial(_remove_refused_run, paths, there_before))  # pushed first, so it runs last
-        refresh_run(paths.create())
-        mirror = stack.enter_context(FILES.mirror(paths.root))
+        paths.create()
         if flow_run.id is not None:
             record_work(paths, flow_run.id)
             stack.callback(asyncio.create_task(mark_earlier_crashed(paths)).cancel)
@@ -257,7 +251,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             resume_point=resume_point,
             provenance=provenance,
             control=control,
-            mirror=mirror,
             gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices, cards=(*cards.engine, *cards.trainer))),
             outside=settings.outside,
         )
@@ -281,11 +274,11 @@ def _remove_refused_run(
     Args:
         there_before: names in the run's folder that existed before; they are kept.
     """
-    if not isinstance(error, InputError) or FILES.folders(paths.shards):
+    if not isinstance(error, InputError) or folders_in(paths.shards):
         return False
-    for entry in FILES.entries(paths.root):
+    for entry in entries_in(paths.root):
         if entry.path.name not in there_before:
-            (FILES.remove_folder if entry.is_folder else FILES.remove)(entry.path)
+            (remove_folder if entry.is_folder else Path.unlink)(entry.path)
     if not there_before:
         shutil.rmtree(paths.root)
     return False

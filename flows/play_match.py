@@ -29,7 +29,6 @@ from game.snapshot import Snapshot
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
 from pipeline.run_settings import settings_of
-from storage.files import FILES
 from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
@@ -151,7 +150,6 @@ async def _play(
     endpoints = [player.name for player in players if player.is_endpoint]
     outside = OutsidePlayers(endpoints, answers_file(folder, label), match.outside)
     async with AsyncExitStack() as stack:
-        stack.enter_context(FILES.mirror(folder))
         opened = await stack.enter_async_context(open_players(players, runs_root, match))
         began = time.monotonic()
 

@@ -42,10 +42,9 @@ from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import merge_more, split_more
 from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
-from storage.files import FILES
+from storage.files import durable_write, held
 from storage.ledger import last_step
-from storage.run_roots import RunsFolder
-from storage.runs import RunPaths, check_name, durable_write, held
+from storage.runs import RunPaths, check_name
 from tasks.alerts import raise_alert, with_hooks
 from telemetry.alerts import STALLED_MINUTES, Alert, AlertSettings
 from telemetry.errors import DataError, InputError
@@ -62,7 +61,7 @@ _LOOKS_BACK = timedelta(days=1)
 
 
 @flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
-async def recover_training(flow_run_id: str = "", runs_root: RunsFolder = Path("runs"), alert_file: str = "") -> dict[str, str]:
+async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs"), alert_file: str = "") -> dict[str, str]:
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
@@ -158,9 +157,7 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         has_folder = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
         file = settings.paths.alerts if has_folder else runs_root / WORK_FOLDER / "alerts.jsonl"
-        FILES.refresh(file.parent)
-        with FILES.mirror(file.parent):
-            await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
+        await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
     await mark_children_crashed(client, flow_run, "its flow run's process ended")
@@ -172,7 +169,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     assert ended.deployment_id is not None
     parameters, kind = ended.parameters, "improve"  # which always continues from the run's files
     if (state := _sweep(ended, settings.runs_root)) is not None:
-        parameters, kind = ended.parameters | {"resume": FILES.exists(state.file)}, "sweep"
+        parameters, kind = ended.parameters | {"resume": state.file.exists()}, "sweep"
     elif not _improves(ended):
         parameters, kind = _resumed(ended, settings), "train"
     begins = now("UTC") + timedelta(seconds=decision.wait_s)
@@ -206,14 +203,14 @@ def _sweep(ended: FlowRun, runs_root: Path) -> SweepState | None:
     for file in sweep.config:
         check_inside(Path(file), runs_root / SWEEP_FOLDER, "config")
     state = SweepState(sweep, runs_root)
-    if FILES.exists(state.file):
+    if state.file.exists():
         state.resume()
     return state
 
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
     """The parameters with which `train-policy` continues the run, or begins it anew if it has no folder."""
-    has_folder = settings.run and FILES.exists(settings.paths.settings)
+    has_folder = settings.run and settings.paths.settings.exists()
     if has_folder:  # another version may have started it, with other defaults
         try:
             settings = settings.model_copy(update={"prompts": settings_of(settings.paths).prompts})
@@ -255,7 +252,7 @@ def _hooks(settings: RunSettings) -> AlertSettings:
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     paths, named = settings.paths, bool(settings.run)
     message = (ended.state and ended.state.message) or ""
-    has_folder, state = named and FILES.exists(paths.settings), _sweep(ended, settings.runs_root)
+    has_folder, state = named and paths.settings.exists(), _sweep(ended, settings.runs_root)
     return Facts(
         run=settings.run,
         finished=(has_folder or state is not None) and _is_finished(settings, ended, state),
@@ -301,7 +298,7 @@ async def _wait_for_exit(work: Work | None) -> None:
 
 def _stored(paths: RunPaths) -> dict[str, Any]:
     try:
-        return json.loads(FILES.fetch(paths.recovery).read_bytes())
+        return json.loads(paths.recovery.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
 

@@ -8,7 +8,7 @@ from evaluation.strength import POLICY, Score
 from pipeline.find_model import TINY
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
-from storage.runs import set_aside
+from storage.files import set_aside
 from tasks.evaluation import evaluate_player
 from telemetry.errors import DataError
 from telemetry.progress import reporter

@@ -27,8 +27,8 @@ from pipeline.run_summary import run_summary
 from pipeline.run_tables import step_tables
 from pipeline.settings_form import SettingsParameter
 from pipeline.step_figures import StepClock, observe_step
+from storage.files import durable_write
 from storage.retention import drop_old_adapters
-from storage.runs import durable_write
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
 from tasks.finished_tasks import forget_finished_tasks
@@ -96,7 +96,6 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
             queue.learn(observe_step(figures))
             for sink in (log.log, desk.step, page.step):
                 sink(step, figures)
-            await asyncio.to_thread(resources.mirror.flush)
             reporter().step(step, settings.steps, figures)
             if step % _CLEAR_EVERY == 0:
                 forget_finished_tasks()

@@ -23,16 +23,15 @@ from pipeline.run_settings import RunSettings
 from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState, base_question, result_rows, score_of, sweep_results
 from pipeline.work_record import record_work
 from records.policy_version import BASE_VERSION
-from storage.files import FILES
-from storage.run_roots import RunsFolder
-from storage.runs import RunPaths, held
+from storage.files import held
+from storage.runs import RunPaths
 from tasks.artifacts import show_table
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
 
 
 @flow(name="train-sweep", flow_run_name=sweep_name)
-async def train_sweep(sweep: Sweep, runs_root: RunsFolder = Path("runs"), resume: bool = False) -> dict[str, Any]:
+async def train_sweep(sweep: Sweep, runs_root: Path = Path("runs"), resume: bool = False) -> dict[str, Any]:
     """Train the sweep's runs, and return its result: for each setting the scores over seeds, and what it gains over the first.
 
     Args:
@@ -89,7 +88,7 @@ async def _train(state: SweepState, run: RunSettings) -> None:
             await asyncio.to_thread(share_base_scores, other.paths, run.paths)
             break
     try:
-        await train_policy(run, resume=FILES.exists(run.paths.settings))
+        await train_policy(run, resume=run.paths.settings.exists())
     except TrainingError as error:
         reporter().say(f"run {run.run} failed, the sweep goes on: {error}")
         state.failed[run.run] = str(error)

@@ -31,8 +31,8 @@ from pipeline.tune_engine import (
     tuned_toml,
     write_requests,
 )
-from storage.run_roots import RunsFolder
-from storage.runs import RunPaths, durable_write, held, resolve_run
+from storage.files import durable_write, held
+from storage.runs import RunPaths, resolve_run
 from tasks.artifacts import show_table
 from telemetry.child import ChildResult, run_child
 from telemetry.errors import InputError
@@ -44,7 +44,7 @@ async def tune_inference(
     run: str = "newest",
     settings: SettingsParameter | None = None,
     tuning: TuneSettings | None = None,
-    runs_root: RunsFolder = Path("runs"),
+    runs_root: Path = Path("runs"),
     output: Path | None = None,
 ) -> dict[str, Any]:
     """Measure, choose and write. Returns the outcome as plain values.

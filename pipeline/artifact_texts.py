@@ -11,7 +11,6 @@ from evaluation.strength import Opening, Score
 from game.board import Board
 from game.render import Frame, draw_board, frame_around, order_locations
 from state_cache.store import StateCache
-from storage.run_roots import as_given
 from storage.runs import RunPaths
 
 _STEP_COLUMNS = (
@@ -66,7 +65,7 @@ def result_page(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str
         f"policy lag at most {summary.get('max_policy_lag_seen', 0)}; "
         f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
         _score_table({_in_words(label): score for label, score in scores.items()}),
-        f"The report is `{report.resolve()}`." if report.exists() else f"The run is in `{as_given(paths.root.resolve())}`.",
+        f"The report is `{report.resolve()}`." if report.exists() else f"The run is in `{paths.root.resolve()}`.",
         _opening_part({"base": base.openings[:1], "trained": trained.openings[:1]}),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -35,16 +35,14 @@ from pipeline.find_model import (
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from pipeline.run_settings import MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings, settings_of
 from pipeline.search_teacher import DECISION_S, SearchTeacher
-from pipeline.shared_cache import find_shared_cache
 from reports.read_run import read_run
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
-from state_cache.store import open_cache
+from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
-from storage.files import FILES
+from storage.files import check_runs_root
 from storage.ledger_copies import check_ledgers
-from storage.run_roots import as_given
-from storage.runs import RunPaths, matches_folder, runs_in
+from storage.runs import CACHE_FOLDER, RunPaths, matches_folder, runs_in
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.imitation.settings import ImitationSettings
@@ -73,7 +71,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     if not resume:
         check_prompts(settings)
     try_loss(settings.training.loss)
-    FILES.check(settings.runs_root)
+    check_runs_root(settings.runs_root)
     if resume:
         check_ledgers(settings.paths, settings.storage)
     elif settings.run and settings.paths.settings.exists():
@@ -86,7 +84,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     model, shape = _model(settings)
     trainer_gpu = trainer_gpu_bytes(settings, shape, machine)
     check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape), trainer_gpu=trainer_gpu, machine=machine)
-    found = find_shared_cache(settings.runs_root, settings.cache)
+    found = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
     positions = some_positions(settings.cache) if found is None else open_cache(found).train
     tokens = Tokens(BytesAsTokens() if model is None else Codec(model), settings.prompts)
     if model is not None:  # without its tokenizer, bytes count as tokens
@@ -101,7 +99,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
     return {
         "command": "train",
-        "run": {"name": name, "folder": as_given(settings.runs_root / name)} | ({"steps_done": done} if resume else {}),
+        "run": {"name": name, "folder": str(settings.runs_root / name)} | ({"steps_done": done} if resume else {}),
         "work": {
             "steps": steps,
             "forks": forks,
@@ -138,7 +136,7 @@ def plan_evaluate(run: str, version: int, runs_root: Path, evaluation: Evaluatio
         "run": {"name": run, "policy_version": version, "opponents": ", ".join(evaluation.opponents)},
         "work": {"forks": forks, "decisions_at_most": forks * PLIES_A_YEAR * evaluation.horizon_years},
         "memory": _memory(settings, shape, machine, 0, 0),
-        "uses": _uses(settings, cards, model, find_shared_cache(runs_root, settings.cache)),
+        "uses": _uses(settings, cards, model, find_cache(runs_root / CACHE_FOLDER, settings.cache)),
     }
 
 

@@ -17,10 +17,10 @@ from pipeline.run_settings import RunSettings
 from records.policy_version import PolicyVersion
 from search.search import check_search
 from search.settings import SearchSettings
-from storage.files import FILES, make_directory
+from storage.files import durable_write, make_directory
 from storage.json_files import read_object
 from storage.ledger import last_step
-from storage.runs import RunPaths, durable_write
+from storage.runs import RunPaths
 from telemetry.errors import InputError
 from telemetry.setting_marks import Settings
 
@@ -79,7 +79,7 @@ def check_improve(settings: RunSettings, improve: ImproveSettings) -> None:
 
 def rounds_left(paths: RunPaths, improve: ImproveSettings) -> list[int]:
     """Numbers of the rounds that are not done, in order."""
-    return [number for number in range(1, improve.rounds + 1) if not FILES.exists(_file(paths, number, ".result"))]
+    return [number for number in range(1, improve.rounds + 1) if not _file(paths, number, ".result").exists()]
 
 
 def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
@@ -91,7 +91,7 @@ def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
     left = rounds_left(paths, improve)
     for number in left:
         file = _file(paths, number)
-        if not FILES.exists(file):
+        if not file.exists():
             continue
         stored = read_object(file)["settings"]
         if changed := [name for name, value in improve.each_round.items() if stored.get(name) != value]:
@@ -104,7 +104,7 @@ def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
 
 def begin_round(paths: RunPaths, number: int, improve: ImproveSettings, student: PolicyVersion) -> None:
     """Write that a round begins, unless it has begun."""
-    if not FILES.exists(file := _file(paths, number)):
+    if not (file := _file(paths, number)).exists():
         about = {"round": number, "student": str(student), "settings": improve.each_round}
         _write(file, about)
 
@@ -130,7 +130,7 @@ def end_round(paths: RunPaths, number: int, figures: Mapping[str, Any]) -> None:
 def results(paths: RunPaths, improve: ImproveSettings) -> list[dict[str, Any]]:
     """Figures of the rounds that are done, in order."""
     files = (_file(paths, number, ".result") for number in range(1, improve.rounds + 1))
-    return [read_object(file) for file in files if FILES.exists(file)]
+    return [read_object(file) for file in files if file.exists()]
 
 
 def with_steps(settings: RunSettings) -> RunSettings:

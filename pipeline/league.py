@@ -20,7 +20,7 @@ from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, POLICY, read_opponents, seat_version, table_text
 from rollouts.settings import RolloutSettings
 from storage.adapters import published_versions
-from storage.files import FILES
+from storage.files import names_in
 from storage.league_files import LeagueMember, LeagueStep, publish_league, read_league
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_plies, open_shard
@@ -87,7 +87,7 @@ class League:
         """Wins and forks by version, of the local start groups of the `RECENT_STEPS` steps before step `before`."""
         folder, end = self._paths.shards / LOCAL_PRODUCER, (before - 1) * self._start_groups
         first = end - RECENT_STEPS * self._start_groups
-        names = [name for name in FILES.names(folder) if (match := SHARD_NAME.fullmatch(name)) and first <= int(match[1]) < end]
+        names = [name for name in names_in(folder) if (match := SHARD_NAME.fullmatch(name)) and first <= int(match[1]) < end]
         shards = [folder / name for name in sorted(names)]
         self._counted = {path: self._counted[path] if path in self._counted else tally_shard(path) for path in shards}
         return added(list(self._counted.values()))

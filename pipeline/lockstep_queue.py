@@ -17,7 +17,6 @@ from pipeline.rollout_source import Stretch
 from pipeline.stretches import groups_per_task
 from records.policy_version import BASE, PolicyVersion
 from storage.adapters import read_adapter
-from storage.files import FILES
 from storage.ledger import ledger_path
 from storage.shards import Coverage, coverage
 from telemetry.errors import DataError
@@ -97,7 +96,7 @@ class LockstepQueue(RolloutQueue):
 
     def _missing(self, step: int) -> Iterable[Stretch]:
         """Stretches of the step that no shard contains: all of them, except in a resumed run."""
-        if FILES.exists(ledger_path(self._resources.paths, step)):
+        if ledger_path(self._resources.paths, step).exists():
             return []  # the rows are selected already, and the trainer will use exactly these
         first = (step - 1) * self._wanted
         published = coverage(self._resources.paths, PRODUCER, first, self._wanted)

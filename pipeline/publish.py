@@ -44,9 +44,9 @@ from pipeline.run_settings import MODEL_FOLDER, RunSettings, changed_settings, l
 from records.policy_version import BASE_VERSION
 from reports.imitation_plot import CURVE
 from storage.adapters import ADAPTER_FILES
-from storage.files import FILES
+from storage.files import durable_write, publish_directory
 from storage.json_files import read_object
-from storage.runs import RunPaths, durable_write, publish_directory
+from storage.runs import RunPaths
 from telemetry.errors import EntenteError, InputError
 
 CARD = "README.md"
@@ -116,12 +116,12 @@ def find_model(name: str, runs_root: Path) -> Source:
     Raises:
         InputError: there is no such model or version, or its base has no recipe.
     """
-    made = FILES.fetch_folder(runs_root / MODEL_FOLDER / name)
+    made = runs_root / MODEL_FOLDER / name
     if ":" in name:
         source = find_version(name, runs_root)
     elif made.is_dir() or Path(name, RECIPE).is_file():
         source = Source(base=resolve_model(made if made.is_dir() else name))
-    elif FILES.exists(runs_root / name / "settings.json"):
+    elif (runs_root / name / "settings.json").exists():
         source = find_version(f"{name}:newest", runs_root)
     else:
         raise InputError(f"there is no model '{name}' in '{runs_root / MODEL_FOLDER}' and no run of that name: name one")

@@ -11,7 +11,7 @@ from pipeline.run_settings import settings_of
 from state_cache.settings import CacheSettings
 from state_cache.store import MANIFEST, version_name
 from state_cache.verify import list_caches
-from storage.files import FILES
+from storage.files import file_marks, remove_folder
 from storage.ledger import last_step, ledger_path, recorded_steps
 from storage.runs import RunPaths, check_name, run_names
 from telemetry.errors import InputError
@@ -45,7 +45,7 @@ def newest_run(runs_root: Path) -> str:
     for run in run_names(runs_root):
         paths = RunPaths(runs_root / run)
         for step in recorded_steps(paths):
-            if (marks := FILES.marks(ledger_path(paths, step))) is not None:
+            if (marks := file_marks(ledger_path(paths, step))) is not None:
                 written[run] = max(written.get(run, 0), marks[1])
     return max(written, key=lambda run: written[run], default="")
 
@@ -58,14 +58,14 @@ def drop_unused(root: Path, runs_root: Path, newest: Path) -> list[str]:
     keep = {newest.name}
     try:
         for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
-            if FILES.exists(paths.settings):
+            if paths.settings.exists():
                 keep.add(version_name(settings_of(paths).cache))
     except InputError as error:
         reporter().say(f"old versions of the state cache are kept: {error}")
         return []
     unused = [path for path in list_caches(root) if path.name not in keep and _is_refreshed(path)]
     for path in unused:
-        FILES.remove_folder(path)
+        remove_folder(path)
     return [path.name for path in unused]
 
 

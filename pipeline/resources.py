@@ -21,8 +21,6 @@ from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
-from storage.file_store import Hold
-from storage.files import SharedFolder
 from storage.learnable_process import PastReturnsProcess
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER
@@ -88,8 +86,6 @@ class Resources(RolloutResources):
     """Publishes the served version to processes that play for the run; None if there are none."""
     gpus: GpuSampler | None = None
     """Reads this machine's GPUs; None without GPUs."""
-    mirror: Hold = field(default_factory=SharedFolder)
-    """Lets others see the figures and logs that this process appends to."""
 
     async def serve(self, policy: PolicyVersion) -> None:
         """Publish `policy` to the engine and retire versions beyond the staleness budget.

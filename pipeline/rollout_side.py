@@ -22,16 +22,15 @@ from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.past_versions import open_opponent_engine
 from pipeline.resources import RolloutResources
-from pipeline.shared_cache import find_shared_cache
 from records.policy_version import BASE
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
-from state_cache.store import StateCache, open_cache
+from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
 from storage.learnable_process import PastReturnsProcess
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, refresh_run
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError
 from telemetry.progress import reporter
@@ -70,11 +69,8 @@ def side_settings(paths: RunPaths) -> SideSettings:
     Raises:
         InputError: there is no run in the folder, or its settings are of another version.
     """
-    refresh_run(paths)
     if not paths.settings.is_file():
-        raise InputError(
-            f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine, or in a bucket?"
-        )
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine?")
     try:
         return SideSettings.model_validate(json.loads(paths.settings.read_bytes()))
     except ValidationError as error:
@@ -242,7 +238,7 @@ def _find_model(paths: RunPaths, settings: SideSettings) -> Path:
 
 def _cache(paths: RunPaths, settings: SideSettings) -> StateCache:
     root = paths.root.parent / CACHE_FOLDER
-    found = find_shared_cache(paths.root.parent, settings.cache)
+    found = find_cache(root, settings.cache)
     if found is None:
         raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole runs folder")
     return open_cache(found, settings.cache)

@@ -24,11 +24,9 @@ from pipeline.settings_file import read_settings_file
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
-from storage.files import FILES
 from storage.retention import RetentionSettings
 from storage.rewards import check_blend
-from storage.run_roots import RunsFolder, located
-from storage.runs import RunPaths, check_name, check_run_name, refresh_run, resolve_run, run_names
+from storage.runs import RunPaths, check_name, check_run_name, resolve_run, run_names
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
@@ -81,8 +79,8 @@ class RunSettings(Settings):
 
     run: Annotated[str, MAY_CHANGE] = ""
     """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time."""
-    runs_root: Annotated[RunsFolder, MAY_CHANGE] = Path("runs")
-    """Folder of all runs, state caches and made models: a path, or s3://bucket/prefix."""
+    runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
+    """Folder of all runs, state caches and made models; it may be a shared one."""
     seed: Seed = 0
     """Seed of start positions, draws, scripted players and adapter weights."""
     steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
@@ -206,9 +204,8 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
         raise InputError("--resume continues an existing run: name it with --run")
     if not isinstance(root, str | Path):
         raise InputError(f"runs_root: input is not a path, got {root!r}")
-    root = located(root)
+    root = Path(root)
     changes["run"] = run = resolve_run(root, run)
-    refresh_run(RunPaths(root / check_name(run, "run")))
     stored = settings_of(RunPaths(root / check_name(run, "run")))
     try:
         settings = RunSettings.model_validate(merge_layers(stored.model_dump(), {**changes, "runs_root": root}))
@@ -270,12 +267,12 @@ def settings_of(paths: RunPaths) -> RunSettings:
     Raises:
         InputError: there is no such run, or its settings cannot be used.
     """
-    if not FILES.exists(paths.settings):
-        others = [name for name in run_names(paths.root.parent) if FILES.exists(RunPaths(paths.root.parent / name).settings)]
+    if not paths.settings.exists():
+        others = [name for name in run_names(paths.root.parent) if RunPaths(paths.root.parent / name).settings.exists()]
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
     try:
-        return _relocated(RunSettings.model_validate(json.loads(FILES.fetch(paths.settings).read_bytes())), paths)
+        return _relocated(RunSettings.model_validate(json.loads(paths.settings.read_bytes())), paths)
     except ValidationError as error:
         raise InputError(f"'{paths.settings}' is not of this version or was changed: {one_sentence(error)}") from error
     except ValueError as error:

@@ -4,7 +4,6 @@ from typing import Any
 
 from evaluation.strength import Score
 from pipeline.run_settings import RunSettings
-from storage.run_roots import as_given
 from storage.totals import Totals
 
 
@@ -34,5 +33,5 @@ def run_summary(
         "max_policy_lag_seen": totals.max_policy_lag,
         "orders_rejected": totals.orders_rejected + sum(score.orders_rejected for score in scores.values()),
         "orchestration_share": round(orchestration_share, 4),
-        "run": as_given(settings.paths.root),
+        "run": str(settings.paths.root),
     }

@@ -10,7 +10,7 @@ import math
 from pipeline.resources import PRODUCER
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import PipelineSettings
-from storage.files import FILES
+from storage.files import names_in
 from storage.runs import RunPaths
 from storage.shards import SHARD_NAME, coverage
 
@@ -74,7 +74,7 @@ class GroupNumbers:
         Returns:
             sentences about damaged shards, which are set aside; their start groups are played again.
         """
-        published = [int(found[1]) for name in FILES.names(paths.shards / PRODUCER) if (found := SHARD_NAME.fullmatch(name))]
+        published = [int(found[1]) for name in names_in(paths.shards / PRODUCER) if (found := SHARD_NAME.fullmatch(name))]
         if not published:
             return ()
         newest = max(published)

@@ -23,9 +23,9 @@ from evaluation.intervals import clusters_to_show, estimate, format_interval
 from pipeline.run_settings import RunSettings, layered_settings, merge_layers, one_sentence
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
-from storage.files import FILES, make_directory
+from storage.files import durable_write, make_directory
 from storage.json_files import read_object
-from storage.runs import RunPaths, check_run_name, durable_write
+from storage.runs import RunPaths, check_run_name
 from telemetry.errors import DataError, InputError
 from telemetry.setting_marks import Seed, Settings
 
@@ -162,7 +162,7 @@ def base_question(run: RunSettings) -> str:
 
 def score_of(run: RunSettings) -> float | None:
     """Gain of the trained policy in centres a year; None until the run is done."""
-    if not FILES.exists(run.paths.summary):
+    if not run.paths.summary.exists():
         return None
     summary = read_object(run.paths.summary)
     return float(summary["trained_score"]) if summary["steps"] == run.steps else None
@@ -292,13 +292,13 @@ class SweepState:
         Raises:
             InputError: there is a sweep of this name, or a run of one of its runs' names.
         """
-        if FILES.exists(self.file):
+        if self.file.exists():
             raise InputError(
                 f"sweep '{self.sweep.name}' was begun: continue it with --resume, or choose another name in its file"
             )
         for number in range(1, self.sweep.run_count + 1):
             run = f"{self.sweep.name}-{number}"
-            if FILES.exists(RunPaths(self.runs_root / run).settings):
+            if RunPaths(self.runs_root / run).settings.exists():
                 raise InputError(f"run '{run}' exists already and belongs to no sweep: choose another name in the sweep's file")
 
     def begin(self) -> None:
@@ -318,7 +318,7 @@ class SweepState:
             InputError: there is none, or it is of another sweep.
             DataError: it is damaged.
         """
-        if not FILES.exists(self.file):
+        if not self.file.exists():
             raise InputError(f"no sweep '{self.sweep.name}' was begun in '{self.file.parent}': leave out --resume")
         record = read_object(self.file)
         try:

@@ -31,9 +31,9 @@ from records.lesson import Lesson, lesson_id
 from rollouts.deciders import DecisionRequest
 from search.search import SearchResult, propose, search
 from search.settings import SearchSettings
-from storage.files import FILES
+from storage.files import set_aside
 from storage.lessons import lesson_path, open_lessons, publish_lessons
-from storage.runs import RunPaths, set_aside
+from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, shard_path
 from telemetry.errors import DataError, EngineError
 from telemetry.parent import end_with_parent
@@ -85,7 +85,7 @@ async def label(
         lessons of the file.
     """
     final = lesson_path(resources.paths, round_name(number), first_group)
-    if FILES.exists(final):
+    if final.exists():
         try:
             return open_lessons(final).table.num_rows
         except DataError:

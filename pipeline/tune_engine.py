@@ -22,7 +22,8 @@ from pipeline.run_settings import RunSettings, check_settings
 from pipeline.tuning_candidate import recorded_rows
 from records.policy_version import PolicyVersion
 from storage.adapters import published_versions, read_adapter
-from storage.runs import RunPaths, durable_write
+from storage.files import durable_write
+from storage.runs import RunPaths
 from telemetry.errors import InputError
 from telemetry.machine import environment
 from telemetry.setting_marks import Settings

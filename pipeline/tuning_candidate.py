@@ -26,7 +26,7 @@ from inference.engine import Engine, forget_prefixes
 from inference.settings import InferenceSettings
 from records.generation import GenerationRequest
 from records.policy_version import PolicyVersion
-from storage.files import FILES
+from storage.files import folders_in, names_in
 from storage.runs import RunPaths
 from storage.schema import as_array
 from storage.shards import SHARD_NAME, open_shard
@@ -46,8 +46,8 @@ def recorded_rows(paths: RunPaths, most: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     shards = [
         paths.shards / producer / name
-        for producer in FILES.folders(paths.shards)
-        for name in FILES.names(paths.shards / producer)
+        for producer in folders_in(paths.shards)
+        for name in names_in(paths.shards / producer)
         if SHARD_NAME.fullmatch(name)
     ]
     for shard in sorted(shards, key=lambda path: path.stem, reverse=True):

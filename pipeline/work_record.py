@@ -14,8 +14,8 @@ from typing import Literal
 
 import psutil
 
-from storage.files import FILES, machine, make_directory
-from storage.runs import RunPaths, durable_write
+from storage.files import durable_write, entries_in, machine, make_directory
+from storage.runs import RunPaths
 
 WORK_FOLDER = "_flow_runs"
 """Beside the runs, under `runs_root`."""
@@ -69,9 +69,9 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
         began=psutil.Process().create_time(),
     )
     durable_write(folder / f"{flow_run}.json", json.dumps(asdict(mine)).encode())
-    for entry in FILES.entries(folder):
+    for entry in entries_in(folder):
         if entry.path.match("[0-9a-f]*.json") and entry.touched() < time.time() - _KEPT_S:
-            FILES.remove(entry.path)
+            entry.path.unlink(missing_ok=True)
 
 
 def read_work(runs_root: Path, flow_run: str) -> Work | None:
@@ -87,7 +87,6 @@ def work_file(runs_root: Path, work: Work) -> Path:
 def list_works(paths: RunPaths) -> list[Work]:
     """All records of this run, the latest first."""
     folder = paths.root.parent / WORK_FOLDER
-    FILES.refresh(folder)
     files = folder.glob("[0-9a-f]*.json")
     found = [work for file in files if (work := _read(file)) is not None and work.run == paths.root.name]
     return sorted(found, key=lambda work: work.began, reverse=True)
@@ -95,6 +94,6 @@ def list_works(paths: RunPaths) -> list[Work]:
 
 def _read(file: Path) -> Work | None:
     try:
-        return Work(**json.loads(FILES.fetch(file).read_bytes()))
+        return Work(**json.loads(file.read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another version
         return None

@@ -12,9 +12,8 @@ from typing import Any
 
 from game.board import POWERS
 from game.recorded import recorded_orders
-from storage.files import make_directory
+from storage.files import durable_write, make_directory
 from storage.played_games import SavedGame, SavedTurn, game_hash, read_game
-from storage.runs import durable_write
 
 UNKNOWN = "unknown"
 """Account of a power whose controller the server does not tell."""

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from play.game import PlayedGame, Players
+from storage.files import durable_write
 from storage.played_games import SavedGame, SavedTurn
-from storage.runs import durable_write
 from telemetry.errors import InputError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from decoding.model_files import RECIPE
 from reports.drawing import BLUE, GREEN, GREY, ORANGE, legend_above, marker, new_plot, share_axis, stand_alone, to_svg
+from storage.files import durable_write
 from storage.json_files import read_object
-from storage.runs import durable_write
 from telemetry.errors import DataError
 
 CURVE = "curve.svg"

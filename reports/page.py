@@ -19,7 +19,8 @@ from reports.replay_page import still
 from reports.replayed import read_game
 from reports.run_facts import RowFacts, RunFacts
 from reports.write_page import of_run, page_template, write_page
-from storage.runs import RunPaths, durable_write
+from storage.files import durable_write
+from storage.runs import RunPaths
 from telemetry.errors import EntenteError, InputError
 from telemetry.machine import environment
 from telemetry.plain_text import shown

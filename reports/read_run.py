@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any, Literal
 
 from evaluation.score_files import read_score
-from storage.files import FILES
+from storage.files import is_held
 from storage.retention import size_of
-from storage.runs import RunPaths, last_written, refresh_run, run_names
+from storage.runs import RunPaths, last_written, run_names
 from telemetry.errors import EntenteError, InputError
 
 _OF_EVERY_RUN = ("run", "runs_root")  # different in every run, so not compared
@@ -92,7 +92,6 @@ def read_run(paths: RunPaths) -> Run:
     Raises:
         InputError: there is no run in that folder, or its settings are damaged.
     """
-    refresh_run(paths)
     settings, troubles = read_settings(paths), list[str]()
     records = _metrics(paths.metrics, troubles)
     return Run(
@@ -103,7 +102,7 @@ def read_run(paths: RunPaths) -> Run:
         summary=_json(paths.summary, troubles),
         environment=_json(paths.environment, troubles),
         alerts=_alerts(paths.alerts),
-        at_work=FILES.is_held(paths.lock),
+        at_work=is_held(paths.lock),
         quiet_s=time.time() - last_written(paths),
         troubles=troubles,
     )
@@ -202,7 +201,6 @@ def list_runs(runs_root: Path) -> list[RunLine]:
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
     lines = []
     for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
-        refresh_run(paths)
         if paths.settings.is_file() or (paths.shards.is_dir() and paths.ledger.is_dir()):
             lines.append(_line(paths))
     return sorted(lines, key=lambda line: (line.written, line.name))

@@ -22,7 +22,6 @@ from game.snapshot import POWERS, make_snapshot
 from reports.games import GameName, find_game
 from reports.order_odds import odds_of_orders
 from storage.asking import connect
-from storage.files import FILES
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from storage.shards import open_plies, open_shard
@@ -157,7 +156,7 @@ def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tu
 def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The game's decisions with their tokens, and its plies, in order."""
     path = paths.shards / game.shard
-    if FILES.exists(path):
+    if path.exists():
         decisions = open_shard(path)
         plies = open_plies(path, decisions)
     else:

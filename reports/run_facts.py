@@ -17,7 +17,7 @@ from evaluation.track import TrackPoint, read_track
 from reports.read_run import Run, read_run
 from reports.return_curve import CurvePoint, return_curve
 from storage.asking import connect
-from storage.files import FILES
+from storage.files import entries_in
 from storage.league_files import LeagueStep, newest_league
 from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
@@ -99,7 +99,7 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
         league=whole(lambda: newest_league(paths), "The league is", None),
         rows=whole(lambda: _rows(paths, run.settings.get("storage", {})), "Rows are", None) if rows else None,
     )
-    entries = [entry.touched() for folder in (paths.ledger, paths.shards, paths.scores) for entry in FILES.entries(folder)]
+    entries = [entry.touched() for folder in (paths.ledger, paths.shards, paths.scores) for entry in entries_in(folder)]
     quiet_s = min([found.quiet_s, *(time.time() - touched for touched in entries)])
     return replace(found, troubles=troubles, quiet_s=quiet_s)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from storage.run_roots import as_given
-from storage.runs import durable_write
+from storage.files import durable_write
 from telemetry.errors import InputError
 
 _HERE = Path(__file__).parent
@@ -42,7 +41,7 @@ def check_folder(file: Path, what: str = "page") -> None:
 
 def root_flag(runs_root: Path) -> str:
     """The flag that names the folder of runs, if it is not the usual one."""
-    return "" if runs_root == Path("runs") else f" --runs-root {shlex.quote(as_given(runs_root))}"
+    return "" if runs_root == Path("runs") else f" --runs-root {shlex.quote(str(runs_root))}"
 
 
 def of_run(name: str, runs_root: Path) -> str:

@@ -21,7 +21,7 @@ from pipeline.run_settings import preset_names
 from pipeline.threads import apply_threads, usable_cores
 from smoke.job import MADE, STAGES, Device, Job, Stage, StageFailed, StageResult, chosen_stages, figures_so_far, read_result
 from smoke.recommend import Advice, as_toml, base_preset, recommend
-from storage.runs import durable_write
+from storage.files import durable_write
 from telemetry.cards import Card, check_visible, take_cards, visible_cards
 from telemetry.child import ChildResult, answer_job, in_a_sentence, last_lines, run_child
 from telemetry.errors import InputError

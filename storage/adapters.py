@@ -13,9 +13,9 @@ import shutil
 from pathlib import Path
 
 from records.policy_version import PolicyVersion
-from storage.files import FILES, make_directory, name_aside, open_regular
+from storage.files import folders_in, make_directory, name_aside, open_regular, publish_directory, set_aside
 from storage.json_files import read_object
-from storage.runs import RunPaths, publish_directory, set_aside
+from storage.runs import RunPaths
 from telemetry.errors import DataError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -31,7 +31,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
         DataError: a file is missing, or the version is published with other weights.
     """
     final = paths.adapter(version)
-    if FILES.exists(final):
+    if final.exists():
         try:
             published = read_adapter(paths, version)
         except DataError:
@@ -64,16 +64,7 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
     Raises:
         DataError: it is not published, or a file is damaged.
     """
-    folder = FILES.fetch_folder(paths.adapter(version))
-    try:
-        return _verified(folder, version)
-    except DataError:
-        if not FILES.fetch_again(folder):
-            raise
-    return _verified(folder, version)
-
-
-def _verified(folder: Path, version: int) -> PolicyVersion:
+    folder = paths.adapter(version)
     try:
         manifest = read_object(folder / "manifest.json")
         recorded, adapter_hash = dict(manifest["files"]), manifest["adapter_hash"]
@@ -101,7 +92,7 @@ def adapter_hash_in(folder: Path) -> str:
 
 def published_versions(paths: RunPaths) -> list[int]:
     """Policy versions that have an adapter, in ascending order."""
-    return sorted(int(match[1]) for name in FILES.folders(paths.adapters) if (match := _VERSION_NAME.fullmatch(name)))
+    return sorted(int(match[1]) for name in folders_in(paths.adapters) if (match := _VERSION_NAME.fullmatch(name)))
 
 
 def _measure(folder: Path) -> dict[str, dict[str, int | str]]:

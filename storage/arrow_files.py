@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from storage.files import FILES
+from storage.files import publish_once
 from storage.schema import SCHEMA_VERSION, as_array, row_checksums
 from telemetry.errors import DataError
 
@@ -62,7 +62,7 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str], sums: _S
         with pa.OSFile(str(temp), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(batch)
 
-    return FILES.publish(final, write)
+    return publish_once(final, write)
 
 
 _CURE = "remove the file, or restore it from a copy."
@@ -84,16 +84,7 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
         DataError: the file is missing or damaged, or has another schema version or other columns.
     """
     try:
-        return _map(path, schema, cure)
-    except DataError:
-        if not FILES.fetch_again(path):
-            raise
-    return _map(path, schema, cure)
-
-
-def _map(path: Path, schema: pa.Schema | None, cure: str) -> MappedFile:
-    try:
-        content = FILES.open(path).read_buffer()
+        content = pa.memory_map(str(path)).read_buffer()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except pa.ArrowInvalid as error:

@@ -17,12 +17,11 @@ from duckdb.func import ARROW, SPECIAL
 
 from storage.answers import Form, convert
 from storage.as_of import make_next_standings, read_past_choice, rewind_tables
-from storage.files import FILES
+from storage.files import folders_in, names_in
 from storage.index import Index, open_index
 from storage.lessons import open_lessons
 from storage.played_games import game_files, game_rows
-from storage.run_roots import located
-from storage.runs import GAMES_FOLDER, RunPaths, refresh_run
+from storage.runs import GAMES_FOLDER, RunPaths
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.selection import make_standings
 from storage.suggestions import suggest_names
@@ -106,8 +105,7 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
         connection: a database of several runs, in whose current schema they are made; None: the run's own.
         suffix: makes names that a database has only once differ between its runs.
     """
-    paths = RunPaths(located(run.folder))
-    refresh_run(paths)
+    paths = RunPaths(Path(run.folder))
     if not paths.shards.is_dir():
         raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
     index = open_index(paths, blend=run.blend, discount=run.discount, threads=0, connection=connection)
@@ -273,8 +271,8 @@ def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
     """
     empty = pa.schema([("round", pa.string()), *(LESSON_SCHEMA.field(name) for name in _LESSON_COLUMNS)]).empty_table()
     found = [empty]
-    for name in FILES.folders(paths.lessons):
-        for file in sorted(FILES.names(paths.lessons / name)):
+    for name in folders_in(paths.lessons):
+        for file in sorted(names_in(paths.lessons / name)):
             try:
                 table = open_lessons(paths.lessons / name / file).table.select(_LESSON_COLUMNS)
             except DataError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from records.policy_version import PolicyVersion
-from storage.files import FILES
+from storage.files import durable_write
 from storage.runs import RunPaths
 from storage.schema import SCHEMA_VERSION
 from telemetry.errors import DataError
@@ -56,7 +56,7 @@ def read_control(paths: RunPaths) -> Control:
         DataError: there is no such file, or it is damaged.
     """
     try:
-        content = FILES.fetch(paths.control).read_bytes()
+        content = paths.control.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{paths.control} is missing: the run has not begun; begin or resume its training") from error
     try:
@@ -73,14 +73,9 @@ class ControlDesk:
     def __init__(self, paths: RunPaths, *, base_model: str, plays: str, max_policy_lag: int) -> None:
         self._paths, self._base_model, self._plays, self._lag = paths, base_model, plays, max_policy_lag
         self._lock = threading.Lock()
-        self._wrote = False
 
     def serve(self, policy: PolicyVersion) -> None:
-        """Have this version played.
-
-        Raises:
-            InputError: in a bucket, another process has written the file since.
-        """
+        """Have this version played."""
         control = Control(
             version=policy.version,
             adapter_hash=policy.adapter_hash,
@@ -90,8 +85,7 @@ class ControlDesk:
             program=program_marks(),
         )
         with self._lock:
-            FILES.replace(self._paths.control, control.model_dump_json(indent=1).encode(), sole_writer=self._wrote)
-            self._wrote = True
+            durable_write(self._paths.control, control.model_dump_json(indent=1).encode())
 
 
 @cache

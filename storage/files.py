@@ -1,204 +1,46 @@
-"""The files of runs: `FILES` publishes, replaces, finds, opens, locks and removes them, wherever a run lies.
+"""The files of runs: published once, replaced, listed, locked and removed, in a folder of this machine or a shared one.
 
-`PosixFiles` is a file system, local or shared. A path below a mounted bucket (`storage/run_roots.py`) belongs to
-`storage/bucket.py` instead. `storage/file_store.py` says what each call promises.
+A final name always stands for complete content. Content is written under a temporary name that readers ignore (leading dot,
+`.tmp` at the end), synced and named; then the folder is synced. A published file never changes in place, because a reader may
+have it mapped. Names that begin with a dot are not listed. docs/operations.md says what a shared folder must be able to do.
 """
 
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-import pyarrow as pa
-
-from storage.file_store import Entry, Hold, MountedFiles
 from telemetry.errors import DataError, InputError
 
-
-class PosixFiles:
-    """A POSIX file system: write to a temporary file, sync it, hard-link it to its name, sync the folder."""
-
-    def publish(self, final: Path, write: Callable[[Path], object]) -> bool:
-        make_directory(final.parent)
-        temp = name_aside(final)
-        try:
-            write(temp)
-        except BaseException:
-            temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
-            raise
-        return publish_file(temp, final)
-
-    def replace(self, path: Path, content: bytes, *, sole_writer: bool = False) -> None:
-        aside = name_aside(path)
-        try:
-            aside.write_bytes(content)
-            sync_file(aside)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)  # leave no part of a file on a full disk
-        sync_directory(path.parent)
-
-    def publish_folder(self, aside: Path, final: Path) -> None:
-        for folder, _, files in os.walk(aside):
-            for file in files:
-                sync_file(Path(folder, file))
-            sync_directory(Path(folder))
-        # rename replaces an empty folder silently; it refuses a full one
-        if final.exists():
-            raise DataError(f"{final} exists and is never overwritten; remove it, or use another number.")
-        try:
-            os.rename(aside, final)
-        except OSError as error:
-            if not final.exists():
-                raise
-            raise DataError(f"{final} was published by another process meanwhile; only one of the two may go on.") from error
-        sync_directory(final.parent)
-
-    def share(self, folder: Path) -> None:
-        pass
-
-    def exists(self, path: Path | str) -> bool:
-        return self.marks(path) is not None
-
-    def existing(self, folder: Path, names: Iterable[str]) -> set[str]:
-        within = f"{folder}/"  # a string: to build a Path for each name would cost more than the stat
-        return {name for name in names if self.exists(f"{within}{name}")}
-
-    def names(self, folder: Path) -> list[str]:
-        try:
-            with os.scandir(folder) as entries:
-                return [entry.name for entry in entries if not entry.name.startswith(".")]
-        except FileNotFoundError:
-            return []
-
-    def folders(self, parent: Path) -> list[str]:
-        try:
-            with os.scandir(parent) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-        except FileNotFoundError:
-            return []
-
-    def entries(self, folder: Path) -> list[Entry]:
-        if folder.is_symlink():
-            return []
-        try:
-            with os.scandir(folder) as found:
-                known = sorted((Path(each.path), each.is_dir(follow_symlinks=False)) for each in found if not each.is_symlink())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [
-            Entry(path=path, is_folder=is_folder, size=lambda path=path: _size(path), touched=lambda path=path: _touched(path))
-            for path, is_folder in known
-        ]
-
-    def open(self, path: Path) -> pa.NativeFile:
-        return pa.memory_map(str(path))
-
-    def fetch(self, path: Path) -> Path:
-        return path
-
-    def fetch_folder(self, folder: Path) -> Path:
-        return folder
-
-    def fetch_again(self, path: Path) -> bool:
-        return False
-
-    def refresh(self, folder: Path, below: Collection[str] = ()) -> None:
-        pass
-
-    def marks(self, path: Path | str) -> tuple[int, int] | None:
-        try:
-            found = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return found.st_size, found.st_mtime_ns
-
-    def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-    def remove_folder(self, folder: Path) -> None:
-        aside = name_aside(folder)  # renamed first, so that no reader sees half of it
-        os.rename(folder, aside)
-        shutil.rmtree(aside)
-
-    def set_aside(self, path: Path) -> Path:
-        aside = hidden_name(path)
-        os.rename(path, aside)
-        sync_directory(path.parent)
-        return aside
-
-    @contextmanager
-    def held(self, lock: Path, wait_s: float = 0.0) -> Iterator[bool]:
-        """The lock is the kernel's (flock): it ends with the process that holds it, and works between processes of one machine.
-        Between machines the ledger prevents two trainers."""
-        until = time.monotonic() + wait_s
-        while True:
-            make_directory(lock.parent)
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-            mine = _try_lock(handle, until)
-            if not mine or _names(lock, handle):
-                break
-            os.close(handle)  # The holder removed the file; the lock must be on the file that has the name now.
-        try:
-            yield mine
-        finally:
-            os.close(handle)
-
-    def is_held(self, lock: Path) -> bool:
-        """Tested with a shared lock that is released at once."""
-        if not lock.is_file():
-            return False
-        with lock.open() as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
-
-    @contextmanager
-    def mirror(self, folder: Path) -> Iterator[Hold]:
-        yield SharedFolder()
-
-    def check(self, folder: Path) -> None:
-        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-        if not there.is_dir():
-            raise InputError(f"'{there}' is no folder, so runs cannot be written below it: name another one with --runs-root")
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_LOCKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
+_LINK_S = 60.0
+_URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 
 
-class SharedFolder:
-    """A folder that readers see as it is."""
+def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
+    """Call `write` with a temporary path, then name that file `final` if the name is free.
 
-    def flush(self) -> None:
-        """See `Hold.flush`."""
-
-
-POSIX = PosixFiles()
-"""The files of this machine and of shared file systems."""
-
-FILES = MountedFiles(POSIX)
-"""The store of every run."""
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a pipe or device is refused at once.
-
-    Raises:
-        OSError: there is no such file, or it is not a regular one.
+    Returns False if the name was taken; the existing file is unchanged. If `write` raises, nothing is left behind.
     """
-    # Without O_NONBLOCK, opening a pipe waits for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return open(handle, "rb")
+    make_directory(final.parent)
+    temp = name_aside(final)
+    try:
+        write(temp)
+    except BaseException:
+        temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
+        raise
+    return publish_file(temp, final)
 
 
 def publish_file(temp: Path, final: Path) -> bool:
@@ -210,7 +52,7 @@ def publish_file(temp: Path, final: Path) -> bool:
         sync_file(temp)
         published = _link(temp, final)
     finally:
-        temp.unlink()
+        temp.unlink(missing_ok=True)
     sync_directory(final.parent)
     return published
 
@@ -228,8 +70,221 @@ def _link(temp: Path, final: Path) -> bool:
             return True
         if isinstance(error, FileExistsError):
             return False
+        if error.errno in _NO_LINKS:
+            return _rename_if_free(temp, final)
         raise
     return True
+
+
+def _rename_if_free(temp: Path, final: Path) -> bool:
+    """Rename under a lock of the name: for file systems without hard links."""
+    lock = final.with_name(f".{final.name}.lock")
+    with held(lock, wait_s=_LINK_S) as mine:
+        if not mine:
+            raise DataError(f"{final} could not be published within {_LINK_S:.0f} s: another process holds {lock}; end it")
+        if free := not final.exists():
+            os.rename(temp, final)
+        lock.unlink()
+    return free
+
+
+def publish_directory(aside: Path, final: Path) -> None:
+    """Sync everything below the complete folder `aside` and name it `final`.
+
+    Raises:
+        DataError: `final` exists.
+    """
+    for folder, _, files in os.walk(aside):
+        for file in files:
+            sync_file(Path(folder, file))
+        sync_directory(Path(folder))
+    # rename replaces an empty folder silently; it refuses a full one
+    if final.exists():
+        raise DataError(f"{final} exists and is never overwritten; remove it, or use another number.")
+    try:
+        os.rename(aside, final)
+    except OSError as error:
+        if not final.exists():
+            raise
+        raise DataError(f"{final} was published by another process meanwhile; only one of the two may go on.") from error
+    sync_directory(final.parent)
+
+
+def durable_write(path: Path, content: bytes) -> None:
+    """Replace the content of a small file. After a crash it has the old or the new content."""
+    aside = name_aside(path)
+    try:
+        aside.write_bytes(content)
+        sync_file(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)  # leave no part of a file on a full disk
+    sync_directory(path.parent)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of everything published in a folder, in any order; none if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+
+
+def folders_in(parent: Path) -> list[str]:
+    """Names of the folders in a folder, sorted; none if there is no such folder."""
+    try:
+        with os.scandir(parent) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def existing_names(folder: Path, names: Iterable[str]) -> set[str]:
+    """Which of these names are in a folder."""
+    within = f"{folder}/"  # a string: to build a Path for each name would cost more than the stat
+    return {name for name in names if os.path.exists(f"{within}{name}")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file or folder in a folder."""
+
+    path: Path
+    is_folder: bool
+
+    def size(self) -> int:
+        """Bytes of a file, or of all files below a folder; links do not count."""
+        if self.is_folder:
+            return sum(entry.size() for entry in entries_in(self.path))
+        found = self.path.lstat()
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+    def touched(self) -> float:
+        """Latest write time of it and of everything below it, Unix seconds."""
+        return max([self.path.lstat().st_mtime, *(entry.touched() for entry in entries_in(self.path))])
+
+
+def entries_in(folder: Path) -> list[Entry]:
+    """Everything in a folder but links, sorted by name, unfinished and set-aside files too; none if there is no such folder."""
+    if folder.is_symlink():
+        return []
+    try:
+        with os.scandir(folder) as found:
+            known = sorted((Path(each.path), each.is_dir(follow_symlinks=False)) for each in found if not each.is_symlink())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [Entry(path=path, is_folder=is_folder) for path, is_folder in known]
+
+
+def file_marks(path: Path | str) -> tuple[int, int] | None:
+    """Size in bytes and write time in nanoseconds, which identify a file; None if it is missing."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder. A removal that is killed leaves no partial folder under its name."""
+    aside = name_aside(folder)
+    os.rename(folder, aside)
+    shutil.rmtree(aside)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder so that readers ignore it; returns the new path."""
+    aside = path.with_name(f".{path.name}.damaged-{secrets.token_hex(4)}")
+    os.rename(path, aside)
+    sync_directory(path.parent)
+    return aside
+
+
+@contextmanager
+def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
+    """Hold an exclusive lock during the block; yields False if another process has it.
+
+    The lock is the kernel's (flock): it ends with the process that holds it. It holds between machines where the file system
+    passes it on; where not, the ledger of a step stops the second trainer.
+
+    Args:
+        wait_s: seconds to wait for the lock.
+    """
+    until = time.monotonic() + wait_s
+    while True:
+        make_directory(lock.parent)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        mine = _try_lock(lock, handle, until)
+        if not mine or _names(lock, handle):
+            break
+        os.close(handle)  # The holder removed the file; the lock must be on the file that has the name now.
+    try:
+        yield mine
+    finally:
+        os.close(handle)
+
+
+def _try_lock(lock: Path, handle: int, until: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise InputError(f"the file system of '{lock}' has no file locks: mount it with them (Lustre: -o flock)") from error
+
+
+def _names(path: Path, handle: int) -> bool:
+    """Whether `path` is still a name of the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds the lock; for display. Tested with a shared lock that is released at once."""
+    if not lock.is_file():
+        return False
+    with lock.open() as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def check_runs_root(folder: Path) -> None:
+    """Check that runs can be written below a folder of runs.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if _URL.match(str(folder)):
+        raise InputError(f"'{folder}' is a URL, and runs lie in a folder: mount the store, or copy the run, and name that folder")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise InputError(f"'{there}' is no folder, so runs cannot be written below it: name another one with --runs-root")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; a pipe or device is refused at once.
+
+    Raises:
+        OSError: there is no such file, or it is not a regular one.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(handle, "rb")
 
 
 def make_directory(path: Path) -> None:
@@ -272,11 +327,6 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def hidden_name(path: Path) -> Path:
-    """A name for a damaged file or folder, which readers ignore."""
-    return path.with_name(f".{path.name}.damaged-{secrets.token_hex(4)}")
-
-
 def machine() -> str:
     """Identifies where a pid is valid: host name, boot and pid namespace."""
     try:
@@ -284,34 +334,3 @@ def machine() -> str:
     except OSError:
         return socket.gethostname()
     return f"{socket.gethostname()} {boot} {numbers}"
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; 0 for links."""
-    found = path.lstat()
-    if stat.S_ISDIR(found.st_mode):
-        return sum(entry.size() for entry in POSIX.entries(path))
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
-
-
-def _touched(path: Path) -> float:
-    return max([path.lstat().st_mtime, *(entry.touched() for entry in POSIX.entries(path))])
-
-
-def _names(path: Path, handle: int) -> bool:
-    """Whether `path` is still a name of the open file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-def _try_lock(handle: int, until: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.05)

@@ -1,9 +1,9 @@
 """Finds new files whose names are growing numbers, without listing their folder each time.
 
 The folder of a long run holds many thousands of files. It is listed once; after that, each shard names its successor, so the
-next file costs one `stat`, or in a bucket one short listing. Producers finish out of order and a task may fail for good, so some
-further names are tried and gaps are remembered. The folder is listed again every RELIST_SECONDS, or after a damaged file. Each
-number is returned once. No file is opened.
+next file costs one `stat`. Producers finish out of order and a task may fail for good, so some further names are tried and gaps
+are remembered. The folder is listed again every RELIST_SECONDS, or after a damaged file. Each number is returned once. No file
+is opened.
 """
 
 import re
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from storage.files import FILES
+from storage.files import existing_names, folders_in, names_in
 
 LOOKAHEAD = 64  # names tried after the next one; a producer has fewer tasks in flight
 GAPS_KEPT = 256  # gaps checked at every visit; older ones are found by the listing
@@ -72,16 +72,16 @@ class NumberedFiles:
     def _there(self, numbers: Sequence[int]) -> list[int]:
         """Those of these numbers that have a file and were not returned, in their order."""
         names = {number: self._name_of(number) for number in numbers if number not in self._seen}
-        there = FILES.existing(self._folder, names.values())
+        there = existing_names(self._folder, names.values())
         return [number for number, name in names.items() if name in there]
 
     def _listed(self) -> list[int]:
-        numbers = [int(match[1]) for name in FILES.names(self._folder) if (match := self._pattern.fullmatch(name))]
+        numbers = [int(match[1]) for name in names_in(self._folder) if (match := self._pattern.fullmatch(name))]
         return sorted(number for number in numbers if number not in self._seen)
 
 
 def follow_folders(parent: Path, followed: dict[str, NumberedFiles], pattern: re.Pattern[str], layout: str) -> None:
     """Add the new folders of `parent` to `followed`. There are few folders, each with very many files."""
-    for folder in FILES.folders(parent):
+    for folder in folders_in(parent):
         if folder not in followed:
             followed[folder] = NumberedFiles(parent / folder, pattern, layout.format)

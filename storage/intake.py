@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from storage.arrow_files import MappedFile
 from storage.fact_tables import FactTables, ShardFacts, record_rows
 from storage.facts import decision_facts, ply_facts
+from storage.files import file_marks
 from storage.follow import NumberedFiles, follow_folders
 from storage.known_shards import KnownShards
 from storage.ledger import STEP_NAME, read_ledger_file
@@ -27,7 +28,7 @@ from storage.ranges import Ranges
 from storage.runs import RunPaths
 from storage.settled import Settled, read_settled
 from storage.shards import SHARD_NAME, describe_shard, map_shard, open_plies
-from storage.snapshots import NO_ROWS, Coverage, CoveredShard, IndexSnapshot, file_marks, read_coverage, read_snapshot
+from storage.snapshots import NO_ROWS, Coverage, CoveredShard, IndexSnapshot, read_coverage, read_snapshot
 from storage.tombstones import TOMBSTONE_NAME
 from telemetry.errors import DataError
 

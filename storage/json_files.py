@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.files import FILES, open_regular
+from storage.files import open_regular
 from telemetry.errors import DataError
 
 _MAX_BYTES = 64 * 2**20  # a run's files are thousands of times smaller
@@ -24,7 +24,7 @@ def read_object(path: Path) -> dict[str, Any]:
         DataError: the file holds no JSON object.
     """
     try:
-        with open_regular(FILES.fetch(path)) as file:
+        with open_regular(path) as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES} bytes")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storage.files import FILES
+from storage.files import names_in, publish_once
 from storage.runs import RunPaths, check_name
 from storage.shards import LOCAL_PRODUCER
 from telemetry.errors import DataError
@@ -43,7 +43,7 @@ class LeagueStep(BaseModel):
 def publish_league(paths: RunPaths, producer: str, made: LeagueStep) -> LeagueStep:
     """Publish the league of a step; returns it, or the one that another process published before."""
     file = _file(paths, producer, made.step)
-    FILES.publish(file, lambda path: path.write_text(made.model_dump_json(indent=1)))
+    publish_once(file, lambda path: path.write_text(made.model_dump_json(indent=1)))
     return _read(file)
 
 
@@ -54,7 +54,7 @@ def read_league(paths: RunPaths, producer: str, step: int) -> LeagueStep | None:
         DataError: the file is damaged.
     """
     file = _file(paths, producer, step)
-    return _read(file) if FILES.exists(file) else None
+    return _read(file) if file.exists() else None
 
 
 def newest_league(paths: RunPaths) -> LeagueStep | None:
@@ -63,7 +63,7 @@ def newest_league(paths: RunPaths) -> LeagueStep | None:
     Raises:
         DataError: its file is damaged.
     """
-    steps = [int(Path(name).stem) for name in FILES.names(paths.league / LOCAL_PRODUCER) if Path(name).stem.isdecimal()]
+    steps = [int(Path(name).stem) for name in names_in(paths.league / LOCAL_PRODUCER) if Path(name).stem.isdecimal()]
     return read_league(paths, LOCAL_PRODUCER, max(steps)) if steps else None
 
 
@@ -73,6 +73,6 @@ def _file(paths: RunPaths, producer: str, step: int) -> Path:
 
 def _read(file: Path) -> LeagueStep:
     try:
-        return LeagueStep.model_validate_json(FILES.fetch(file).read_bytes())
+        return LeagueStep.model_validate_json(file.read_bytes())
     except ValidationError as error:
         raise DataError(f"{file} is damaged: restore it, or remove it, and the step draws other opponents") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage.arrow_files import metadata_of, read_arrow, write_arrow
-from storage.files import FILES
+from storage.files import names_in
 from storage.runs import RunPaths
 from telemetry.errors import DataError
 
@@ -63,7 +63,7 @@ def read_ledger(paths: RunPaths, step: int) -> pa.Table | None:
         DataError: the ledger is damaged.
     """
     path = ledger_path(paths, step)
-    return read_ledger_file(path) if FILES.exists(path) else None
+    return read_ledger_file(path) if path.exists() else None
 
 
 def read_ledger_file(path: Path) -> pa.Table:
@@ -84,7 +84,7 @@ def read_ledger_file(path: Path) -> pa.Table:
 
 def recorded_steps(paths: RunPaths) -> list[int]:
     """Numbers of the recorded steps in ascending order."""
-    return sorted(int(match[1]) for name in FILES.names(paths.ledger) if (match := STEP_NAME.fullmatch(name)))
+    return sorted(int(match[1]) for name in names_in(paths.ledger) if (match := STEP_NAME.fullmatch(name)))
 
 
 def last_step(paths: RunPaths) -> int:

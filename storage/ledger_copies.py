@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from storage.adapters import published_versions
-from storage.files import FILES
+from storage.files import folders_in, names_in, publish_once, set_aside
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
-from storage.runs import RunPaths, set_aside
+from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError
 
@@ -22,15 +22,15 @@ _CHECKPOINT = re.compile(r"step_(\d{6,})")
 
 def checkpoint_steps(paths: RunPaths) -> list[int]:
     """Steps of the checkpoints that have a manifest, ascending."""
-    found = (match for name in FILES.folders(paths.checkpoints) if (match := _CHECKPOINT.fullmatch(name)))
-    return sorted({int(match[1]) for match in found if CHECKPOINT_MANIFEST in FILES.names(paths.checkpoint(int(match[1])))})
+    found = (match for name in folders_in(paths.checkpoints) if (match := _CHECKPOINT.fullmatch(name)))
+    return sorted({int(match[1]) for match in found if CHECKPOINT_MANIFEST in names_in(paths.checkpoint(int(match[1])))})
 
 
 def ledgers_to_copy(paths: RunPaths, step: int, storage: StorageSettings) -> list[Path]:
     """The ledgers whose rows a step after `step` may draw, and that of `step` itself."""
     first = min(step, _first_in_reach(step, storage))
     found = (ledger_path(paths, each) for each in range(max(1, first), step + 1))
-    return [path for path in found if FILES.exists(path)]
+    return [path for path in found if path.exists()]
 
 
 def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
@@ -63,11 +63,11 @@ def restore_ledgers(paths: RunPaths, storage: StorageSettings) -> list[str]:
 
 def _repair(paths: RunPaths, step: int, path: Path, why: str, *, trained: bool) -> str:
     copy = _copy_of(paths, path)
-    if FILES.exists(path):
+    if path.exists():
         set_aside(path)
     if copy is not None:
         content = copy.read_bytes()
-        FILES.publish(path, lambda aside: aside.write_bytes(content))
+        publish_once(path, lambda aside: aside.write_bytes(content))
         return f"the ledger of step {step} is restored from checkpoint {copy.parent.name}: {path} was {why}"
     if trained:
         return f"step {step} cannot be replayed, and its rows are too old for another step: {path} was {why}"
@@ -88,7 +88,7 @@ def _faults(paths: RunPaths) -> tuple[int, Mapping[int, tuple[Path, str]]]:
         try:
             read_ledger_file(path)
         except DataError:
-            faults[step] = (path, "damaged" if FILES.exists(path) else "missing")
+            faults[step] = (path, "damaged" if path.exists() else "missing")
     return done, faults
 
 
@@ -96,10 +96,10 @@ def _copy_of(paths: RunPaths, ledger: Path) -> Path | None:
     """A whole copy of a ledger in the newest checkpoint that has one."""
     for step in reversed(checkpoint_steps(paths)):
         copy = paths.checkpoint(step) / ledger.name
-        if FILES.exists(copy):
+        if copy.exists():
             try:
-                read_ledger_file(FILES.fetch(copy))
+                read_ledger_file(copy)
             except DataError:
                 continue
-            return FILES.fetch(copy)
+            return copy
     return None

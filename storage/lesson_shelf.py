@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.arrow_files import MappedFile
-from storage.files import FILES
+from storage.files import names_in, set_aside
 from storage.gather import Batch
 from storage.ledger import read_ledger, recorded_steps
 from storage.lessons import LessonRef, open_lessons, recorded_lessons
 from storage.mapped import ShardDamaged
-from storage.runs import RunPaths, check_name, set_aside
+from storage.runs import RunPaths, check_name
 from storage.schema import as_array
 from telemetry.errors import DataError
 
@@ -129,7 +129,7 @@ class LessonShelf:
     def _known(self, round_name: str) -> list[LessonRef]:
         """All lessons of a round."""
         known: list[LessonRef] = []
-        for name in sorted(FILES.names(self._paths.lessons / check_name(round_name, "The round"))):
+        for name in sorted(names_in(self._paths.lessons / check_name(round_name, "The round"))):
             shard = f"{round_name}/{name}"
             try:
                 file = self._files.get(shard) or self._open(shard)
@@ -158,7 +158,7 @@ class LessonShelf:
 
     def _set_aside(self, shard: str, why: str) -> ShardDamaged:
         self._files.pop(shard, None)
-        if FILES.exists(path := self._paths.lessons / shard):
+        if (path := self._paths.lessons / shard).exists():
             set_aside(path)
         self.refused.append(why)
         return ShardDamaged(why, shard)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from storage.files import FILES
+from storage.files import publish_once
 from storage.json_files import read_object
 from storage.ledger import ledger_path
 from storage.runs import RunPaths
@@ -69,9 +69,9 @@ def outcome_path(paths: RunPaths, step: int) -> Path:
 def write_outcome(paths: RunPaths, step: int, outcome: Outcome) -> None:
     """Record the outcome of `step`, unless one is recorded."""
     path = outcome_path(paths, step)
-    if not FILES.exists(path):
+    if not path.exists():
         record = {"step": step, **asdict(outcome)}
-        FILES.publish(path, lambda aside: aside.write_text(json.dumps(record, indent=1)))
+        publish_once(path, lambda aside: aside.write_text(json.dumps(record, indent=1)))
 
 
 def read_outcome(paths: RunPaths, step: int) -> Outcome | None:

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from game.board import POWERS, Board, PhaseResult
 from game.snapshot import Snapshot
-from storage.files import FILES
 from storage.runs import check_name
 from telemetry.errors import InputError
 from telemetry.read_file import read_text
@@ -118,7 +117,6 @@ def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
 
 def game_files(folder: Path) -> list[Path]:
     """The files of all games in the folder, by name."""
-    FILES.refresh(folder)
     return sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
 
 
@@ -158,7 +156,6 @@ def _file(name: str, folder: Path) -> Path:
 
 
 def _read_named(name: str, folder: Path) -> SavedGame:
-    FILES.refresh(folder)
     if not (file := _file(name, folder)).is_file():
         raise InputError(f"there is no game '{name}' in '{folder}': play it with `entente play --game {name}`")
     return read_game(file)

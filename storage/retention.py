@@ -17,8 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from storage.adapters import published_versions
-from storage.file_store import Entry
-from storage.files import FILES, is_running
+from storage.files import Entry, entries_in, folders_in, is_running, names_in, remove_folder
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
 from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
@@ -119,7 +118,7 @@ def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
         checkpoints=frozenset(kept),
         replayed=frozenset(version for ledger in _ledgers(paths, after=oldest) for version in _versions_in(ledger)),
         scored=frozenset(
-            _scored_version(folder / name) for folder in scores for name in FILES.names(folder) if name.endswith(".json")
+            _scored_version(folder / name) for folder in scores for name in names_in(folder) if name.endswith(".json")
         ),
         opponents=_opponents(paths, published),
     )
@@ -157,9 +156,9 @@ def removable_asides(folder: Path, now: float | None = None) -> list[Removable]:
 def remove(found: Removable) -> None:
     """Remove a file or folder. A folder is renamed first, so a killed removal leaves no partial folder under its name."""
     if found.is_folder:
-        FILES.remove_folder(found.path)
+        remove_folder(found.path)
     else:
-        FILES.remove(found.path)
+        found.path.unlink(missing_ok=True)
 
 
 def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None) -> int:
@@ -178,7 +177,7 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None
 
 def size_of(folder: Path) -> int:
     """Bytes of all files below a folder, without links; 0 if there is none."""
-    return sum(entry.size() for entry in FILES.entries(folder))
+    return sum(entry.size() for entry in entries_in(folder))
 
 
 def _removable(entry: Entry, why: str) -> Removable:
@@ -186,7 +185,7 @@ def _removable(entry: Entry, why: str) -> Removable:
 
 
 def _old(folder: Path, pattern: re.Pattern[str], kept: Collection[int], why: str) -> Iterator[Removable]:
-    for entry in FILES.entries(folder):
+    for entry in entries_in(folder):
         match = pattern.fullmatch(entry.path.name)
         if match and int(match[1]) not in kept and entry.is_folder:
             yield _removable(entry, why)
@@ -202,15 +201,15 @@ def _old_lessons(paths: RunPaths, settings: RetentionSettings, oldest_checkpoint
     replayed_from = min(max(steps, default=0) - settings.replay_steps, oldest_checkpoint)
     named = [lesson for file in _ledgers(paths, after=replayed_from) for lesson in recorded_lessons(read_ledger_file(file))]
     needed = {lesson.shard.partition("/")[0] for lesson in named}
-    for entry in FILES.entries(paths.lessons):
+    for entry in entries_in(paths.lessons):
         name = entry.path.name
-        if over > 0 and entry.is_folder and name not in needed and FILES.exists(paths.improve / f"{name}.result.json"):
+        if over > 0 and entry.is_folder and name not in needed and (paths.improve / f"{name}.result.json").exists():
             yield (found := _removable(entry, "lessons of an old round"))
             over -= found.size
 
 
 def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why: str) -> Iterator[Removable]:
-    for entry in FILES.entries(folder):
+    for entry in entries_in(folder):
         match = pattern.fullmatch(entry.path.name)
         if match is None or now - entry.touched() < age_s:
             continue
@@ -223,13 +222,13 @@ def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes temporary names."""
     inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.improve, paths.ledger]
     outer = [paths.shards, paths.lessons]
-    return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in FILES.folders(folder))]
+    return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in folders_in(folder))]
 
 
 def _numbers(folder: Path, pattern: re.Pattern[str], whole: str) -> Iterator[int]:
-    for name in FILES.folders(folder):
+    for name in folders_in(folder):
         match = pattern.fullmatch(name)
-        if match and FILES.exists(folder / name / whole):
+        if match and (folder / name / whole).exists():
             yield int(match[1])
 
 
@@ -243,14 +242,14 @@ def _versions_in(ledger: Path) -> set[int]:
 
 def _scored_version(file: Path) -> int:
     try:
-        return int(json.loads(FILES.fetch(file).read_bytes())["policy_version"])
+        return int(json.loads(file.read_bytes())["policy_version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} does not name its policy version, so it is unknown which adapters may be removed") from error
 
 
 def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
     try:
-        rollouts = json.loads(FILES.fetch(paths.settings).read_bytes()).get("rollouts", {})
+        rollouts = json.loads(paths.settings.read_bytes()).get("rollouts", {})
         names = [part.partition("*")[0].strip() for part in rollouts.get("opponents", "").split(",")]
     except FileNotFoundError:
         return frozenset()

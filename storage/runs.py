@@ -1,16 +1,11 @@
-"""Paths of a run's files, its locks, and the choice of a run.
-
-A final name always stands for complete content. On a file system content is written under a temporary name that readers ignore
-(leading dot, `.tmp` at the end), synced and renamed; then the folder is synced. A published file never changes in place.
-"""
+"""Paths of a run's files, and the choice of a run."""
 
 import json
 import re
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.files import FILES, make_directory
+from storage.files import folders_in, make_directory
 from telemetry.errors import InputError
 
 CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_models", "_matches", "_games"
@@ -177,22 +172,16 @@ def check_run_name(name: str) -> str:
     return check_name(name, "run")
 
 
-def refresh_run(paths: RunPaths) -> None:
-    """If the run lies in a bucket, bring its small files up to date on this machine: settings, figures, scores, logs."""
-    FILES.refresh(paths.root, below=("scores", "track", "matches", "improve", "not_finite"))
-
-
 def run_names(runs_root: Path) -> list[str]:
     """Names of the folders in `runs_root` that may be runs, sorted."""
-    return [name for name in FILES.folders(runs_root) if not name.startswith("_")]
+    return [name for name in folders_in(runs_root) if not name.startswith("_")]
 
 
 def runs_in(runs_root: Path) -> list[RunPaths]:
     """The runs in `runs_root`, ordered by the time of their last write; folders without settings are left out."""
     found = []
     for name in run_names(runs_root):
-        refresh_run(paths := RunPaths(runs_root / name))
-        if paths.settings.is_file():
+        if (paths := RunPaths(runs_root / name)).settings.is_file():
             found.append((last_written(paths), name, paths))
     return [paths for _, _, paths in sorted(found, key=lambda each: each[:2])]
 
@@ -226,31 +215,3 @@ def _has_whole_settings(paths: RunPaths) -> bool:
         return isinstance(json.loads(paths.settings.read_bytes()), dict)
     except (OSError, ValueError):
         return False
-
-
-def held(lock: Path, *, wait_s: float = 0.0) -> AbstractContextManager[bool]:
-    """Hold an exclusive lock during the block; yields False if another process has it. See `FileStore.held`.
-
-    Args:
-        wait_s: seconds to wait for the lock.
-    """
-    return FILES.held(lock, wait_s)
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder so that readers ignore it; returns the new path."""
-    return FILES.set_aside(path)
-
-
-def durable_write(path: Path, content: bytes) -> None:
-    """Replace the content of `path`. After a crash the file has the old or the new content."""
-    FILES.replace(path, content)
-
-
-def publish_directory(temp_dir: Path, final_dir: Path) -> None:
-    """Sync everything below `temp_dir` and name it `final_dir`.
-
-    Raises:
-        DataError: `final_dir` exists.
-    """
-    FILES.publish_folder(temp_dir, final_dir)

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from storage.files import FILES
+from storage.files import names_in, publish_once
 from storage.json_files import is_sealed, read_object, sealed
 from storage.ranges import Ranges
 from storage.snapshots import CoveredShard
@@ -108,9 +108,9 @@ def write_settled(folder: Path, settled: Settled, rule: str) -> None:
         "max_policy_lag": settled.max_policy_lag,
         "newest_step": settled.newest_step,
     }
-    FILES.publish(final, lambda aside: aside.write_text(sealed(record)))
+    publish_once(final, lambda aside: aside.write_text(sealed(record)))
     for number in sorted(_numbers(folder))[:-_KEPT]:
-        FILES.remove(folder / f"settled-{number:06d}.json")
+        (folder / f"settled-{number:06d}.json").unlink(missing_ok=True)
 
 
 def read_settled(folder: Path, rule: str, below: int) -> Settled | None:
@@ -148,4 +148,4 @@ def _mark(shard: CoveredShard) -> int:
 
 
 def _numbers(folder: Path) -> list[int]:
-    return [int(match[1]) for name in FILES.names(folder) if (match := _NAME.fullmatch(name))]
+    return [int(match[1]) for name in names_in(folder) if (match := _NAME.fullmatch(name))]

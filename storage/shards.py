@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from records.rows import Decision, Ply
 from storage.arrow_files import MappedFile, content_crc, map_arrow, metadata_of, read_arrow, write_arrow
-from storage.files import FILES
-from storage.runs import RunPaths, check_name, set_aside
+from storage.files import existing_names, set_aside
+from storage.runs import RunPaths, check_name
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
 from telemetry.errors import DataError, InputError
 
@@ -73,7 +73,7 @@ def publish_shard(
         DataError: a row's token columns do not fit one another.
     """
     final = shard_path(paths, producer, first_start_group)
-    if FILES.exists(final):
+    if final.exists():
         return describe_shard(final, open_shard(final), already=True)
     groups = sorted({row.start_group for row in (*decisions, *plies)})
     after = next_start_group if next_start_group is not None else max([first_start_group, *groups]) + 1
@@ -98,7 +98,7 @@ def publish_shard(
         return describe_shard(final, table.replace_schema_metadata(metadata), already=False)
     winner = describe_shard(final, open_shard(final), already=True)
     if winner.plies_path != plies_path:
-        FILES.remove(plies_path)  # no shard names it
+        plies_path.unlink(missing_ok=True)  # no shard names it
     return winner
 
 
@@ -128,7 +128,7 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
     places = {number: shard_path(paths, producer, number) for number in range(first, end)}
-    there = FILES.existing(paths.shards / producer, (path.name for path in places.values()))
+    there = existing_names(paths.shards / producer, (path.name for path in places.values()))
     while at < end:
         path = places[at]
         shard = None

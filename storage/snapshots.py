@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from storage.arrow_files import metadata_crc, metadata_of
 from storage.facts import DECISION_FACTS, PLY_FACTS
-from storage.files import FILES
+from storage.files import file_marks, names_in, publish_once
 from storage.schema import SCHEMA_VERSION
 from telemetry.errors import DataError
 
@@ -97,11 +97,6 @@ class Coverage:
     """Its decisions."""
 
 
-def file_marks(path: Path | str) -> tuple[int, int] | None:
-    """Size in bytes and write time in nanoseconds, which identify a file; None if it is missing."""
-    return FILES.marks(path)
-
-
 def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
     """Publish a snapshot in `folder` under the next number; None if another process took the number."""
     final = folder / f"snap-{max(_numbers(folder), default=0) + 1:06d}.parquet"
@@ -123,10 +118,10 @@ def write_snapshot(folder: Path, snapshot: IndexSnapshot) -> Path | None:
 
 def remove_snapshot(path: Path) -> None:
     """Remove a snapshot, then its plies. A reader that is opening it reads the shards instead."""
-    FILES.remove(path)
-    for name in FILES.names(path.parent):
+    path.unlink(missing_ok=True)
+    for name in names_in(path.parent):
         if name.startswith(f"{path.stem}.") and _NAME.fullmatch(name):
-            FILES.remove(path.with_name(name))
+            path.with_name(name).unlink(missing_ok=True)
 
 
 def snapshot_files(folder: Path) -> list[tuple[int, Path]]:
@@ -192,7 +187,7 @@ _CURE = "the index is read without it; remove the file."
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(FILES.open(path)) as file:
+        with pq.ParquetFile(pa.memory_map(str(path))) as file:
             yield file
     except FileNotFoundError:
         raise
@@ -216,7 +211,7 @@ def _check(path: Path, table: pa.Table, schema: pa.Schema, crc: str) -> None:
 
 def _publish(table: pa.Table, final: Path, metadata: dict[str, str]) -> bool:
     sealed = table.replace_schema_metadata(metadata)
-    return FILES.publish(final, lambda temp: pq.write_table(sealed, temp, compression="zstd", compression_level=1))
+    return publish_once(final, lambda temp: pq.write_table(sealed, temp, compression="zstd", compression_level=1))
 
 
 def _content_crc(table: pa.Table) -> int:
@@ -273,7 +268,7 @@ def _shards_of(metadata: Mapping[str, str]) -> Iterator[CoveredShard]:
 
 def _files(folder: Path) -> Iterator[tuple[Path, int]]:
     """Files of snapshots with their numbers; none if there is no such folder."""
-    for name in FILES.names(folder):
+    for name in names_in(folder):
         if match := _NAME.fullmatch(name):
             yield folder / name, int(match[1])
 

@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from storage.files import FILES
+from storage.files import file_marks, folders_in, names_in
 from storage.runs import RunPaths
 from storage.snapshots import (
     CoveredShard,
     IndexSnapshot,
-    file_marks,
     read_coverage,
     read_snapshot,
     snapshot_files,
@@ -73,13 +72,13 @@ def remove_retired_files(paths: RunPaths, grace_s: float) -> int:
     freed = 0
     for path in files_to_remove(paths, grace_s):
         freed += (file_marks(path) or (0, 0))[0]
-        FILES.remove(path)
+        path.unlink(missing_ok=True)
     return freed
 
 
 def _listed(folder: Path) -> tuple[set[str], dict[str, list[str]]]:
     """The names in a folder, and those of plies files by shard number."""
-    names, plies = set(FILES.names(folder)), dict[str, list[str]]()
+    names, plies = set(names_in(folder)), dict[str, list[str]]()
     for name in names:
         if name.endswith(".plies.arrow"):
             plies.setdefault(name.partition(".")[0], []).append(name)
@@ -94,7 +93,5 @@ def bytes_of(files: Iterable[Path]) -> int:
 def shard_bytes(paths: RunPaths) -> int:
     """Total size of the files in `shards/`, bytes."""
     return bytes_of(
-        paths.shards / producer / name
-        for producer in FILES.folders(paths.shards)
-        for name in FILES.names(paths.shards / producer)
+        paths.shards / producer / name for producer in folders_in(paths.shards) for name in names_in(paths.shards / producer)
     )

@@ -27,7 +27,6 @@ from pipeline.play import RolloutReport, play_stretch
 from pipeline.rollout_side import RolloutSide
 from pipeline.rollout_source import Stretch
 from storage.control import read_control
-from storage.run_roots import as_given, located
 from storage.runs import RunPaths
 from telemetry.errors import EngineLostError, InputError
 from telemetry.progress import reporter
@@ -82,7 +81,7 @@ async def roll_out_elsewhere(
     # Dask pickles this function by value. The import makes it use this process's own module, which holds the open sides.
     from tasks.dask_rollouts import play_here
 
-    return await play_here(located(root), step, first_group, count, call, after)
+    return await play_here(Path(root), step, first_group, count, call, after)
 
 
 _lock = threading.Lock()
@@ -112,7 +111,7 @@ async def cancel_call(call: str) -> None:
 async def close_sides(root: str) -> None:
     """Close the rollout sides of a run in this process."""
     with _lock:
-        mine = [_sides.pop(key) for key in list(_sides) if key[0] == located(root)]
+        mine = [_sides.pop(key) for key in list(_sides) if key[0] == Path(root)]
     for each in mine:
         if each.done() and each.exception() is None:
             await each.result().close()
@@ -161,7 +160,7 @@ class DaskSource:
     """The `RolloutSource` of a cluster."""
 
     def __init__(self, root: Path, runner: "DaskTaskRunner", plan: DaskPlan, spans: Spans) -> None:
-        self._root, self._runner, self._plan, self._spans = as_given(root.resolve()), runner, plan, spans
+        self._root, self._runner, self._plan, self._spans = str(root.resolve()), runner, plan, spans
         self._task = roll_out_elsewhere.with_options(
             timeout_seconds=plan.timeout_s, retries=plan.retries, retry_delay_seconds=1, retry_jitter_factor=1
         )
@@ -343,7 +342,7 @@ def _stop(runner: "DaskTaskRunner", root: Path, plan: DaskPlan) -> None:
     try:
         if plan.address:  # the workers of an existing cluster outlive the run
             with suppress(Exception):
-                runner.client.run(close_sides, as_given(root.resolve()), wait=True, on_error="ignore")
+                runner.client.run(close_sides, str(root.resolve()), wait=True, on_error="ignore")
     finally:
         runner.__exit__(None, None, None)
 

@@ -19,7 +19,6 @@ from game.snapshot import Snapshot
 from inference.engine import Engine
 from inference.host import EngineHost
 from rollouts.deciders import Decider, Tokens
-from storage.run_roots import as_given
 from telemetry.progress import GameProgress, reporter
 
 DEPLOYMENT = "evaluate-policy/measure-strength"
@@ -49,7 +48,7 @@ async def start_evaluation(run: str, version: int, runs_root: Path) -> str:
     Returns:
         The reason if it was refused; empty if it was started.
     """
-    asked = {"run": run, "version": version, "runs_root": as_given(runs_root), "track": True}
+    asked = {"run": run, "version": version, "runs_root": str(runs_root), "track": True}
     try:
         begun = arun_deployment(DEPLOYMENT, parameters=asked, timeout=0, as_subflow=False, tags=["entente", "evaluate"])
         await asyncio.wait_for(begun, _ANSWERS_WITHIN_S)

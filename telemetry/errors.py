@@ -4,7 +4,6 @@ EntenteError             exit code 1
 ├── InputError           exit code 2: what the user gave cannot be used
 ├── DataError            a file is corrupt, foreign, or of another schema
 ├── DiskFullError        a file could not be written because the disk is full
-├── StoreAwayError       an object store did not answer for a long time
 ├── EngineError          an inference engine or worker refused a request
 │   ├── EngineLostError  it failed or does not answer: another engine may serve the request
 │   └── VersionGoneError it does not serve the policy version (any more): request a newer one
@@ -38,10 +37,6 @@ class DataError(EntenteError):
 
 class DiskFullError(EntenteError):
     """A file could not be written because the disk is full. Existing files are intact."""
-
-
-class StoreAwayError(EntenteError):
-    """An object store did not answer for a long time. What it holds is intact."""
 
 
 class EngineError(EntenteError):

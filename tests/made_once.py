@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.runs import held
+from storage.files import held
 
 _LONGEST_S = 600.0
 

@@ -21,12 +21,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 
-from storage.files import FILES
+from storage.files import publish_directory, remove_folder
 from storage.json_files import is_sealed, read_object, sealed
 from storage.ledger import STEP_NAME
 from storage.ledger_copies import CHECKPOINT_MANIFEST, checkpoint_steps
 from storage.outcome import Outcome
-from storage.runs import RunPaths, publish_directory
+from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 from training.policy import Policy
 from training.state_tensors import StateValues, check_state, pack_state
@@ -73,13 +73,13 @@ def save_checkpoint(
     aside.mkdir(parents=True)
     try:
         for ledger in ledgers:
-            shutil.copyfile(FILES.fetch(ledger), aside / ledger.name)
+            shutil.copyfile(ledger, aside / ledger.name)
         _write(aside, state, policy, optimiser)
         publish_directory(aside, final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # exists only after a failure; it would keep a full disk full
     for old in checkpoint_steps(paths)[:-keep]:
-        FILES.remove_folder(paths.checkpoint(old))
+        remove_folder(paths.checkpoint(old))
     return final
 
 
@@ -100,13 +100,8 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
         DataError: a file is missing, truncated or altered, or the checkpoint is of another step.
         InputError: a release with another checkpoint format wrote it.
     """
-    folder = FILES.fetch_folder(paths.checkpoint(step))
-    try:
-        state, values = _verified(folder)
-    except DataError:
-        if not FILES.fetch_again(folder):
-            raise
-        state, values = _verified(folder)
+    folder = paths.checkpoint(step)
+    state, values = _verified(folder)
     if state.step != step:
         raise DataError(f"checkpoint '{folder}' is of step {state.step}, but its place is that of step {step}")
     try:

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from storage.files import durable_write
 from storage.ledger import ROWS_SCHEMA
 from storage.outcome import UpdateOutcome
-from storage.runs import RunPaths, durable_write
+from storage.runs import RunPaths
 
 MAX_SKIPPED_UPDATES = 3
 """After so many skipped updates in a row the run stops: the fault is then not in one batch."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from game.board import Board
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
-from storage.files import FILES
 from training.settings import TinyModelSettings
 
 RECIPE_VERSION = 2
@@ -24,7 +23,7 @@ def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_P
 
 def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
     """Folder of the model of `recipe` for these prompts under `root`; None if it was not made yet."""
-    folder = FILES.fetch_folder(root / f"tiny-{recipe_hash(recipe, prompts)}")
+    folder = root / f"tiny-{recipe_hash(recipe, prompts)}"
     return folder if (folder / "recipe.json").is_file() else None
 
 

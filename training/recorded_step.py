@@ -6,7 +6,7 @@ they come from is not changed and may be in progress.
 
 import shutil
 
-from storage.files import FILES
+from storage.files import names_in
 from storage.ledger import ledger_path, read_ledger
 from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
@@ -25,19 +25,19 @@ def copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
         raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
     copy = ledger_path(to, step)
     copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(FILES.fetch(ledger_path(paths, step)), copy)
+    shutil.copyfile(ledger_path(paths, step), copy)
     for name in dict.fromkeys(rows["shard"].to_pylist()):
         shard, link = paths.shards / name, to.shards / name
-        if not FILES.exists(shard):
+        if not shard.exists():
             raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
         link.parent.mkdir(parents=True, exist_ok=True)
-        for file in (shard.parent / name for name in FILES.names(shard.parent) if name.startswith(f"{shard.stem}.")):
+        for file in (shard.parent / name for name in names_in(shard.parent) if name.startswith(f"{shard.stem}.")):
             if not (link.parent / file.name).is_symlink():
-                (link.parent / file.name).symlink_to(FILES.fetch(file).resolve())
+                (link.parent / file.name).symlink_to(file.resolve())
     for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
         file, link = paths.lessons / name, to.lessons / name
-        if not FILES.exists(file):
+        if not file.exists():
             raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to(FILES.fetch(file).resolve())
+            link.symlink_to(file.resolve())

@@ -19,7 +19,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from storage.adapters import ADAPTER_FILES, read_adapter
 from storage.arrow_files import metadata_of
-from storage.files import FILES
 from storage.index import open_index
 from storage.ledger import read_ledger, recorded_steps
 from storage.ledger_copies import checkpoint_steps
@@ -155,7 +154,7 @@ class _Replayer:
             try:
                 # Copied, because a trainer deletes old checkpoints.
                 if start:
-                    shutil.copytree(FILES.fetch_folder(self._paths.checkpoint(start)), self._scratch.checkpoint(start))
+                    shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
             except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
                 continue
             for number in range(start + 1, step + 1):
@@ -207,7 +206,7 @@ class _Replayer:
                 return difference
         if tolerance is EXACT:
             hashes = {"the hash of the adapter": recorded.adapter_hash}
-            if FILES.exists(self._paths.adapter(step)):
+            if self._paths.adapter(step).exists():
                 hashes["the hash of the published adapter"] = read_adapter(self._paths, step).adapter_hash
             for what, hashed in hashes.items():
                 if hashed != again.adapter_hash:
@@ -218,7 +217,7 @@ class _Replayer:
         """Compare the weights of the last step's adapter, for replays that are not bitwise: the mean absolute difference of a
         weight, divided by learning rate times updates replayed."""
         step, weights_file = steps[-1], ADAPTER_FILES[1]
-        if not FILES.exists(self._paths.adapter(step)):
+        if not self._paths.adapter(step).exists():
             raise InputError(
                 f"the adapter of version {step} is gone from '{self._paths.adapters}': without it nobody can say how far "
                 "off the weights are"
@@ -237,7 +236,7 @@ class _Replayer:
     def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
         """The first update of `step`, from the published weights of the version before. None if those are gone, or if the step
         also needs state from earlier steps."""
-        if self._training.entropy_target or not FILES.exists(self._paths.adapter(step - 1)):
+        if self._training.entropy_target or not self._paths.adapter(step - 1).exists():
             return None
         self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
         return trainer.recompute_first_update(step)

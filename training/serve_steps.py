@@ -18,9 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from storage.files import held
 from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
-from storage.runs import RunPaths, held
+from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory

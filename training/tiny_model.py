@@ -28,7 +28,6 @@ from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
-from storage.files import FILES
 from training.recipe import find_tiny, longest_sequence, recipe_hash
 from training.settings import TinyModelSettings
 from training.small_model import fitting_thought, new_model, save_tokenizer, wanted_centres
@@ -65,7 +64,6 @@ def make_tiny_model(
     final = root / f"tiny-{recipe_hash(settings, prompts)}"
     if find_tiny(root, settings, prompts) is None:
         make_whole(final, RECIPE, lambda folder: _make(folder, settings, prompts, report))
-    FILES.share(final)
     return final
 
 

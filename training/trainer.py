@@ -15,6 +15,7 @@ import torch
 
 from records.policy_version import BASE, PolicyVersion
 from storage.adapters import publish_adapter
+from storage.files import set_aside
 from storage.gather import Batch
 from storage.index import Index
 from storage.ledger import read_ledger, recorded_steps, write_ledger
@@ -26,7 +27,7 @@ from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.own_selection import keys_of
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
-from storage.runs import RunPaths, set_aside
+from storage.runs import RunPaths
 from storage.selection import Reach, Selection, SelectionQuery, selection_rule
 from storage.settings import StorageSettings
 from storage.totals import Eligible, Totals

@@ -18,7 +18,6 @@ from inference.engine import EngineStats
 from inference.settings import InferenceSettings
 from records.generation import Generation
 from records.policy_version import BASE, PolicyVersion
-from storage.run_roots import as_given
 from telemetry.errors import DataError, EngineError, VersionGoneError
 from workers.flow_control import FlowControl, WorkerLoad
 from workers.wire import CONTENT_TYPE, unpack_generation
@@ -127,7 +126,7 @@ class PoolWorker:
         self.changing, self.changes = self.changing + 1, self.changes + 1
         try:
             await self._json(
-                session, "POST", "/publish", self._timeout_s, json=policy.to_json() | {"adapter": as_given(policy.adapter or "")}
+                session, "POST", "/publish", self._timeout_s, json=policy.to_json() | {"adapter": str(policy.adapter or "")}
             )
         except EngineError as error:
             raise DataError(str(error)) from error

@@ -18,8 +18,6 @@ from inference.host import EngineHost
 from inference.supervisor import EngineSupervisor
 from records.generation import GenerationRequest
 from records.policy_version import BASE, BASE_VERSION, PolicyVersion
-from storage.files import FILES
-from storage.run_roots import as_given
 from telemetry.errors import DataError, EngineLostError, EntenteError, VersionGoneError
 from workers.wire import pack_generation, unpack_request, version_fields
 from workers.worker_memory import AnswerMemory
@@ -173,8 +171,8 @@ class Worker:
         """The folder of an adapter. It and its files, with links resolved, must lie under the root; its files must be regular."""
         adapter = None
         try:
-            adapter = (self._root / path.removeprefix(f"{as_given(self._root)}/")).resolve()
-            inside = adapter.is_relative_to(self._root) and adapter != self._root and FILES.fetch_folder(adapter).is_dir()
+            adapter = (self._root / path.removeprefix(f"{self._root}/")).resolve()
+            inside = adapter.is_relative_to(self._root) and adapter != self._root and adapter.is_dir()
             inside = inside and all(self._is_file_under_root(file) for file in adapter.iterdir())
         except (OSError, ValueError):  # not a valid path
             inside = False

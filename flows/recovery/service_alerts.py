@@ -17,8 +17,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.types._datetime import now
 
 from pipeline.work_record import WORK_FOLDER
-from storage.files import FILES
-from storage.runs import durable_write
+from storage.files import durable_write
 from telemetry.alerts import Alert
 
 CANCELLED_IN_A_ROW = 3
@@ -94,7 +93,7 @@ def _due(runs: Iterable[FlowRun]) -> list[Scheduled]:
 
 def _new_alerts(file: Path, active: Mapping[str, tuple[str, str]]) -> list[Alert]:
     """Alerts that were not active at the last call. Writes the active ones to `file`."""
-    known = set(json.loads(FILES.fetch(file).read_bytes())) if FILES.exists(file) else set()
+    known = set(json.loads(file.read_bytes())) if file.exists() else set()
     file.parent.mkdir(parents=True, exist_ok=True)
     durable_write(file, json.dumps(sorted(active)).encode())
     new = [active[key] for key in sorted(set(active) - known)]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from flows.recovery.delete_runs import delete_runs, find_old_runs
-from storage.runs import RunPaths, held
+from storage.files import held
+from storage.runs import RunPaths
 
 
 @pytest.fixture

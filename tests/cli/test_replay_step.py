@@ -8,8 +8,8 @@ import pytest
 
 from cli import main
 from storage.adapters import read_adapter
+from storage.files import held
 from storage.outcome import outcome_path
-from storage.runs import held
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from flows import open_run
 from pipeline.run_settings import RunSettings, layered_settings
-from storage.runs import held
+from storage.files import held
 from telemetry.cards import Card, CardPlan
 from telemetry.errors import InputError
 

@@ -29,8 +29,8 @@ from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
 from pipeline.sweep import Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, list_works, machine, read_work, record_work
-from storage.files import FILES
-from storage.runs import RunPaths, held
+from storage.files import held, publish_once
+from storage.runs import RunPaths
 
 # Prefect leaves sockets to the collector when a flow runs in a loop of its own.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -69,7 +69,7 @@ class Place:
         paths = RunPaths(self.root / run).create()
         paths.settings.write_text(self.settings(run=run, **changed).model_dump_json())
         for step in range(1, steps + 1):
-            FILES.publish(paths.ledger / f"step-{step:06d}.arrow", lambda aside: aside.write_bytes(b""))
+            publish_once(paths.ledger / f"step-{step:06d}.arrow", lambda aside: aside.write_bytes(b""))
         return paths
 
 

@@ -18,7 +18,8 @@ from reports.page import closest_preset
 from reports.read_run import read_run
 from reports.run_facts import read_facts
 from storage.asking import connect
-from storage.runs import RunPaths, held
+from storage.files import held
+from storage.runs import RunPaths
 from tests.damage import flip
 from tests.reports.conftest import Page, metric_lines
 

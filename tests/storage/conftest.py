@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,20 +11,12 @@ import pytest
 
 from storage.runs import RunPaths
 from tests.storage import make_rows
-from tests.storage.object_store import moto_server
 
 
 @pytest.fixture(autouse=True)
 def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power fails in a test, so nothing waits for the disk."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
-@pytest.fixture(scope="session")
-def object_store() -> Iterator[str]:
-    """Address of an emulated S3."""
-    with moto_server() as address:
-        yield address
 
 
 @pytest.fixture

@@ -1,54 +1,71 @@
-"""The interface to the files: published once, whole or not at all; whoever puts another store behind it runs these."""
+"""The files of runs: published once, whole or not at all, also where a file system has no hard links or lies about them."""
 
+import errno
+import fcntl
 import os
+import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from storage.bucket import BucketFiles
-from storage.file_store import FileStore
-from storage.files import PosixFiles, publish_file
-from storage.objects import Objects
-from tests.storage.object_store import BUCKET, environment
+from storage.files import check_runs_root, folders_in, held, names_in, publish_file, publish_once
+from telemetry.errors import InputError
 
 
-@pytest.fixture(params=["posix", "bucket"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileStore:
-    """Every store there is."""
-    if request.param == "posix":
-        return PosixFiles()
-    for name, value in environment(request.getfixturevalue("object_store"), tmp_path).items():
-        monkeypatch.setenv(name, value)
-    return BucketFiles(Objects(BUCKET), tmp_path.name, tmp_path)
+@pytest.fixture(params=[True, False], ids=["links", "no links"])
+def _links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system with hard links, and one without."""
+
+    def refuses(source: Path, target: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    if not request.param:
+        monkeypatch.setattr(os, "link", refuses)
 
 
-def test_the_first_to_publish_a_name_keeps_it(store: FileStore, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_links")
+def test_the_first_to_publish_a_name_keeps_it(tmp_path: Path) -> None:
     final = tmp_path / "deep" / "er" / "name"
-    assert store.publish(final, lambda temp: temp.write_bytes(b"first")) is True
-    assert store.publish(final, lambda temp: temp.write_bytes(b"second")) is False
-    assert store.open(final).read() == b"first" and store.names(final.parent) == ["name"]
-    assert store.folders(tmp_path) == ["deep"] and store.names(tmp_path / "nowhere") == store.folders(tmp_path / "no") == []
+    assert publish_once(final, lambda temp: temp.write_bytes(b"first")) is True
+    assert publish_once(final, lambda temp: temp.write_bytes(b"second")) is False
+    assert final.read_bytes() == b"first" and [path.name for path in final.parent.iterdir()] == ["name"]
+    assert folders_in(tmp_path) == ["deep"] and names_in(tmp_path / "nowhere") == folders_in(tmp_path / "no") == []
 
 
-def test_what_cannot_be_finished_leaves_nothing_and_the_name_free(store: FileStore, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_links")
+def test_one_of_many_that_publish_a_name_at_once_is_told_so(tmp_path: Path) -> None:
+    final, start, won = tmp_path / "name", threading.Barrier(8), []
+
+    def race(content: bytes) -> None:
+        start.wait()
+        if publish_once(final, lambda temp: temp.write_bytes(content)):
+            won.append(content)
+
+    racers = [threading.Thread(target=race, args=(b"%d" % each * 1000,)) for each in range(8)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert won == [final.read_bytes()] and [path.name for path in tmp_path.iterdir()] == ["name"]
+
+
+def test_what_cannot_be_finished_leaves_nothing_and_the_name_free(tmp_path: Path) -> None:
     def full(temp: Path) -> None:
         temp.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        store.publish(tmp_path / "name", full)
+        publish_once(tmp_path / "name", full)
     assert list(tmp_path.iterdir()) == []
-    assert store.publish(tmp_path / "name", lambda temp: temp.write_bytes(b"whole"))
+    assert publish_once(tmp_path / "name", lambda temp: temp.write_bytes(b"whole"))
 
 
-def test_who_has_a_file_open_keeps_it_when_its_name_goes(store: FileStore, tmp_path: Path) -> None:
-    store.publish(tmp_path / "name", lambda temp: temp.write_bytes(b"held" * 5000))
-    held = store.open(tmp_path / "name")
-    store.remove(tmp_path / "name")
-    store.remove(tmp_path / "name")  # and a second time is nothing
-    assert held.read() == b"held" * 5000 and not store.exists(tmp_path / "name")
-    with pytest.raises(FileNotFoundError):
-        store.open(tmp_path / "name")
+def test_who_has_a_file_open_keeps_it_when_its_name_goes(tmp_path: Path) -> None:
+    publish_once(tmp_path / "name", lambda temp: temp.write_bytes(b"held" * 5000))
+    mapped = pa.memory_map(str(tmp_path / "name"))
+    (tmp_path / "name").unlink()
+    assert mapped.read() == b"held" * 5000
 
 
 @pytest.mark.parametrize("error", [FileExistsError(17, "exists"), OSError(5, "lost")], ids=["taken", "no answer"])
@@ -77,3 +94,22 @@ def test_a_link_that_failed_for_another_reason_is_an_error(tmp_path: Path, monke
     with pytest.raises(OSError, match="Input/output"):
         publish_file(tmp_path / ".temp", tmp_path / "final")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre is when it is mounted without flock: two flows could otherwise train one run."""
+
+    def refuses(handle: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(InputError, match="file locks"), held(tmp_path / ".lock"):
+        pass
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/runs", "file/below"], ids=["an address", "below a file"])
+def test_runs_go_to_a_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(InputError, match=r"mount the store|--runs-root"):
+        check_runs_root(Path(root))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage.files import name_aside
+from storage.files import name_aside, set_aside
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lessons import LessonRef, ledger_entry
 from storage.retention import (
@@ -21,7 +21,7 @@ from storage.retention import (
     removable_in_run,
     remove,
 )
-from storage.runs import RunPaths, set_aside
+from storage.runs import RunPaths
 from telemetry.errors import DataError
 
 TIGHT = RetentionSettings(keep_adapters=1)

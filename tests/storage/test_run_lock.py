@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from storage.runs import held
+from storage.files import held
 
 
 def test_who_waited_for_a_lock_whose_folder_was_removed_gets_that_of_the_new_folder(tmp_path: Path):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.files import publish_file
-from storage.runs import RunPaths, check_name, durable_write, publish_directory
+from storage.files import durable_write, publish_directory, publish_file
+from storage.runs import RunPaths, check_name
 from telemetry.errors import DataError, InputError
 
 

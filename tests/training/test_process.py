@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from storage.adapters import read_adapter
-from storage.runs import RunPaths, held
+from storage.files import held
+from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import InputError, TrainingError
 from training import process, serve_steps

@@ -17,7 +17,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
-from storage.files import FILES
+from storage.files import names_in, publish_once
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 from training.state_tensors import StateValues, check_state, pack_state
@@ -65,9 +65,9 @@ def save_state(folder: Path, state: ImitationState, model: Any, optimiser: torch
     tensors |= {_MODEL + name: weight.detach().contiguous() for name, weight in model.named_parameters()}
     texts = {"state": json.dumps(asdict(state)), "values": json.dumps(asdict(values))}
     content = tensor_bytes(tensors, metadata=texts | {"hash": _hash(tensors, texts)})
-    FILES.publish(folder / f"step_{state.step:06d}.safetensors", lambda temp: temp.write_bytes(content))
+    publish_once(folder / f"step_{state.step:06d}.safetensors", lambda temp: temp.write_bytes(content))
     for name in _names(folder)[:-_KEPT]:
-        FILES.remove(folder / name)
+        (folder / name).unlink(missing_ok=True)
 
 
 def load_state(folder: Path, model: Any, optimiser: torch.optim.Optimizer) -> ImitationState:
@@ -81,7 +81,7 @@ def load_state(folder: Path, model: Any, optimiser: torch.optim.Optimizer) -> Im
             return _load(folder / name, model, optimiser)
         except DataError as error:
             reporter().say(f"{error}; the one before it is used")
-            FILES.remove(folder / name)
+            (folder / name).unlink(missing_ok=True)
     return ImitationState()
 
 
@@ -109,7 +109,7 @@ def _load(file: Path, model: Any, optimiser: torch.optim.Optimizer) -> Imitation
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(name for name in FILES.names(folder) if name.startswith("step_"))
+    return sorted(name for name in names_in(folder) if name.startswith("step_"))
 
 
 def _hash(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:

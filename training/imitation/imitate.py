@@ -24,7 +24,7 @@ from decoding.codec import Codec
 from decoding.model_files import RECIPE
 from game.notation import answer_lines
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
-from storage.runs import held, publish_directory
+from storage.files import held, publish_directory
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
 from training.imitation.checkpoint import CurvePoint, load_state, save_state

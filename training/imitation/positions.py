@@ -15,7 +15,7 @@ import pyarrow as pa
 from game.board import Board
 from game.snapshot import make_snapshot
 from storage.arrow_files import read_arrow
-from storage.files import FILES
+from storage.files import names_in
 from storage.schema import PLY_SCHEMA
 from telemetry.errors import InputError
 
@@ -41,7 +41,7 @@ class Positions:
             DataError: a shard is missing or damaged.
             InputError: no position is left to learn from, or none is held out.
         """
-        names = sorted(name for name in FILES.names(folder) if games is None or int(name.partition(".")[0]) < games)
+        names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
         self._tables: list[pa.Table] = [read_arrow(folder / name, PLY_SCHEMA) for name in names]
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
         numbers = np.concatenate([np.zeros(0, np.int64), *(table["start_group"].to_numpy() for table in self._tables)])

@@ -26,8 +26,7 @@ from game.players import SEARCHES, player
 from game.recorded import replay_recorded
 from records.rows import Ply
 from storage.arrow_files import write_arrow
-from storage.files import FILES, open_regular
-from storage.runs import publish_directory
+from storage.files import open_regular, publish_directory
 from storage.schema import to_table
 from telemetry.errors import InputError
 from telemetry.parent import end_with_parent
@@ -143,7 +142,7 @@ def _scripted_folder(root: Path, settings: ImitationSettings, search: Search | N
 def _missing_shards(root: Path, settings: ImitationSettings, search: Search | None) -> list[int]:
     """First games of the shards that are not published."""
     folder, size = _scripted_folder(root, settings, search), _shard_size(settings)
-    return [first for first in range(0, settings.games, size) if not FILES.exists(_shard_path(folder, first))]
+    return [first for first in range(0, settings.games, size) if not _shard_path(folder, first).exists()]
 
 
 def _shard_path(folder: Path, first: int) -> Path:

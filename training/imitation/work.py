@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from storage.files import make_directory
-from storage.runs import check_name, durable_write
+from storage.files import durable_write, make_directory
+from storage.runs import check_name
 from telemetry.errors import InputError
 from telemetry.read_file import read_text
 from training.imitation.settings import ImitationSettings
