@@ -1,4 +1,6 @@
-"""Chooses the engine of this process: vLLM if it is installed, else torch, unless a setting names one.
+"""Chooses the engine of this process: vLLM on a GPU, torch everywhere else, unless a setting names one.
+
+On a CPU vLLM gains nothing over torch: its LoRA slots are slow there, and merged weights serve one version at a time.
 
 An engine's library is imported only after the engine was chosen. Nothing here calls CUDA: a process that has initialised it
 cannot be given other cards, and vLLM could not fork from it.
@@ -31,9 +33,8 @@ def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cud
         return wanted, f"{wanted} draws in this process, because inference.engine says so"
     if has_vllm and has_cuda:
         return "vllm_async", "vllm draws on this machine's GPU, in a process of its own"
-    if has_vllm:
-        return "vllm", "vllm draws in this process, because it is installed"
-    return "torch", "torch draws in this process, because no vLLM is installed"
+    why = "no vLLM is installed" if not has_vllm else "vLLM is worth its start on a GPU only"
+    return "torch", f"torch draws in this process, because {why}"
 
 
 def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:

@@ -28,7 +28,7 @@ def vllm_build() -> Literal["cpu", "cuda"] | None:
 def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
     """The library of this process's engine, without importing it."""
     if settings.engine == "auto":
-        return "vllm" if vllm_build() else "torch"
+        return "vllm" if vllm_build() == "cuda" and has_cuda() else "torch"
     return "torch" if settings.engine == "torch" else "vllm"
 
 

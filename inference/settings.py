@@ -20,7 +20,7 @@ class InferenceSettings(Settings):
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
     engine: Literal["auto", "vllm", "vllm_async", "torch"] = "auto"
     """'vllm' in this process (for a CPU), 'vllm_async' in its own process (for a GPU), 'torch' without vLLM; 'auto': vLLM
-    if installed, else torch."""
+    on a GPU if it is installed, else torch."""
     adapters: AdapterMode = "auto"
     """'slots': several versions as LoRA adapters; 'merge_reload': one version at a time as merged weights; 'auto': slots,
     unless measured too slow."""
