@@ -120,15 +120,20 @@ EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts"
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train", "--dry-run", "--inference.kv-cache-gib", "9999"], "lower inference.kv_cache_gib from 9999 to"),
+        (
+            ["train", "--dry-run", "--inference.engine", "vllm", "--inference.kv-cache-gib", "9999"],
+            "lower inference.kv_cache_gib from 9999 to",
+        ),
         (["train", "--dry-run", "--inference.max-model-length", "2048"], "exceeds the 1024 positions of model 'tiny'"),
         (["evaluate", "--run", "taken", "--version", "3", "--dry-run"], "no policy version 3; its newest is 0"),
-        (["serve", "--model", "{model}", "--port", "0", "--block-size", "16"], "must be a multiple of 32"),
         (
             ["train", "--inference.model", "{experts}", "--inference.engine", "vllm", "--inference.adapters", "slots"],
             "inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU",
         ),
-        (["train", "--inference.kv-cache-gib", "9999"], "lower inference.kv_cache_gib from 9999 to"),
+        (
+            ["train", "--inference.engine", "vllm", "--inference.kv-cache-gib", "9999"],
+            "lower inference.kv_cache_gib from 9999 to",
+        ),
         (["train", "--dry-run", "--inference.model", "{cut}"], "model.safetensors' is cut or damaged (it has "),
         (["train", "--dry-run", "--runs-root", "gpt2/config.json"], "config.json' is no folder"),
     ],
@@ -136,7 +141,7 @@ EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts"
 )
 def test_what_cannot_run_is_refused_before_anything_begins(entente, taken: Path, model: Path, words: list[str], sentence: str):
     huge = RunPaths(entente.folder / "runs" / "huge").create()
-    settings = layered_settings("laptop", (), {"inference": {"kv_cache_gib": 9999}})
+    settings = layered_settings("laptop", (), {"inference": {"engine": "vllm", "kv_cache_gib": 9999}})
     huge.settings.write_text(settings.model_dump_json())
     models = {"{model}": model} | {f"{{{name}}}": entente.folder / name for name in ("gpt2", "experts", "cut")}
     for name, change in (("gpt2", {"model_type": "gpt2"}), ("experts", EXPERTS), ("cut", {})):
@@ -222,11 +227,9 @@ def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(ent
             assert done.returncode == 2 and "'nowhere/small-qwen' is no folder here, so it is taken for a hub id; no copy" in line
 
 
-@pytest.mark.parametrize("engine", ["torch", pytest.param("auto", marks=pytest.mark.vllm)])
-def test_the_plan_names_the_engine_that_draws(tmp_path: Path, engine: str):
-    done = Entente(tmp_path, CUDA_VISIBLE_DEVICES="")("train", "--dry-run", "--json", "--inference.engine", engine)
-    plan = json.loads(done.stdout)
-    assert plan["uses"]["engine"].startswith("torch draws" if engine == "torch" else "vllm")
+def test_the_plan_names_the_engine_that_draws(tmp_path: Path):
+    done = Entente(tmp_path, CUDA_VISIBLE_DEVICES="")("train", "--dry-run", "--json")
+    assert json.loads(done.stdout)["uses"]["engine"].startswith("torch draws")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def no_work() -> Iterator[None]:
         patch.setattr("cli.environment.prepare_environment", lambda **how: None)
         patch.setattr("cli.train.progress_shown", begins)
         patch.setattr("cli.screen.progress_shown", begins)
-        patch.setattr("inference.embedded.EmbeddedEngine", begins)
+        patch.setattr("inference.torch_engine.TorchEngine", begins)
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 
