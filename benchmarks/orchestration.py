@@ -42,7 +42,7 @@ _SHORT_STEPS = 2
 _SETTLES_WITHIN_S = 120.0
 _QUIET_S = 1.5
 """Seconds without work after which the server counts as idle."""
-_LIGHT = ("--evaluation.positions", "4", "--evaluation.powers-per-position", "1", "--evaluation.bootstrap", "100")
+_LIGHT = ("--evaluation.positions", "4", "--evaluation.powers-per-position", "1")
 """Settings for short evaluations, which are not part of a step."""
 
 

@@ -41,20 +41,17 @@ def make(
         entente model make --prompts.order-notation slot
     """
     from cli.screen import progress_shown
-    from game.players import player
     from pipeline.run_settings import MODEL_FOLDER
     from pipeline.threads import apply_threads, usable_cores
     from telemetry.progress import reporter
 
-    recipe = recipe or TinyModelSettings()
-    player(recipe.teacher)  # an unknown name is refused before the work starts
     apply_threads(usable_cores())
     from training.tiny_model import make_tiny_model
 
     with progress_shown():
         path = make_tiny_model(
             runs_root / MODEL_FOLDER,
-            recipe,
+            recipe or TinyModelSettings(),
             lambda stage, done, total: reporter().stage(f"tiny model: {stage}", done, total),
             prompts or DEFAULT_PROMPTS,
         )

@@ -18,6 +18,8 @@ import numpy as np
 
 Z95 = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
+RESAMPLES = 2000
+"""Resamples of whole clusters: an end of an interval then varies by about a fortieth of its width between two seeds."""
 FEWEST_CLUSTERS = 6
 """Clusters needed for an interval. From 6 on, coverage of the true mean is about 95 % in a simulation in the tests; with 4 it
 is 86 %.
@@ -87,7 +89,6 @@ def format_count(count: int, things: str) -> str:
 def estimate(
     values: Sequence[float] | np.ndarray,
     clusters: Sequence[object] | np.ndarray,
-    resamples: int,
     seed: int,
     *,
     share: bool = False,
@@ -97,7 +98,6 @@ def estimate(
     Args:
         values: one or more numbers [n].
         clusters: the cluster of each value [n].
-        resamples: number of bootstrap samples of whole clusters.
         share: True if the values lie between 0 and 1.
     """
     array = np.asarray(values, float)
@@ -110,7 +110,7 @@ def estimate(
         low, high = wilson_interval(float(array[0]) * count, count)
     else:
         tail = _expanded_tail(count)
-        drawn = np.random.default_rng(seed).integers(0, count, (resamples, count))
+        drawn = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
         low, high = np.quantile(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1), [tail, 1 - tail])
     return Estimate(mean=mean, low=float(low), high=float(high), clusters=count)
 

@@ -56,7 +56,7 @@ class PlayerRating:
 _RATINGS_FILE = "ratings.json"
 _RATINGS = TypeAdapter(list[PlayerRating])
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
-_NOT_IN_LABEL = {"protocol", "games", "width", "measure", "at_once", "bootstrap", "outside"}
+_NOT_IN_LABEL = {"protocol", "games", "width", "measure", "at_once", "outside"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:

@@ -174,7 +174,7 @@ def _player_result(
     measures = {}
     for name, (_, share, _) in MEASURES.items():
         values = [seat.value[name] for seat in own]
-        measures[name] = estimate(values, clusters, settings.bootstrap, settings.seed, share=share)
+        measures[name] = estimate(values, clusters, settings.seed, share=share)
     mu, sigma = rating or (float("nan"), float("nan"))
     return PlayerResult(player=player, seats=len(own), measures=measures, rating=mu, rating_spread=sigma)
 
@@ -198,7 +198,7 @@ def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> 
     return PairDifference(
         player=first,
         other=other,
-        difference=estimate(differences, clusters, settings.bootstrap, settings.seed),
+        difference=estimate(differences, clusters, settings.seed),
         games_to_show=None if needed is None else _whole_rounds(needed * games_of_one),
     )
 

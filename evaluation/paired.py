@@ -48,7 +48,7 @@ def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference
     games = [gains[0][key].game_id for key in both]
     needed = clusters_to_show(list(cluster_means(differences, games).values()))
     return ScoreDifference(
-        difference=estimate(differences, games, ours.bootstrap, ours.seed),
+        difference=estimate(differences, games, ours.seed),
         forks=len(both),
         forks_to_show=None if needed is None else round(needed * len(both) / len(set(games))),
     )

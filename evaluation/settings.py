@@ -24,8 +24,6 @@ class EvaluationSettings(Settings):
     """Game years played from each position."""
     opponents: tuple[str, ...] = ("random", "mover")
     """Scripted players of the other powers; the first gives the score."""
-    bootstrap: Annotated[int, Field(ge=100)] = 2000
-    """Resamples of the 95 % interval, clustered by source game."""
     seed: Seed = 1000
     """Seed of positions, dice and draws."""
     every: Annotated[int, Field(ge=0)] = 0
@@ -92,8 +90,6 @@ class MatchSettings(PlaySettings):
     off before anybody has won."""
     at_once: Annotated[int, Field(ge=1, le=1024)] = 28
     """Games played at the same time."""
-    bootstrap: Annotated[int, Field(ge=100)] = 2000
-    """Resamples of a 95 % interval, clustered by game, or by the source game of a held-out position."""
     seed: Seed = 1000
     """Seed of starts, draws and dice."""
     outside: OutsideSettings = OutsideSettings()

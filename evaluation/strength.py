@@ -140,7 +140,7 @@ async def measure_strength(
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
     games = np.array([snapshot.game_id for snapshot, _ in pairs])
-    found = estimate(gains, games, settings.bootstrap, settings.seed)
+    found = estimate(gains, games, settings.seed)
     return Score(
         mean=found.mean,
         low=found.low,

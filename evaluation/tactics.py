@@ -36,7 +36,6 @@ from telemetry.errors import DataError
 FOLDER = Path(__file__).with_name("tactical")
 DRAWS = 16
 """Order sets that a player draws for each position."""
-_RESAMPLES = 2000
 _SEED = 1000
 
 
@@ -160,7 +159,7 @@ async def solve(
         player=name,
         policy_version=version,
         draws=draws,
-        share=estimate(list(solved.values()), list(solved), _RESAMPLES, _SEED, share=True),
+        share=estimate(list(solved.values()), list(solved), _SEED, share=True),
         solved=solved,
         by_theme={theme: sum(shares) / len(shares) for theme, shares in by_theme.items()},
     )
@@ -187,7 +186,7 @@ async def _draw_orders(
 def compare_scores(score: TacticsScore, other: TacticsScore) -> Estimate:
     """Mean difference of the shares between two scores, paired by position."""
     differences = [share - other.solved[name] for name, share in score.solved.items() if name in other.solved]
-    return estimate(differences, range(len(differences)), _RESAMPLES, _SEED)
+    return estimate(differences, range(len(differences)), _SEED)
 
 
 def write_tactics(paths: RunPaths, score: TacticsScore) -> None:

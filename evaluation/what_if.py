@@ -27,7 +27,6 @@ _AT_ONCE = 32
 """Pairs in progress: they share the batches of an engine."""
 _SHOWN = 6
 """Legal orders that are listed where one is refused."""
-_RESAMPLES = 2000
 
 OrderSets = Mapping[str, tuple[str, ...]]
 """Whole order sets by power."""
@@ -119,7 +118,7 @@ class WhatIf:
         return dict(sorted(Counter(pair.difference(self.power) for pair in self.pairs).items()))
 
     def _estimate(self, values: Sequence[int]) -> Estimate:
-        return estimate(values, range(len(values)), _RESAMPLES, self.how.seed)
+        return estimate(values, range(len(values)), self.how.seed)
 
 
 def other_orders(position: RecordedPosition, given: Sequence[str], power: str = "") -> OrderSets:

@@ -262,7 +262,6 @@ def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
         error=_error_name(message) if ended.state and ended.state.is_failed() else "",
         step=last_step(paths) if has_folder else 0,
         attempts=_attempts(paths) if named else Attempts(),
-        attempts_max=settings.pipeline.recoveries_max,
     )
 
 

@@ -12,6 +12,7 @@ from storage.files import set_aside
 from tasks.evaluation import evaluate_player
 from telemetry.errors import DataError
 from telemetry.progress import reporter
+from training.settings import TINY_TEACHER
 
 
 async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
@@ -23,9 +24,8 @@ async def score_policy(resources: Resources, settings: RunSettings, label: str) 
 
 def scripted_players(settings: RunSettings) -> dict[str, str]:
     """Scripted players to compare with, by the labels of their scores. `teacher` is one that the model imitated."""
-    beside = settings.tiny_model.teacher
     imitated = settings.inference.model == TINY and settings.tiny_model.imitation_steps > 0
-    return {"random": "random", "teacher" if imitated else beside: beside}
+    return {"random": "random", "teacher" if imitated else TINY_TEACHER: TINY_TEACHER}
 
 
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:

@@ -6,6 +6,7 @@ measures the base; the others copy it. Everything that must survive is in the sw
 """
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ async def train_sweep(sweep: Sweep, runs_root: Path = Path("runs"), resume: bool
     check_given(runs_root, runs=[sweep.name])
     for file in sweep.config:
         check_inside(Path(file), runs_root / SWEEP_FOLDER, "config")
+    os.environ["WANDB_RUN_GROUP"] = sweep.name  # W&B shows the runs of one group together
     outlive_worker()
     with cancelled_by_sigterm():
         state = await asyncio.to_thread(SweepState, sweep, runs_root)

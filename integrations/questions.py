@@ -19,6 +19,7 @@ from game.snapshot import Snapshot
 from rollouts.deciders import DecisionRequest, Tokens
 from rollouts.fork import ForkPlan, play_fork
 from rollouts.opponents import draw_opponents
+from rollouts.roll_out import SETTLED_YEARS
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -128,7 +129,7 @@ async def score_orders(
         seats={question.power: _SEAT}
         | draw_opponents(shared, rollouts.opponent_table, others, by_seat=rollouts.opponents_by == "seat"),
         horizon_years=rollouts.horizon_years,
-        settled_years=rollouts.settled_years,
+        settled_years=SETTLED_YEARS,
         last_winter=rollouts.last_winter,
         temperature=1.0,
         snapshot_id=question.snapshot.snapshot_id,

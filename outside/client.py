@@ -21,6 +21,10 @@ MAX_BODY = 1 << 20
 """Largest body of an answer, bytes."""
 MAX_TEXT = 20_000
 """Characters of an answer that are kept: the last ones, because the orders come last."""
+TIMEOUT_S = 120.0
+"""For one request: a model that thinks may take a minute."""
+RETRIES = 5
+"""Further tries of a request that failed; with their pauses they outlast half a minute of trouble."""
 FIRST_PAUSE_S = 1.0
 """Pause before the first retry; each further one is twice as long."""
 LONGEST_PAUSE_S = 60.0
@@ -76,7 +80,7 @@ class EndpointClient:
             EngineError: the endpoint refuses key, model or request.
             EngineLostError: it is not there, never answered, or failed `LOST_AFTER` times in a row.
         """
-        tries, wasted = self._settings.retries + 1, 0
+        tries, wasted = RETRIES + 1, 0
         fault = _Fault("it was not asked")
         for number in range(tries):
             if number:
@@ -93,7 +97,7 @@ class EndpointClient:
         self._failures += 1
         text = f"{self.endpoint.name} gave no answer in {'one try' if tries == 1 else f'{tries} tries'}: {fault}"
         if fault.gone or not self._has_answered or self._failures >= LOST_AFTER:
-            cure = "see that it runs, or raise outside.timeout_s or outside.retries, and give the same command again"
+            cure = "see that it runs, and give the same command again"
             raise EngineLostError(f"{text}; {cure}") from fault
         reporter().say(f"{text}; its units keep their default orders in this phase")
         return Reply(text="", failed=str(fault), tokens=wasted)
@@ -148,7 +152,7 @@ class EndpointClient:
         headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
-        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         address = f"{self.endpoint.url}/chat/completions"
         try:
             async with self._session.post(
@@ -157,7 +161,7 @@ class EndpointClient:
                 status, wait = response.status, response.headers.get("retry-after", "")
                 answer = await _bounded(response)
         except TimeoutError as error:
-            raise _Fault(f"no answer within {self._settings.timeout_s:g} s (outside.timeout_s)") from error
+            raise _Fault(f"no answer within {TIMEOUT_S:g} s") from error
         except aiohttp.ClientConnectorError as error:
             raise _Fault(f"nobody answers at that address ({self._clean(str(error))})", gone=True) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -24,12 +24,6 @@ _NAME = re.compile(
 class OutsideSettings(Settings):
     """How OpenAI-compatible endpoints are asked, those of players such as 'openai:model@http://host:port/v1'."""
 
-    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Seconds for one request."""
-    retries: Annotated[int, Field(ge=0, le=20)] = 5
-    """Further tries of a request that failed."""
-    at_once: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Requests in flight, to all endpoints together."""
     answer_tokens: Annotated[int, Field(ge=16)] = 2048
     """Tokens of one answer at most."""
     token_budget: Annotated[int, Field(ge=0)] = 5_000_000

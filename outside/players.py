@@ -24,6 +24,9 @@ from rollouts.deciders import DecisionRequest
 from storage.files import make_directory
 from telemetry.errors import EngineError
 
+AT_ONCE = 8
+"""Requests in flight, to all endpoints together: a rented endpoint's usual allowance."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
@@ -130,7 +133,7 @@ class OutsidePlayers:
         self._settings = settings
         self._file = AnswerFile(file)
         self._clients = {name: EndpointClient(read_endpoint(name), settings) for name in names}
-        self._slots = asyncio.Semaphore(settings.at_once)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._asked: dict[str, asyncio.Task[StoredAnswer]] = {}
         """Questions in flight, by key."""
         self.deciders: Mapping[str, OutsideDecider] = {name: OutsideDecider(name, self) for name in self._clients}

@@ -176,8 +176,8 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
 
 def plan_imitation(work: WorkFolder, settings: ImitationSettings, runs_root: Path) -> Forecast:
     """The plan of making a model that imitates a teacher."""
-    sizes = TinyModelSettings(vocabulary=settings.vocabulary, hidden=settings.hidden, layers=settings.layers)
-    shape = tiny_shape(sizes, settings.prompts)
+    sizes = TinyModelSettings(hidden=settings.hidden, layers=settings.layers)
+    shape = tiny_shape(sizes, settings.prompts, settings.vocabulary)
     teacher: Forecast = {"recorded_files": len(settings.recorded)}
     games_bytes, cpu_s = 0, 0.0
     if not settings.recorded:

@@ -22,7 +22,7 @@ from pipeline.run_settings import MODEL_FOLDER, RunSettings
 from telemetry.cards import CardPlan, check_cards, plan_cards, torch_cuda
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence
-from training.settings import CPU_TOKENS, TinyModelSettings
+from training.settings import CPU_TOKENS, TINY_VOCABULARY, TinyModelSettings
 
 TINY = "tiny"
 """Name of the small model that is made on this machine."""
@@ -134,13 +134,15 @@ def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | No
         return None
 
 
-def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:
+def tiny_shape(
+    recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS, vocabulary: int = TINY_VOCABULARY
+) -> ModelShape:
     """The shape of the model that `recipe` makes. A test compares it with a real one."""
     heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
     inner, width = 3 * recipe.hidden, 32
     block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
     norms = 2 * recipe.hidden + 2 * width
-    parameters = recipe.vocabulary * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
+    parameters = vocabulary * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
     return ModelShape(
         family="qwen3",
         layers=recipe.layers,

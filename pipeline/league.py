@@ -1,6 +1,6 @@
 """The league: past versions of the run that play the opponents, more often those that the policy beats less.
 
-Members are version 0 and the newest versions that `rollouts.league_every` divides, `LEAGUE_SIZE` in all. A member's weight is
+Members are version 0 and the newest versions that `LEAGUE_EVERY` divides, `LEAGUE_SIZE` in all. A member's weight is
 (1 - p)^2, where p is the policy's win share against it: prioritised fictitious self-play (Vinyals et al. 2019,
 doi 10.1038/s41586-019-1724-z). A fork is won if the policy's power ends with more centres than the mean of the member's seats; a
 tie is half a win. p counts the complete forks of the last `RECENT_STEPS` steps, with one win and one loss added.
@@ -21,7 +21,7 @@ from rollouts.opponents import LEAGUE, POLICY, read_opponents, seat_version, tab
 from rollouts.settings import RolloutSettings
 from storage.adapters import published_versions
 from storage.files import names_in
-from storage.league_files import LeagueMember, LeagueStep, publish_league, read_league
+from storage.league_files import LEAGUE_EVERY, LeagueMember, LeagueStep, publish_league, read_league
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_plies, open_shard
 from telemetry.errors import DataError, InputError
@@ -39,8 +39,8 @@ Tally = Mapping[int, tuple[float, int]]
 class League:
     """The league of a run, in one process. Its methods read and write files."""
 
-    def __init__(self, paths: RunPaths, every: int, start_groups: int) -> None:
-        self._paths, self._every, self._start_groups = paths, every, start_groups
+    def __init__(self, paths: RunPaths, start_groups: int) -> None:
+        self._paths, self._start_groups = paths, start_groups
         self._counted: dict[Path, Tally] = {}
         """The tallies of shards that were read."""
 
@@ -78,7 +78,7 @@ class League:
         found = read_league(self._paths, producer, step)
         if found is None:
             before = step if producer == LOCAL_PRODUCER else served + 1
-            members = league_members(published_versions(self._paths), self._every, served)
+            members = league_members(published_versions(self._paths), LEAGUE_EVERY, served)
             made = LeagueStep(step=step, served=served, members=weigh(members, self._tally(before)))
             found = publish_league(self._paths, producer, made)
         return found
@@ -174,7 +174,7 @@ def centres_of(position: str) -> dict[str, int]:
 def slots_for(rollouts: RolloutSettings, max_policy_lag: int) -> int:
     """Adapter slots that opponents take at most: named versions, members of the league, and members that leave during games."""
     named = len(rollouts.opponent_versions - {BASE_VERSION})
-    return named + (LEAGUE_SIZE + max_policy_lag // rollouts.league_every if rollouts.has_league else 0)
+    return named + (LEAGUE_SIZE + max_policy_lag // LEAGUE_EVERY if rollouts.has_league else 0)
 
 
 def check_opponent_versions(paths: RunPaths, rollouts: RolloutSettings, inference: InferenceSettings) -> None:

@@ -11,6 +11,8 @@ from pipeline.work_record import Process
 Action = Literal["leave", "revive", "resume", "give_up"]
 HOPELESS = ("InputError", "DataError")
 """Errors that would occur again on every attempt: wrong input, or a damaged file."""
+ATTEMPTS_MAX = 3
+"""Restarts at one step before an alert: a fault that three could not pass needs a person."""
 PAUSE_S = 30.0
 """Seconds before the second attempt. Each further attempt waits this much longer."""
 
@@ -46,7 +48,6 @@ class Facts:
     step: int
     """The newest recorded step."""
     attempts: Attempts
-    attempts_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +78,17 @@ def decide(facts: Facts) -> RecoveryAction:
             action="give_up", because=f"{run} ended with an {facts.error}, which would occur again on every attempt"
         )
     attempts = facts.attempts.at(facts.step)
-    if attempts.count >= facts.attempts_max:
-        if attempts.count:
-            tried = f"was started again {attempts.count} times at step {facts.step} and made no progress"
-        else:
-            tried = f"stopped at step {facts.step} and is not started again, because pipeline.recoveries_max is 0"
+    if attempts.count >= ATTEMPTS_MAX:
         return RecoveryAction(
             action="give_up",
-            because=f"{run} {tried}: read its log, then resume it",
+            because=f"{run} was started again {attempts.count} times at step {facts.step} and made no progress: read its log, "
+            "then resume it",
             attempts=attempts,
         )
     counted = replace(attempts, count=attempts.count + 1, step=max(attempts.step, facts.step))
     return RecoveryAction(
         action="resume",
-        because=f"{run} continues after step {facts.step}, attempt {counted.count} of {facts.attempts_max}",
+        because=f"{run} continues after step {facts.step}, attempt {counted.count} of {ATTEMPTS_MAX}",
         kill=facts.process == "stopped",
         attempts=counted,
         wait_s=PAUSE_S * (counted.count - 1),

@@ -68,7 +68,7 @@ class RolloutResources:
     """The endpoints among the opponents."""
 
     def __post_init__(self) -> None:
-        self.league = League(self.paths, self.rollouts.league_every, self.rollouts.start_groups)
+        self.league = League(self.paths, self.rollouts.start_groups)
         engine = self.opponent_engine or self.engine
         beside, always = engine is self.engine, self.rollouts.lasting_versions
         self.past = PastVersions(self.paths, engine, self.tokens, beside=beside, always=always)

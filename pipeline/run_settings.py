@@ -63,8 +63,6 @@ class PipelineSettings(Settings):
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes of the cluster on this machine; they share the cores not used by the trainer."""
-    recoveries_max: Annotated[int, Field(ge=0, le=100)] = 3
-    """Automatic restarts of a deployment's lost run at the same step before an alert; 0: none."""
 
     @property
     def in_lockstep(self) -> bool:
@@ -303,7 +301,6 @@ def check_settings(settings: RunSettings) -> None:
     for name in {
         *settings.rollouts.scripted_opponents,
         *settings.evaluation.opponents,
-        settings.tiny_model.teacher,
         *settings.cache.players,
     }:
         check_player(name)

@@ -228,11 +228,7 @@ class SweepState:
         for number, seed in enumerate(self.sweep.seeds, 1 + place * len(self.sweep.seeds)):
             given = {"run": f"{self.sweep.name}-{number}", "runs_root": self.runs_root, "seed": seed}
             tree = reduce(merge_layers, (_nested(name, value) for name, value in point.items()), given)
-            settings = layered_settings(self.sweep.preset, map(Path, self.sweep.config), tree)
-            if not settings.telemetry.wandb_group:
-                telemetry = settings.telemetry.model_copy(update={"wandb_group": self.sweep.name})
-                settings = settings.model_copy(update={"telemetry": telemetry})
-            found.append(settings)
+            found.append(layered_settings(self.sweep.preset, map(Path, self.sweep.config), tree))
         return found
 
     def _point(self, drawn: Mapping[str, Any]) -> Point:
@@ -350,7 +346,7 @@ def _result(state: SweepState, point: int) -> dict[str, Any]:
         evaluation = state.runs[0].evaluation
         if not by_seed:
             return None
-        found = estimate(list(by_seed.values()), list(by_seed), evaluation.bootstrap, evaluation.seed)
+        found = estimate(list(by_seed.values()), list(by_seed), evaluation.seed)
         return {"mean": round(found.mean, 4), "interval": found.rounded(), "seeds": found.clusters}
 
     first, ours = ({run.seed: score_of(run) for run in state.of_point(each)} for each in (0, point))

@@ -177,7 +177,7 @@ def health(facts: RunFacts) -> list[tuple[str, str]]:
         ),
         (
             _lines(facts, "gradient", "norm", [("largest of the step's updates", ORANGE, facts.series("train/gradient_norm"))]),
-            f"Gradient norm before clipping to {facts.settings.get('training', {}).get('max_gradient_norm', '?')}.",
+            "Gradient norm before it is clipped to 1.",
         ),
     ]
 

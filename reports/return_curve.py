@@ -20,7 +20,6 @@ GROUPS_WANTED = 2 * FEWEST_CLUSTERS
 """Start groups of a point, by those of the first step; steps have more and fewer, and below `FEWEST_CLUSTERS` is no interval."""
 STEPS_READ = 5
 """Steps of a point whose ledgers are read; more of them if these have too few start groups."""
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ def _point(steps: Sequence[int], most: int, rows_of: Callable[[int], pa.Table | 
         last=steps[-1],
         steps_read=len(places),
         rows=len(returns),
-        mean_return=estimate(returns, clusters, _RESAMPLES, steps[0]),
+        mean_return=estimate(returns, clusters, steps[0]),
     )
 
 

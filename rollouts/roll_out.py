@@ -23,6 +23,11 @@ from rollouts.opponents import draw_opponents, opponents_text
 from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError
 
+SETTLED_YEARS = 2
+"""Game years without a change of centres after which a fork ends early, because little would still change."""
+MAX_FAILED_SHARE = 0.25
+"""Largest share of failed forks with which a rollout task succeeds: a few may meet a fault, more are one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartGroup:
@@ -67,7 +72,7 @@ async def roll_out(
         deciders: by name of their seat; needed for each version in `settings.opponents`, which has no 'league' any more.
 
     Raises:
-        EngineError: more than `settings.max_failed_share` of the forks failed.
+        EngineError: more than `MAX_FAILED_SHARE` of the forks failed.
     """
 
     async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
@@ -83,7 +88,7 @@ async def roll_out(
                         shared_name=shared,
                         seats=seats,
                         horizon_years=settings.horizon_years,
-                        settled_years=settings.settled_years,
+                        settled_years=SETTLED_YEARS,
                         last_winter=settings.last_winter,
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
@@ -117,17 +122,17 @@ async def roll_out(
         failed_forks=len(failed),
         failure=failed[0].reason if failed else "",
     )
-    check_failures(rolled, settings)
+    check_failures(rolled)
     return rolled
 
 
-def check_failures(played: RolledOut, settings: RolloutSettings) -> None:
+def check_failures(played: RolledOut) -> None:
     """Check that not too many forks failed.
 
     Raises:
-        EngineError: more than `settings.max_failed_share` of them did.
+        EngineError: more than `MAX_FAILED_SHARE` of them did.
     """
-    if played.failed_forks > settings.max_failed_share * played.forks:
+    if played.failed_forks > MAX_FAILED_SHARE * played.forks:
         raise EngineError(f"{played.failed_forks} of {played.forks} forks failed; the first: {played.failure}")
 
 

@@ -28,8 +28,6 @@ class RolloutSettings(Settings):
     """Game years from the start of a fork to its end."""
     horizon_schedule: str = ""
     """Later horizons as step:years, such as '40:2,120:4'; horizon_years before."""
-    settled_years: Annotated[int, Field(ge=0, le=20)] = 2
-    """Game years without a change of centres after which a fork ends early; 0: never."""
     last_winter: bool = False
     """Whether a fork plays the winter at its end, which no return sees."""
     policy_powers: Literal["one", "all"] = "one"
@@ -39,12 +37,8 @@ class RolloutSettings(Settings):
     a published version, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past versions."""
     opponents_by: Literal["group", "seat"] = "group"
     """One lot for the six other seats of a start group, or one for each seat."""
-    league_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between two versions that join the league."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
-    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Largest share of failed forks with which a rollout task succeeds."""
 
     @property
     def horizons(self) -> tuple[tuple[int, int], ...]:

@@ -58,7 +58,6 @@ deterministic = true
 [evaluation]
 positions = 4
 powers_per_position = 1
-bootstrap = 100
 [telemetry]
 wandb = "disabled"
 report = false

@@ -12,6 +12,9 @@ from storage.runs import RunPaths, check_name
 from storage.shards import LOCAL_PRODUCER
 from telemetry.errors import DataError
 
+LEAGUE_EVERY = 10
+"""Steps between two versions that join: nearer ones play nearly alike."""
+
 
 class LeagueMember(BaseModel):
     """One member in one step."""

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from storage.adapters import published_versions
 from storage.files import Entry, entries_in, folders_in, is_running, names_in, remove_folder
+from storage.league_files import LEAGUE_EVERY
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
 from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
@@ -256,5 +257,5 @@ def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
     except (ValueError, AttributeError) as error:
         raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
     named = {int(match[1]) for name in names if (match := _OPPONENT.fullmatch(name))}
-    every = int(rollouts.get("league_every", 0)) if "league" in names else 0
-    return frozenset(named | {version for version in published if every and version % every == 0})
+    members = {version for version in published if version % LEAGUE_EVERY == 0} if "league" in names else set()
+    return frozenset(named | members)

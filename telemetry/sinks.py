@@ -36,8 +36,6 @@ class TelemetrySettings(Settings):
     """W&B mode: offline writes into the run's folder; online needs a login, and falls back to offline without one."""
     wandb_project: str = "entente"
     """W&B project of the runs."""
-    wandb_group: str = ""
-    """W&B group of the run; empty: its name, and for the runs of a sweep the sweep's name."""
     report: bool = True
     """Write the run's report.html when it is done; `entente report` writes it at any time."""
 
@@ -74,9 +72,7 @@ class MetricLog:
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="tables")
         self._wandb: WandbRun | None = None
         if settings.wandb != "disabled":
-            self._wandb = WandbRun(
-                file.parent, name, settings.wandb_project, settings.wandb, configuration, group=settings.wandb_group
-            )
+            self._wandb = WandbRun(file.parent, name, settings.wandb_project, settings.wandb, configuration)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the figures of `step` under registered names.

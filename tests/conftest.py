@@ -55,14 +55,14 @@ STORED_SETTINGS: dict[str, Any] = {
     "steps": 2,
     "inference": {"engine": "torch", "max_sequences": 32, "max_model_length": 512},
     "tiny_model": {
-        **{"vocabulary": 480, "hidden": 32, "layers": 1, "source_games": 6},
+        **{"hidden": 32, "layers": 1, "source_games": 6},
         **{"imitation_steps": 20, "imitation_positions": 2},
     },
     "cache": {"train_snapshots": 8, "held_out_snapshots": 6, "last_year": 1902},
     "prompts": {"chat": "none", "own_line": "in_place"},
     "rollouts": {"start_groups": 2, "forks_per_group": 4, "horizon_years": 1, "last_winter": True},
     "training": {"lora_rank": 2, "lora_alpha": 4.0, "learning_rate": 3e-3, "updates_per_step": 2},
-    "evaluation": {"positions": 2, "powers_per_position": 1, "bootstrap": 100, "opponents": ["random", "mover"]},
+    "evaluation": {"positions": 2, "powers_per_position": 1, "opponents": ["random", "mover"]},
     "telemetry": {"wandb": "disabled", "report": False},
 }
 """What the run of the fixture `stored_run` was trained with, as today's settings say it."""
@@ -86,7 +86,6 @@ buffer_depth = 0
 [evaluation]
 positions = 4
 powers_per_position = 1
-bootstrap = 100
 [telemetry]
 wandb = "disabled"
 report = false

@@ -11,6 +11,9 @@ OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 region."""
 DUAL_CLIP = 3.0
 """Bound of ratio times |advantage| for negative advantages (dual-clip PPO: Ye et al. 2020, arXiv 1912.09729)."""
+MAX_GRADIENT_NORM = 1.0
+"""Longer gradients are scaled down to this: the field's usual guard against a rare large step. Adam divides by its own scale, so
+that another bound changes little."""
 MISMATCH_MAX = 1e-4
 """Largest allowed difference of log-probabilities in float32, nats."""
 MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
@@ -21,27 +24,25 @@ MISMATCH_ROWS = 64
 """Largest number of newest rows on which trainer and engine are compared: about 600 tokens; a first step has as many."""
 CPU_TOKENS = 4096
 """Unique tokens of a micro-batch on a CPU, where larger ones are not faster."""
+TINY_VOCABULARY = 640
+"""Tokens of a tiny model's byte-level BPE tokenizer: most provinces and units are then one token."""
+TINY_TEACHER = "mover"
+"""Scripted player that a tiny model imitates: the weakest whose orders are worth learning, so that training has much to add."""
 
 
 class TinyModelSettings(Settings):
     """Settings of the tiny model; their hash names the folder that caches it."""
 
-    vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
-    """Tokens of the byte-level BPE tokenizer."""
     hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
     """Width of the model."""
     layers: Annotated[int, Field(ge=1, le=256)] = 3
     """Transformer blocks."""
-    teacher: str = "mover"
-    """Scripted player whose orders the base imitates."""
     imitation_steps: Annotated[int, Field(ge=0)] = 150
     """Optimiser steps of imitation."""
     imitation_positions: Annotated[int, Field(ge=1)] = 5
     """Positions per imitation step, each with the decisions of all its powers."""
     source_games: Annotated[int, Field(ge=1)] = 48
     """Scripted games whose decisions are imitated."""
-    seed: Seed = 0
-    """Seed of tokenizer data, initial weights and imitation order."""
 
 
 class TrainingSettings(Settings):
@@ -63,16 +64,12 @@ class TrainingSettings(Settings):
     """Step at which a linear or cosine decay ends."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimiser updates of a step, each on a random share of the advantage groups."""
-    max_gradient_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Largest gradient norm; longer gradients are scaled down to it."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Ratios below 1 - clip_low give no gradient if the advantage is negative."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     """Ratios above 1 + clip_high give no gradient if the advantage is positive."""
     loss: str = "clipped"
     """Policy loss: clipped, cispo, dppo, gspo, sequence_mean, or your own, module:attribute."""
-    divergence: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """With loss dppo: largest change of a token's probability that still gives a gradient."""
     importance_cap: Annotated[float, Field(ge=0)] = 0.0
     """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this; 0:
     against the policy that drew the token."""

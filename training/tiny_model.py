@@ -29,7 +29,7 @@ from game.players import player
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from training.recipe import find_tiny, longest_sequence, recipe_hash
-from training.settings import TinyModelSettings
+from training.settings import TINY_TEACHER, TINY_VOCABULARY, TinyModelSettings
 from training.small_model import fitting_thought, new_model, save_tokenizer, wanted_centres
 
 _LAST_YEAR = 1907
@@ -72,9 +72,9 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
     for number in range(settings.source_games):
         positions.extend(_teacher_game(settings, prompts, number))
         report("scripted games", number + 1, settings.source_games)
-    save_tokenizer(_texts(positions, "\n" + ANSWER_CUE if prompts.thinking_tokens else ""), settings.vocabulary, folder)
+    save_tokenizer(_texts(positions, "\n" + ANSWER_CUE if prompts.thinking_tokens else ""), TINY_VOCABULARY, folder)
     longest = longest_sequence(prompts)
-    model = new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
+    model = new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=0)
     model.config.save_pretrained(folder)
     codec = Codec(folder)
     losses = _imitate(model, positions, settings, codec, thinking_of(codec, prompts.thinking_tokens), report)
@@ -91,8 +91,8 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
 
 def _teacher_game(settings: TinyModelSettings, prompts: PromptSettings, number: int) -> Iterator[_Position]:
     """Positions of one game in which the teacher plays every power; forced order sets are left out."""
-    teacher = player(settings.teacher)
-    rng, cue = random.Random(f"imitation-{settings.seed}-{number}"), THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE
+    teacher = player(TINY_TEACHER)
+    rng, cue = random.Random(f"imitation-{number}"), THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE
     board = Board.start()
     in_place = prompts.own_line == "in_place"
     most = len(POWERS) if in_place else _DECISIONS_A_ROW
@@ -157,7 +157,7 @@ def _imitate(
         )
         for position in positions
     ]
-    order = np.random.default_rng(settings.seed)
+    order = np.random.default_rng(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=_IMITATION_RATE, weight_decay=0.01)
     warm, total = max(1, settings.imitation_steps // 20), settings.imitation_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(

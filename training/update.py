@@ -35,7 +35,7 @@ from training.padded_rows import PaddedRows
 from training.parallel import ForwardWork, Peers, UpdateWork, lead
 from training.policy import Policy
 from training.results import Accumulated, Evaluated, Gauges
-from training.settings import TrainingSettings
+from training.settings import MAX_GRADIENT_NORM, TrainingSettings
 from training.step_metrics import Update
 from training.token_budget import TokenBudget
 from training.trie_plan import PackedMicroBatch
@@ -313,7 +313,7 @@ class Updater:
     def apply(self, accumulated: Accumulated) -> Update:
         """Clip the gradient and take the optimiser step, unless loss or gradient is not finite."""
         loss = sum(accumulated.losses)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self._settings.max_gradient_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT_NORM))
         finite = bool(np.isfinite([loss, norm]).all())
         if finite:
             self.optimiser.step()

@@ -28,6 +28,7 @@ from game.scores import Standing, compute_standing, horizon_reached
 from game.settings import BoardPath
 from game.snapshot import Snapshot
 from records.generation import Generation
+from rollouts.roll_out import SETTLED_YEARS
 from rollouts.seeds import dice, seed_of
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -194,12 +195,12 @@ class Fork:
         )
 
     def _is_settled(self, rollouts: RolloutSettings) -> bool:
-        if not 0 < rollouts.settled_years < rollouts.horizon_years:  # the horizon comes first
+        if rollouts.horizon_years <= SETTLED_YEARS:  # the horizon comes first
             return False
         if (centres := self.board.centres()) != self.centres:
             self.centres, self.changed = centres, self.board.phase
             return False
-        return horizon_reached(self.changed or self.start, self.board.phase, rollouts.settled_years)
+        return horizon_reached(self.changed or self.start, self.board.phase, SETTLED_YEARS)
 
     def step(self, answers: Mapping[str, tuple[str, Generation, list[str]]], others: dict[str, list[str]]) -> None:
         """Play a phase: prompt, generation and orders of the policy's powers, and the orders of the others."""

@@ -24,7 +24,7 @@ from game.prompt_settings import DEFAULT_PROMPTS
 from telemetry.progress import reporter
 from training import tiny_model as tiny
 from training.recipe import longest_sequence, recipe_hash
-from training.settings import TinyModelSettings
+from training.settings import TINY_TEACHER, TINY_VOCABULARY, TinyModelSettings
 from training.small_model import new_model, save_tokenizer
 
 HEAD = (
@@ -64,9 +64,9 @@ def make_json_model(root: Path, settings: TinyModelSettings) -> Path:
 
 def _make(folder: Path, settings: TinyModelSettings) -> None:
     games = [position for number in range(settings.source_games) for position in _teacher_game(settings, number)]
-    save_tokenizer(tiny._texts(games, after_thought=""), settings.vocabulary, folder)
+    save_tokenizer(tiny._texts(games, after_thought=""), TINY_VOCABULARY, folder)
     longest = longest_sequence(DEFAULT_PROMPTS)
-    model = new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
+    model = new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=0)
     model.config.save_pretrained(folder)
     codec = Codec(folder)
     losses = tiny._imitate(
@@ -83,7 +83,7 @@ def _make(folder: Path, settings: TinyModelSettings) -> None:
 
 def _teacher_game(settings: TinyModelSettings, number: int) -> list["tiny._Position"]:
     """A game of the teacher with one decision for each entry, so that rows of imitation share only the head."""
-    teacher, dice, board = player(settings.teacher), random.Random(f"imitation-{settings.seed}-{number}"), Board.start()
+    teacher, dice, board = player(TINY_TEACHER), random.Random(f"imitation-{number}"), Board.start()
     found = []
     while not board.is_over and board.year <= tiny._LAST_YEAR:
         legal = board.legal_orders()

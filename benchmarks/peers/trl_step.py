@@ -15,7 +15,7 @@ from benchmarks.peers.child import Child
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.turns import OURS, middle, ratio, take_turns
 from training.policy import Policy
-from training.settings import DUAL_CLIP, TrainingSettings
+from training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSettings
 from training.trie_plan import plan
 from training.update import Updater
 
@@ -31,7 +31,7 @@ def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
         "alpha": training.lora_alpha,
         "layers": list(training.lora_targets) or LAYERS,
         "learning_rate": training.learning_rate,
-        "max_gradient_norm": training.max_gradient_norm,
+        "max_gradient_norm": MAX_GRADIENT_NORM,
         "clip_low": training.clip_low,
         "clip_high": training.clip_high,
         "dual_clip": DUAL_CLIP,

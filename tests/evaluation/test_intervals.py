@@ -19,32 +19,32 @@ def width(found: Estimate) -> float:
 def test_the_interval_resamples_whole_clusters():
     """Ten copies of a position contain the information of one, so the interval must not become narrower."""
     values, clusters = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.arange(6)
-    once = estimate(values, clusters, 4000, 0)
-    copied = estimate(np.repeat(values, 10), np.repeat(clusters, 10), 4000, 0)
+    once = estimate(values, clusters, 0)
+    copied = estimate(np.repeat(values, 10), np.repeat(clusters, 10), 0)
     assert width(copied) == pytest.approx(width(once), abs=0.05) and copied.clusters == once.clusters == 6
-    assert width(estimate(np.repeat(values, 10), np.arange(60), 4000, 0)) < 0.5 * width(once)
+    assert width(estimate(np.repeat(values, 10), np.arange(60), 0)) < 0.5 * width(once)
 
 
 def test_the_interval_of_a_known_spread():
     values = np.random.default_rng(0).normal(2.0, 1.0, 400)
-    found = estimate(values, np.arange(400), 4000, 1)
+    found = estimate(values, np.arange(400), 1)
     assert width(found) == pytest.approx(2 * 1.96 / 20, rel=0.15)
     assert found.interval is not None and found.interval[0] < found.mean < found.interval[1]
 
 
 @pytest.mark.parametrize("count", [1, FEWEST_CLUSTERS - 1])
 def test_too_few_clusters_have_no_interval_and_the_sentence_says_how_many_it_takes(count: int):
-    found = estimate(np.repeat(np.arange(count), 3), np.repeat(np.arange(count), 3), 200, 0)
+    found = estimate(np.repeat(np.arange(count), 3), np.repeat(np.arange(count), 3), 0)
     assert (found.interval, found.rounded(), found.clusters) == (None, None, count)
     assert (
         found.describe("+.2f", "source games") == f"no interval: {format_count(count, 'source games')}, and an interval takes 6"
     )
-    share = estimate(np.zeros(count), np.arange(count), 200, 0, share=True)
+    share = estimate(np.zeros(count), np.arange(count), 0, share=True)
     assert share.interval is None, "there is no Wilson interval either"
 
 
 def test_a_share_equal_in_all_clusters_gets_wilsons_interval():
-    none, all_of_them = (estimate(np.full(8, value), np.arange(8), 200, 0, share=True) for value in (0.0, 1.0))
+    none, all_of_them = (estimate(np.full(8, value), np.arange(8), 0, share=True) for value in (0.0, 1.0))
     assert none.interval == pytest.approx((0, 0.3244), abs=1e-4), "Wilson's interval of 0 of 8"
     assert all_of_them.interval == pytest.approx((1 - 0.3244, 1), abs=1e-4)
 
@@ -76,7 +76,7 @@ def test_an_interval_covers_the_mean_in_about_95_of_100_cases(kind: str, cluster
     generator, experiments, covered = np.random.default_rng(clusters), 2000, 0
     for number in range(experiments):
         values, names, mean = draws(kind, clusters, generator)
-        found = estimate(values, names, 600, number, share=kind == "shares").interval
+        found = estimate(values, names, number, share=kind == "shares").interval
         assert found is not None
         covered += found[0] <= mean <= found[1]
     assert 0.92 <= covered / experiments <= 0.98

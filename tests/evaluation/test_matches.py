@@ -24,7 +24,7 @@ from storage.runs import RunPaths
 from telemetry.errors import EngineError, InputError
 from tests.evaluation.test_strength import Holds
 
-MIXED = MatchSettings(players=("dumbbot", "mover", "random"), years=1, bootstrap=200)
+MIXED = MatchSettings(players=("dumbbot", "mover", "random"), years=1)
 ALONE = MIXED.model_copy(update={"opponents": "random"})
 
 
@@ -117,7 +117,7 @@ def test_the_seven_games_of_a_round_carry_the_information_of_one():
     """Results vary only between rounds, so the seven games of a round must not make the interval narrower."""
     dice_rolls = np.random.default_rng(3).integers(0, 8, 40)
     games = made_up([{"a": int(roll), "b": 3} for roll in dice_rolls])
-    settings = MatchSettings(players=("a", "b"), bootstrap=2000, measure="centres")
+    settings = MatchSettings(players=("a", "b"), measure="centres")
     estimate = match_table(games, settings).players[0].measures["centres"]
     expected = 2 * 1.96 * dice_rolls.std(ddof=1) / np.sqrt(40)
     assert estimate.high - estimate.low == pytest.approx(expected, rel=0.15)
@@ -126,12 +126,12 @@ def test_the_seven_games_of_a_round_carry_the_information_of_one():
 def test_differences_are_paired_so_luck_that_both_share_cancels():
     rolls = np.random.default_rng(5).integers(0, 8, 20)
     games = made_up([{"a": int(roll) + 1, "b": int(roll)} for roll in rolls])
-    (pair,) = match_table(games, MatchSettings(players=("a", "b"), bootstrap=500, measure="centres")).pairs
+    (pair,) = match_table(games, MatchSettings(players=("a", "b"), measure="centres")).pairs
     assert pair.difference.mean == pytest.approx(1) and pair.difference.high - pair.difference.low < 1e-9 and pair.shown
 
 
 def test_games_for_width_give_about_that_width():
-    settings = MatchSettings(players=("a", "b"), bootstrap=1000, measure="centres", width=1.0)
+    settings = MatchSettings(players=("a", "b"), measure="centres", width=1.0)
     rolls = np.random.default_rng(8).integers(0, 8, 200).tolist()
     needed = games_for_width(made_up([{"a": roll, "b": 3} for roll in rolls[:40]]), settings)
     table = match_table(made_up([{"a": roll, "b": 3} for roll in rolls[: needed // 7]]), settings)
@@ -148,7 +148,7 @@ def test_ratings_rise_with_winning_and_stay_with_ties():
 
 def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
     """Two rounds of seven games allow intervals of the players, but not of their difference."""
-    settings = MatchSettings(players=("a", "b"), bootstrap=200, measure="centres")
+    settings = MatchSettings(players=("a", "b"), measure="centres")
     games = [replace(game, cluster=f"game {game.key}") for game in made_up([{"a": 9, "b": 3}] * 2)]
     table = match_table(games, settings)
     (pair,) = table.pairs

@@ -11,7 +11,7 @@ from evaluation.score_files import ScoreRecord
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, Gain, Score
 
-SETTINGS = EvaluationSettings(positions=24, powers_per_position=1, bootstrap=400)
+SETTINGS = EvaluationSettings(positions=24, powers_per_position=1)
 
 
 def record(gains: dict[str, float], **changes) -> ScoreRecord:

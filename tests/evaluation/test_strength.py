@@ -17,7 +17,7 @@ from rollouts.seeds import dice
 from storage.runs import RunPaths
 from telemetry.errors import DataError, EngineError, InputError
 
-SETTINGS = EvaluationSettings(positions=8, powers_per_position=2, bootstrap=400)
+SETTINGS = EvaluationSettings(positions=8, powers_per_position=2)
 
 
 def score(who: str, positions, engine=None, tokens=None, opponents: str = "random"):

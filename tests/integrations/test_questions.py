@@ -58,7 +58,7 @@ def test_in_slot_notation_a_line_counts_for_the_unit_at_its_place(text: str, ord
 
 def test_an_answer_is_worth_what_changes_until_the_horizon(positions: list[Snapshot]):
     question = questions_of(positions, seed=3)[0]
-    rollouts = RolloutSettings(horizon_years=1, opponents="mover", settled_years=0, last_winter=True)
+    rollouts = RolloutSettings(horizon_years=1, opponents="mover", last_winter=True)
     answer = player("mover")(question.legal, random.Random(1))
     found = asyncio.run(score_orders(question, answer, rollouts, shared="luck", name="0"))
     board, before = Board.restore(question.snapshot), compute_standing(Board.restore(question.snapshot))

@@ -25,12 +25,13 @@ from tests.outside.endpoint_server import (
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {}}
-QUICK = OutsideSettings(timeout_s=0.3, retries=2)
+QUICK = OutsideSettings()
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.001)
+    for name, value in {"FIRST_PAUSE_S": 0.001, "TIMEOUT_S": 0.3, "RETRIES": 2}.items():
+        monkeypatch.setattr(client_module, name, value)
 
 
 def asked(player: str, times: int = 1, settings: OutsideSettings = QUICK) -> list[Reply]:

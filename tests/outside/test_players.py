@@ -16,10 +16,12 @@ from flows import given_parameters
 from flows.play_match import conclusions, table_rows
 from game.board import POWERS, Board
 from outside import client as client_module
+from outside import players as players_module
 from outside.endpoint import OutsideSettings
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
 from pipeline.run_settings import check_settings, layered_settings
+from rollouts import roll_out as roll_out_module
 from rollouts.deciders import DecisionRequest
 from rollouts.opponents import read_opponents, read_table
 from rollouts.roll_out import StartGroup, roll_out
@@ -27,16 +29,17 @@ from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError, InputError
 from tests.outside.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, plays_by_schema, slow
 
-QUICK = OutsideSettings(timeout_s=5, retries=1)
+QUICK = OutsideSettings()
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.001)
+    for name, value in {"FIRST_PAUSE_S": 0.001, "TIMEOUT_S": 5.0, "RETRIES": 1}.items():
+        monkeypatch.setattr(client_module, name, value)
 
 
 def match_of(player: str) -> MatchSettings:
-    return MatchSettings(players=(player,), opponents="random", years=1, bootstrap=100, outside=QUICK)
+    return MatchSettings(players=(player,), opponents="random", years=1, outside=QUICK)
 
 
 def played(player: str, folder: Path, settings: OutsideSettings = QUICK, games: int = 7) -> list[GameResult]:
@@ -103,10 +106,11 @@ def test_wrong_answers_are_counted_in_games_table_and_sentences(tmp_path):
     assert [row["default orders"] for row in table_rows(table)] == ["100.0%"]
 
 
-def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path):
+def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(players_module, "AT_ONCE", 1)
     with EndpointServer(plays) as server:
         with pytest.raises(EngineError, match=r"have used \d+ tokens of outside.token_budget 2000"):
-            played(server.player, tmp_path, QUICK.model_copy(update={"token_budget": 2000, "at_once": 1}))
+            played(server.player, tmp_path, QUICK.model_copy(update={"token_budget": 2000}))
         spent = len(server.requests)
         assert spent == 3, "700 tokens each"
         played(server.player, tmp_path)
@@ -157,7 +161,8 @@ def test_forks_of_a_group_ask_one_question_and_other_groups_their_own(tmp_path):
         assert len(server.requests) == 2
 
 
-def test_only_so_many_requests_are_in_flight(tmp_path):
+def test_only_so_many_requests_are_in_flight(tmp_path, monkeypatch):
+    monkeypatch.setattr(players_module, "AT_ONCE", 2)
     running = peak = 0
 
     def counted(handler, body):
@@ -170,7 +175,7 @@ def test_only_so_many_requests_are_in_flight(tmp_path):
             running -= 1
 
     async def ask(player: str) -> None:
-        outside, board = OutsidePlayers([player], tmp_path / "a.jsonl", QUICK.model_copy(update={"at_once": 2})), Board.start()
+        outside, board = OutsidePlayers([player], tmp_path / "a.jsonl", QUICK), Board.start()
         await asyncio.gather(*(outside.deciders[player].decide(decision(board, str(n))) for n in range(4)))
         await outside.close()
 
@@ -210,16 +215,17 @@ def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, pos
     assert [ply.orders for ply in again.plies] == [ply.orders for ply in first.plies], "the endpoint is off"
 
 
-def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, positions, tmp_path):
+def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, positions, tmp_path, monkeypatch):
     async def rolled(player: str) -> None:
-        settings = RolloutSettings(start_groups=1, forks_per_group=2, horizon_years=1, opponents=player, max_failed_share=1.0)
-        outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK.model_copy(update={"retries": 0}))
+        settings = RolloutSettings(start_groups=1, forks_per_group=2, horizon_years=1, opponents=player)
+        outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
         groups = [StartGroup(number=0, snapshot=positions[0], power="FRANCE")]
         named = {"producer": "p", "seed": 3, "deciders": dict(outside.deciders)}
+        with pytest.raises(EngineError, match="2 of 2 forks failed; the first: openai:m@"):
+            await roll_out(groups, uniform_engine(), tokens, settings, **named)
+        monkeypatch.setattr(roll_out_module, "MAX_FAILED_SHARE", 1.0)
         found = await roll_out(groups, uniform_engine(), tokens, settings, **named)
         assert found.failed_forks == 2 and "nobody answers at that address" in found.failure
-        with pytest.raises(EngineError, match="2 of 2 forks failed; the first: openai:m@"):
-            await roll_out(groups, uniform_engine(), tokens, settings.model_copy(update={"max_failed_share": 0.2}), **named)
         await outside.close()
 
     asyncio.run(rolled("openai:m@http://127.0.0.1:9/v1"))

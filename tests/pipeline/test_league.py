@@ -22,9 +22,7 @@ from storage.runs import RunPaths
 from tasks.rollouts import roll_out_groups
 from telemetry.errors import InputError
 
-SETTINGS = RolloutSettings(
-    start_groups=4, forks_per_group=2, horizon_years=1, opponents="hold,league*2", opponents_by="seat", league_every=2
-)
+SETTINGS = RolloutSettings(start_groups=4, forks_per_group=2, horizon_years=1, opponents="hold,league*2", opponents_by="seat")
 CENTRES = {"AUSTRIA": 3, "ENGLAND": 4, "FRANCE": 5, "GERMANY": 6, "ITALY": 4, "RUSSIA": 4, "TURKEY": 4}
 
 
@@ -39,6 +37,11 @@ def published(paths: RunPaths, *versions: int) -> RunPaths:
     return paths
 
 
+@pytest.fixture(autouse=True)
+def every_second_version_joins(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.league.LEAGUE_EVERY", 2)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
     return published(RunPaths(tmp_path / "run").create(), *range(1, 10))
@@ -47,7 +50,7 @@ def run(tmp_path: Path) -> RunPaths:
 @pytest.mark.parametrize(
     ("served", "members"), [(0, [0]), (1, [0]), (2, [0, 2]), (5, [0, 2, 4]), (9, [0, 4, 6, 8])], ids=lambda each: str(each)
 )
-def test_members_are_version_0_and_the_newest_that_the_setting_divides(served: int, members: list[int]):
+def test_members_are_version_0_and_the_newest_that_the_number_divides(served: int, members: list[int]):
     assert league_members(range(1, 10), 2, served) == members
 
 
@@ -106,7 +109,7 @@ def test_a_killed_and_resumed_run_meets_the_same_players(run: RunPaths, tmp_path
 
 
 def test_a_member_whose_adapter_was_removed_is_named_in_one_sentence(run: RunPaths):
-    league = League(run, 2, 4)
+    league = League(run, 4)
     assert league.settings_for(SETTINGS, "local", 12, 4).opponent_versions == {0, 2, 4}
     shutil.rmtree(run.adapter(2))
     with pytest.raises(InputError, match="policy version 2 of run 'run' is in its league in step 4, but its adapter was removed"):

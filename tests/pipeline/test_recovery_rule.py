@@ -15,7 +15,6 @@ LOST = Facts(
     error="",
     step=7,
     attempts=Attempts(),
-    attempts_max=3,
 )
 
 
@@ -74,8 +73,3 @@ def test_a_step_makes_earlier_tries_good():
     tired = Attempts(count=3, step=7)
     decision = decide(replace(LOST, step=8, attempts=tired))
     assert decision.action == "resume" and decision.attempts == Attempts(count=1, step=8)
-
-
-def test_no_recovery_at_all_is_a_setting():
-    decision = decide(replace(LOST, attempts_max=0))
-    assert decision.action == "give_up" and "pipeline.recoveries_max" in decision.because

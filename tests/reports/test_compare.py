@@ -92,7 +92,7 @@ def score(gains: list[float], **changes: Any) -> ScoreRecord:
         orders_rejected=0,
         gains=kept,
     )
-    settings = EvaluationSettings(bootstrap=400)
+    settings = EvaluationSettings()
     return ScoreRecord(
         label="trained", player=POLICY, opponents="mover", policy_version=4, settings=settings, score=found, **changes
     )

@@ -96,9 +96,7 @@ def test_the_last_winter_changes_no_reward_of_what_came_before(uniform_engine, t
     """Rows of forks with and without it: the same decisions with the same rewards, and then the winter's."""
     told = {}
     for last_winter in (False, True):
-        settings = RolloutSettings(
-            forks_per_group=3, horizon_years=2, settled_years=1, policy_powers="all", last_winter=last_winter
-        )
+        settings = RolloutSettings(forks_per_group=3, horizon_years=2, policy_powers="all", last_winter=last_winter)
         groups = plan_start_groups([(snapshot, "FRANCE") for snapshot in positions[:3]], 0, settings)
         played = asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0))
         told[last_winter] = {
@@ -129,7 +127,7 @@ def test_a_fork_ends_with_the_last_of_the_policys_powers() -> None:
 def test_the_reason_stands_in_every_row(uniform_engine, tokens) -> None:
     centres = {"FRANCE": ["PAR", "BRE", "MAR"], "TURKEY": ["CON", "ANK", "SMY"]}
     units = {"FRANCE": ["A PAR", "A BRE", "A MAR"], "TURKEY": ["A CON", "F ANK", "A SMY"]}
-    settings = RolloutSettings(forks_per_group=2, horizon_years=4, settled_years=1, opponents="hold")
+    settings = RolloutSettings(forks_per_group=2, horizon_years=4, opponents="hold")
     groups = plan_start_groups([(position(centres, units), "TURKEY")], 0, settings)
     rows = asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0)).decisions
     assert {(row.fork, row.ended) for row in rows} <= {

@@ -105,7 +105,7 @@ def test_what_a_resumed_run_or_a_score_needs_stays_and_the_rest_goes(run: RunPat
     assert len(list(run.ledger.iterdir())) == 6 and (run.shards / "local" / "000000.arrow").exists()
 
 
-def test_a_version_on_the_track_of_strength_or_among_the_opponents_stays(run: RunPaths):
+def test_a_version_on_the_track_of_strength_or_among_the_opponents_stays(run: RunPaths, monkeypatch: pytest.MonkeyPatch):
     assert {"adapters/v000001", "adapters/v000003"} <= gone(run)
     (run.scores / "track").mkdir()
     (run.scores / "track" / "v000001.json").write_text(json.dumps({"policy_version": 1}))
@@ -114,7 +114,8 @@ def test_a_version_on_the_track_of_strength_or_among_the_opponents_stays(run: Ru
     assert "adapters/v000003" in gone(run), "nobody plays against it"
     run.settings.write_text(json.dumps({"rollouts": {"opponents": "random, v3*2"}}))
     assert "adapters/v000003" not in gone(run)
-    run.settings.write_text(json.dumps({"rollouts": {"opponents": "league*2,hold", "league_every": 3}}))
+    monkeypatch.setattr("storage.retention.LEAGUE_EVERY", 3)
+    run.settings.write_text(json.dumps({"rollouts": {"opponents": "league*2,hold"}}))
     assert "adapters/v000003" not in gone(run), "it may be a member"
 
 

@@ -110,9 +110,9 @@ def test_a_step_that_began_from_more_than_weights_is_not_rehearsed_from_weights_
     assert found.difference is not None and found.difference.step == 1 and found.replayed is None and found.from_adapter is None
 
 
-def test_a_gradient_that_is_too_long_is_scaled_down_and_told_as_it_was(paths, model):
-    settings = SETTINGS.model_copy(update={"max_gradient_norm": 1e-3})
-    updater, batch = Updater(Policy(model, settings), settings), batch_of(paths)
+def test_a_gradient_that_is_too_long_is_scaled_down_and_told_as_it_was(paths, model, monkeypatch):
+    monkeypatch.setattr("training.update.MAX_GRADIENT_NORM", 1e-3)
+    updater, batch = Updater(Policy(model, SETTINGS), SETTINGS), batch_of(paths)
     advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
     accumulated = updater.accumulate(batch, range(len(batch.returns)), advantages)
     before = [weight.grad.clone() for weight in updater.policy.parameters() if weight.grad is not None]
