@@ -17,7 +17,7 @@ from cli import end_by_signal
 from cli.commands import command_line, full_spelling, overview
 
 if TYPE_CHECKING:
-    from cyclopts import App, UnknownCommandError, UnknownOptionError
+    from cyclopts import App, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 try:
     from telemetry.errors import EntenteError, disk_full
@@ -131,12 +131,13 @@ def _output_is_closed() -> bool:
 
 def sentence_of(error: Exception) -> str:
     """One line that says what is wrong: our own message, else the first error in the settings."""
-    from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError
+    from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
     from pydantic import ValidationError
 
     if isinstance(error, UnknownOptionError):
         return _unknown_option(error)
-    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+    # A group that is a command too, such as `runs`, takes an unknown word for an argument that it has no place for.
+    if isinstance(error, UnknownCommandError | UnusedCliTokensError) and error.unused_tokens:
         return _unknown_command(error, error.unused_tokens[0])
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
@@ -160,14 +161,17 @@ def _unknown_option(error: "UnknownOptionError") -> str:
     return f"Unknown option: {given}." + (f" Did you mean {meant}?" if meant else "")
 
 
-def _unknown_command(error: "UnknownCommandError", word: str) -> str:
+def _unknown_command(error: "UnknownCommandError | UnusedCliTokensError", word: str) -> str:
     """The unknown command, and the one that is spelt like it, or that has a word of it."""
     from difflib import get_close_matches
 
-    given, known = " ".join([*(error.command_chain or ()), word]), list(_commands(command_line()))
+    chain = " ".join(error.command_chain or ())
+    given, known = f"{chain} {word}".strip(), [name for name in _commands(command_line()) if name != chain]
     of_a_word = [name for name in known if set(word.split("-")) & set(name.split())]
     meant = [name for name in known if name.split()[-1] == word] or get_close_matches(given, known, 1, 0.7) or of_a_word
-    return f'Unknown command "{given}". ' + (f"Did you mean {meant[0]}?" if meant else "`entente --help` lists all.")
+    return f'Unknown command "{given}". ' + (
+        f"Did you mean {meant[0]}?" if meant else f"`{' '.join(filter(None, ('entente', chain)))} --help` lists all."
+    )
 
 
 def _commands(app: "App", path: str = "") -> Iterator[str]:

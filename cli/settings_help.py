@@ -1,11 +1,12 @@
 """`--help` of the commands that take every setting of a run: the twenty most used ones, with the defaults of the chosen preset.
 
-`--help-all` shows all settings. cyclopts writes the help of all other commands.
+`--help-all` shows all settings, section by section. cyclopts writes the help of all other commands.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,14 +45,19 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
     shown = list(settings_in()) if show_all else [each for name in FIRST_SETTINGS for each in settings_in() if each.name == name]
     title = "All settings" if show_all else f"The {len(shown)} settings that matter first"
     console.print(Text(f"\n{title}, with the defaults of preset {preset}", style="bold"))
-    table = _table()
-    for each in shown:
-        default = value_at(settings, each.name)
-        table.add_row(Text(_flag(each.name), style="cyan"), Text("" if default == '""' else default), Text(each.description))
-    console.print(table)
+    for _, section in groupby(shown, lambda each: each.name.partition(".")[0] if show_all and "." in each.name else ""):
+        table = _table()
+        for each in section:
+            default = value_at(settings, each.name)
+            table.add_row(
+                Text(_flag(each.name), style="cyan"), Text("" if default == '""' else default), Text(_short(each.description))
+            )
+        console.print(table)
     console.print(Text("\nExamples", style="bold"))
     console.print(Text("\n".join(f"  {line}" for line in examples)))
-    if not show_all:
+    if show_all:
+        console.print(Text("\nChoices, units and reasons of each setting: entente settings --markdown"))
+    else:
         total = sum(1 for _ in settings_in())
         console.print(
             Text(f"\nAll {total} settings: entente {' '.join(names)} --help-all; another preset's defaults: add --preset")
@@ -93,6 +99,12 @@ def _table() -> Table:
     table.add_column(overflow="fold", max_width=28)
     table.add_column(overflow="fold")
     return table
+
+
+def _short(description: str) -> str:
+    """The first part of a setting's sentence: on a screen one line says more than four. docs/settings.md has the rest."""
+    ends = r"; |\. " if description.startswith(("'", "Above")) else r"; |\. |: |, such as "
+    return re.split(ends, description)[0].rstrip(".")
 
 
 def _flag(name: str) -> str:

@@ -105,6 +105,7 @@ REFUSED = [
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
     (["dance"], 'Unknown command "dance". `entente --help` lists all.'),
     (["trian"], "Did you mean train?"),
+    (["runs", "explian"], "Did you mean runs explain?"),
     (["explain-run"], "Did you mean runs explain?"),
 ]
 IDS = [" ".join(words)[:60] for words, _ in REFUSED]

@@ -1,4 +1,4 @@
-"""The help of a command that takes run settings fits two screens, and shows what the chosen preset has."""
+"""The help of a command that takes run settings fits one screen, that of all settings three; it shows the preset's values."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from cli.main import run
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.setting_names import FIRST_SETTINGS, setting_names
 
-LONGEST, WIDEST = 80, 120
+LONGEST, LONGEST_ALL, WIDEST = 50, 160, 120
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def shown(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("words", [("train",), ("settings",)], ids=" ".join)
-def test_the_help_fits_two_screens_and_ends_with_examples_and_the_way_to_the_rest(told, words: tuple[str, ...]):
+def test_the_help_fits_one_screen_and_ends_with_examples_and_the_way_to_the_rest(told, words: tuple[str, ...]):
     text = told(*words, "--help")
     lines = text.splitlines()
     assert len(lines) <= LONGEST and max(map(len, lines)) <= WIDEST
@@ -51,6 +51,8 @@ def test_the_defaults_are_those_of_the_chosen_preset(told, words: tuple[str, ...
 
 
 def test_help_all_shows_every_setting_and_its_default_in_the_preset(told):
-    flags = shown(told("train", "--help-all"))
+    text = told("train", "--help-all")
+    flags = shown(text)
+    assert len(text.splitlines()) <= LONGEST_ALL
     assert set(flags) >= {f"--{name.replace('_', '-')}" for name in setting_names(RunSettings)}
     assert flags["--cache.train-snapshots"].startswith(str(layered_settings("laptop").cache.train_snapshots))
