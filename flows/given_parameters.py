@@ -88,7 +88,6 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
         check_name(run, "run")
     _check_endpoints(settings.rollouts.endpoints)
     _check_addresses("inference.urls", inference.urls)
-    _check_addresses("training.address", filter(None, [settings.training.address]))
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
     known = inference.model == "tiny" or _HUB_ID.fullmatch(inference.model)
     if not known and not _is_model_folder(Path(inference.model), runs_root):

@@ -216,9 +216,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         engine = make_engine(settings.inference, model, scraped_into=paths.workers)
         stack.push_async_callback(_close_engine, host, engine)
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
-        if elsewhere := training.processes_elsewhere:
-            follow = f"torchrun --nproc-per-node N -m training.follow {training.address}"
-            reporter().say(f"the trainer waits for {elsewhere} processes of other machines: {follow}")
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
         await start_engine(host, engine, settings.inference)

@@ -64,16 +64,10 @@ def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
     cards = usable_cards(inference, on_card=draws or trains_on_card)
     if trains and training.device == "cuda" and not has_cuda():
         raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
-    if trains and training.card >= 0 and not (cards and trains_on_card):
-        raise InputError(
-            f"training.card {training.card} names a GPU, but the trainer computes on the CPU here: remove it, or install the "
-            "build for CUDA (`make setup` on a machine with a card)"
-        )
     plan = plan_cards(
         cards,
         engine=inference.cards if draws else None,
         tensor_parallel=inference.tensor_parallel,
-        trainer=training.card if training.card >= 0 else None,
         processes=training.processes if trains_on_card else 0,
     )
     check_cards(plan, cuda=torch_cuda())

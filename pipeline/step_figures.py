@@ -48,7 +48,7 @@ class StepClock:
             give_back_memory()
         figures |= {
             "memory/flow_mib": resident_mib(os.getpid()),
-            "memory/trainer_mib": resident_mib(self._resources.trainer.pid),
+            "memory/trainer_mib": resident_mib(self._resources.trainer.pid, family=True),
         }
         if self._resources.gpus is not None:
             figures |= self._resources.gpus.sample()

@@ -74,7 +74,7 @@ def card(job: Job) -> Found:
         check_visible()
         if not (cards := visible_cards()):
             raise StageFailed("NVML shows no card to this process", "CUDA_VISIBLE_DEVICES, and `nvidia-smi`")
-        check_cards(plan_cards(cards, engine=(), trainer=0, processes=1), cuda=torch_cuda())
+        check_cards(plan_cards(cards, engine=(), processes=1), cuda=torch_cuda())
         if not torch.cuda.is_available():
             raise StageFailed(
                 f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot compute on it",

@@ -109,15 +109,14 @@ def plan_cards(
     *,
     engine: Sequence[int] | None,
     tensor_parallel: int = 1,
-    trainer: int | None = None,
     processes: int = 0,
 ) -> CardPlan:
     """Who takes which of `cards`, given by place.
 
     Args:
         engine: places of the engine's cards; (): the first `tensor_parallel`; None: there is no engine on a card.
-        trainer: place of the trainer's first card; None: the first one that the engine does not take, else the first.
-        processes: processes of the trainer, each with a card; 0: there is no trainer on a card.
+        processes: processes of the trainer, each with a card: the first ones that the engine does not take, else the first; 0:
+            there is no trainer on a card.
 
     Raises:
         InputError: a place has no card, a card is named twice, or there are too few.
@@ -134,15 +133,11 @@ def plan_cards(
             )
         _check_places(taken, cards, "inference.cards" if engine else "inference.tensor_parallel")
     left = [place for place in range(len(cards)) if place not in taken]
-    if trainer is not None:
-        places = [trainer, *(place for place in left if place > trainer)][:processes]
-        _check_places(places, cards, "training.card")
-    else:
-        places = (left if len(left) >= max(1, processes) else list(range(len(cards))))[:processes]
+    places = (left if len(left) >= max(1, processes) else list(range(len(cards))))[:processes]
     if len(places) < processes:
         raise InputError(
             f"training.processes {processes} need a card each, but {len(places)} of the {len(cards)} visible cards are theirs: "
-            "lower it, or change training.card"
+            "lower it"
         )
     return CardPlan(engine=tuple(cards[place] for place in taken), trainer=tuple(cards[place] for place in places))
 
@@ -172,7 +167,7 @@ def check_cards(plan: CardPlan, *, cuda: tuple[int, int] | None = None) -> None:
         if card.compute_mode == "exclusive":
             raise InputError(
                 f"{card.text} is in compute mode 'exclusive', which lets one process compute on it, but engine and trainer would "
-                f"share it: set it to 'default' (nvidia-smi -i {card.index} -c 0), or set training.card to another card"
+                f"share it: set it to 'default' (nvidia-smi -i {card.index} -c 0), or inference.cards to another card"
             )
         if card.mig:
             raise InputError(

@@ -62,9 +62,11 @@ def freeze_old_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process, MiB; 0 if it has ended."""
+def resident_mib(pid: int, *, family: bool = False) -> float:
+    """Resident memory of a process, with `family` of those too that it started, MiB; 0 if it has ended."""
     try:
-        return psutil.Process(pid).memory_info().rss / 2**20
+        process = psutil.Process(pid)
+        members = [process, *(process.children(recursive=True) if family else ())]
+        return sum(each.memory_info().rss for each in members) / 2**20
     except psutil.NoSuchProcess:
         return 0.0

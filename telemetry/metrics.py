@@ -183,7 +183,7 @@ METRICS: dict[str, Metric] = (
     | _group(
         "memory",
         flow_mib=("MiB", "resident memory of the flow's process"),
-        trainer_mib=("MiB", "resident memory of the trainer process"),
+        trainer_mib=("MiB", "resident memory of the trainer's processes here"),
         trainer_peak_mib=("MiB", "the most resident memory that the trainer process had so far"),
         trainer_gpu_peak_mib=("MiB", "the most GPU memory that tensors of the step took"),
     )

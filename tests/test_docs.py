@@ -190,11 +190,8 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
         elif tool == "torchrun":
             from torch.distributed.run import get_args_parser
 
-            from training.follow import command_line as follow_command_line
-
             given = get_args_parser().parse_args(words)
-            assert given.module and given.training_script == "training.follow", line
-            follow_command_line().parse_args(given.training_script_args)
+            assert given.module and given.training_script == "training.serve_steps", line
         elif tool == "buildah":
             assert words[-1] == "." and (ROOT / "Containerfile").is_file(), line
         elif tool == "kubectl":

@@ -1,18 +1,17 @@
-"""Data parallelism over advantage groups: several processes share the rows of an update.
+"""Data parallelism over advantage groups: several processes, which torchrun started, share the rows of an update.
 
-The first process, the leader, is the trainer process: it owns the optimiser, the checkpoints and the run. For each update the
-other processes, the followers, receive the rows and the current adapter, and compute the gradient of their share of the rows. All
-gradients are summed. Followers keep no state between updates. `training/leader.py` says how they find each other.
+The process of rank 0, the leader, owns the optimiser, the checkpoints and the run. For each update the other processes, the
+followers, receive the rows and the current adapter, and compute the gradient of their share of the rows. All gradients are
+summed. Followers keep no state between updates.
 
 Every process divides its loss by constants of the *whole* update, so losses and gradients add up to those of one process. An
 advantage group is never split. The shares have about equally many unique tokens, which is what a forward computes.
 
-Each process has the whole base model, or with `training.base_parts` a part of it. Processes that split the base run their
-forwards together: each gathers a block's weights from all of them, uses the block, and forgets the others' part.
+Each process has the whole base model, or with `training.split_base` a part of it. Then all run their forwards together: each
+gathers a block's weights from all of them, uses the block, and forgets the others' part.
 """
 
 import os
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,30 +22,41 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Parameter
 
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
-from telemetry.errors import EntenteError, TrainingError
 from training.objective import Objective
 from training.trie_plan import UniqueTokens
 
 _CLOSE_ENOUGH = 0.005
 """Shares are balanced until the largest is known to this share of its smallest possible size."""
+_ROLLOUTS = timedelta(days=30)
+"""Longest wait of a follower for the next work, while its rollouts are played. The end of a process is noticed at once: by
+torchrun on its machine, by its closed connections on the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The process group of a trainer, from the view of one process."""
+    """The processes of a trainer, from the view of one of them."""
 
     rank: int
     """Number of this process; 0 is the leader."""
+    local_rank: int
+    """Its number on its machine."""
     size: int
     """Number of processes."""
-    device: torch.device
-    base_parts: DeviceMesh | None = None
-    """The processes that split the base model with this one; None: this process has all of it."""
+    control: Any
+    """The gloo group for works and results. Weights and gradients go over the default group, which is of NCCL on GPUs."""
+
+    @classmethod
+    def join(cls) -> "Peers | None":
+        """Meet the processes that torchrun started with this one; None if torchrun did not start it."""
+        if not dist.is_torchelastic_launched():
+            return None
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        control = dist.new_group(backend="gloo", timeout=_ROLLOUTS)
+        return cls(rank=dist.get_rank(), local_rank=int(os.environ["LOCAL_RANK"]), size=dist.get_world_size(), control=control)
 
     @property
     def leads(self) -> bool:
@@ -56,7 +66,7 @@ class Peers:
     def broadcast(self, message: Any = None) -> Any:
         """Send the leader's message to every process; returns it. The argument of a follower is ignored."""
         box = [message]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
     def broadcast_weights(self, parameters: Iterable[Parameter]) -> None:
@@ -80,57 +90,14 @@ class Peers:
     def gather(self, found: Any) -> list[Any]:
         """Results of all processes by rank, in the leader; a list of None in a follower."""
         results: list[Any] = [None] * self.size
-        dist.gather_object(found, results if self.leads else None, dst=0)
+        dist.gather_object(found, results if self.leads else None, dst=0, group=self.control)
         return results
 
     def most(self, count: int) -> int:
         """The largest count of all processes."""
-        found = torch.tensor(count, dtype=torch.int64, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
+        found = torch.tensor(count, dtype=torch.int64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control)
         return int(found)
-
-    def leave(self) -> None:
-        """Destroy the process group."""
-        dist.destroy_process_group()
-
-
-def open_store(host: str, port: int, token: str, listener: socket.socket | None = None) -> Any:
-    """The store by which the processes of a group find each other, in the leader and served by it.
-
-    Args:
-        token: prefix of the keys, which nobody else knows.
-        listener: the leader's listening socket, else the store would listen at every address of the machine; None: a follower.
-    """
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        host,
-        port,
-        is_master=listener is not None,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
-    return dist.PrefixStore(token, store)  # type: ignore[attr-defined]
-
-
-def form_group(store: Any, *, rank: int, size: int, device: torch.device, interface: str = "", base_parts: int = 1) -> Peers:
-    """Form the process group with the others, by gloo on CPUs and NCCL on GPUs; waits for all of them.
-
-    Args:
-        store: see `open_store`.
-        interface: network interface by which the others reach this process; empty: as the library finds.
-        base_parts: neighbouring processes that split the base model.
-    """
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ():
-        os.environ.setdefault(variable, interface)
-    # Followers wait for the next update while its rollouts are played, so the timeout is long. The end of a process is noticed by
-    # its connection to the leader.
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(days=30))
-    mesh = None
-    if base_parts > 1:
-        whole = init_device_mesh(device.type, (size // base_parts, base_parts), mesh_dim_names=("copies", "parts"))
-        mesh = whole["parts"]
-    return Peers(rank=rank, size=size, device=device, base_parts=mesh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,29 +132,23 @@ Compute = Callable[[UpdateWork | ForwardWork, Sequence[int], Sequence[int]], Any
 computes the gradient into the parameters."""
 
 
-class OutOfStep(TrainingError):
-    """The leader failed in the middle of a work, so the followers wait for ever: it must end, and they end with it."""
-
-
 def lead(peers: Peers, work: UpdateWork | ForwardWork, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     """Do a work together with the followers. After an update the parameters hold the gradient of all its rows.
 
     Returns:
         The result of each process, by rank.
-
-    Raises:
-        OutOfStep: this process could not do its part.
     """
     peers.broadcast(work)
-    try:
-        return _take_part(peers, work, parameters, compute)
-    except EntenteError as error:
-        raise OutOfStep(str(error)) from error
+    return _take_part(peers, work, parameters, compute)
 
 
 def follow(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:
-    """Take part in every work until the leader broadcasts None."""
-    while (work := peers.broadcast()) is not None:
+    """Take part in every work of the leader, until it ends."""
+    while True:
+        try:
+            work = peers.broadcast()
+        except RuntimeError:  # the leader's connection has closed
+            return
         _take_part(peers, work, parameters, compute)
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -48,11 +49,11 @@ class Policy:
         model: the peft model.
     """
 
-    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, base_parts: DeviceMesh | None = None) -> None:
+    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, *, split_base: bool = False) -> None:
         """`model`: folder of the base model, or the loaded base model, whose modules peft then wraps in place.
 
         Args:
-            base_parts: the processes that split the base model with this one; None: this one has all of it.
+            split_base: the processes of the default group share the base; else this one has all of it.
 
         Raises:
             InputError: the settings ask for a GPU and there is none, the model's family is unknown, or its blocks do not have
@@ -77,8 +78,8 @@ class Policy:
             task_type="CAUSAL_LM",
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
-        if base_parts is not None:
-            self._split_base(base_parts)
+        if split_base:
+            self._split_base()
         self.model.to(self.device)
         if settings.dtype == "bfloat16":
             for module in self.model.modules():
@@ -88,12 +89,13 @@ class Policy:
         self.model.eval()
         self.recompute(settings.recompute)
 
-    def _split_base(self, processes: DeviceMesh) -> None:
-        """Keep a part of each block's frozen weights here, and gather a block from all `processes` while it is used.
+    def _split_base(self) -> None:
+        """Keep a part of each block's frozen weights here, and gather a block from all processes while it is used.
 
         Adapter, embedding and head stay whole in each process: the adapter's gradients are summed by `training.parallel`, and the
         packed forward reads single rows of the head. Nothing else has a gradient, so no gradient is reduced here.
         """
+        processes = init_device_mesh(self.device.type, (dist.get_world_size(),))
         causal: Any = self.model.base_model.model
         whole = {weight for weight in causal.parameters() if weight.requires_grad}
         for block in causal.model.layers:

@@ -1,8 +1,9 @@
 """The flow's side of the trainer process: starts it, sends requests, ends it.
 
 The trainer runs in a child process, so a device fault becomes a failed task, and the trainer and the games do not share Python's
-interpreter lock. It is started before vLLM is imported, because vLLM sets environment variables. Parent and child exchange JSON
-lines over a socket pair. The child ends when the parent's end of the socket closes, also if the parent was killed.
+interpreter lock. With several processes torchrun starts them, and ends them all when one ends. Flow and trainer exchange JSON
+lines over a socket pair, whose other end is the standard input of all of them. They end when the flow's end closes, also if the
+flow was killed.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
@@ -33,6 +36,21 @@ ANSWERS_WITHIN_S = 3600.0
 """Seconds within which the trainer must answer a request, such as a step, before it is killed."""
 _ENDS_WITHIN_S = 10.0
 """Seconds that `close` waits for the child before it kills it. The run's files are safe against a kill."""
+
+
+def under_torchrun(processes: int) -> bool:
+    """Whether torchrun starts the trainer: it has several processes here, or torchrun's own variable says on several machines."""
+    return processes > 1 or "PET_NNODES" in os.environ
+
+
+def trainer_command(processes: int) -> list[str]:
+    """The command that starts a trainer of so many processes on this machine."""
+    trainer = [sys.executable, "-P", "-m", "training.serve_steps"]
+    if not under_torchrun(processes):
+        return trainer
+    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    alone = [] if "PET_NNODES" in os.environ else ["--standalone"]
+    return [*torchrun, *alone, "--max-restarts", "0", "--log-dir", os.devnull, "--no-python", *trainer]
 
 
 class TrainerProcess:
@@ -54,11 +72,11 @@ class TrainerProcess:
         """Start the child, and return while it loads the model; `ready` waits for it.
 
         Args:
-            threads: CPU threads of the child and its followers on this machine together.
-            cards: GPUs that the child and its followers see, one for each; none: as this process.
+            threads: CPU threads of the trainer's processes together.
+            cards: GPUs that they see, one for each; none: as this process.
             card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
         """
-        self._log = paths.trainer_log
+        self._log, self._several = paths.trainer_log, under_torchrun(training.processes)
         self._answers_within_s, self._hung = ANSWERS_WITHIN_S, threading.Event()
         parent, child = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
@@ -76,9 +94,8 @@ class TrainerProcess:
             environment[CARD_SHARE] = f"{card_share:.4f}"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "training.serve_steps", str(child.fileno())],
-                pass_fds=[child.fileno()],
-                stdin=subprocess.DEVNULL,
+                trainer_command(training.processes),
+                stdin=child.fileno(),
                 stdout=log,
                 stderr=log,
                 env=environment,
@@ -155,7 +172,7 @@ class TrainerProcess:
         try:
             self._process.wait(timeout=_ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +185,7 @@ class TrainerProcess:
             # Not buffered, so that `close` has no unsent rest of a message to send.
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError) as error:
-            self._receive()  # raises why the child ended, if it said so, such as for the loss of a follower
+            self._receive()  # raises why the child ended, if it said so
             raise self._ended_error() from error
 
     def _receive(self) -> dict[str, Any]:
@@ -192,7 +209,12 @@ class TrainerProcess:
     def _kill_hung_child(self) -> None:
         """Kill the child. The thread that waits for its answer then raises TrainingError."""
         self._hung.set()
-        self._process.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in (child := psutil.Process(self._process.pid), *child.children(recursive=True)):
+                process.kill()
 
     def _ended_error(self) -> TrainingError:
         """The error that says how the child ended."""
@@ -203,4 +225,9 @@ class TrainerProcess:
         if self._hung.is_set():
             within = f"{self._answers_within_s:g} s"
             return TrainingError(f"the trainer process did not answer within {within}, and was ended; its log is {self._log}")
+        if self._several:
+            return TrainingError(
+                f"one of the trainer's processes ended, so torchrun ended them all; the last lines are in {self._log}: resume "
+                "the run, which repeats the step"
+            )
         return TrainingError(f"the trainer process ended (exit code {code}); its last lines are in {self._log}")

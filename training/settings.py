@@ -94,17 +94,10 @@ class TrainingSettings(Settings):
     """Number format of the frozen base; the adapter is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the trainer; auto: a GPU if there is one."""
-    card: Annotated[int, MAY_CHANGE, Field(ge=-1)] = -1
-    """GPU of the trainer, counted from 0 among the visible ones, the first of several `processes`; -1: the first that the
-    engine does not take, else the engine's own."""
     processes: Annotated[int, MAY_CHANGE, Field(ge=1, le=64)] = 1
-    """Processes on this machine that share each update."""
-    processes_elsewhere: Annotated[int, MAY_CHANGE, Field(ge=0, le=4096)] = 0
-    """Processes of other machines that share each update too (`torchrun -m training.follow`)."""
-    address: Annotated[str, MAY_CHANGE] = ""
-    """HOST:PORT of this machine at which processes elsewhere join; keep it in a private network."""
-    base_parts: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
-    """Processes over which the frozen base is split; 1: each process has all of it."""
+    """Processes on this machine that share each update, started by torchrun; each takes a GPU, where there are any."""
+    split_base: Annotated[bool, MAY_CHANGE] = False
+    """Keep of the frozen base only a part in each process, and gather block by block (FSDP2)."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned."""
     seed: Seed = 0
@@ -116,21 +109,6 @@ class TrainingSettings(Settings):
             raise ValueError(
                 f"training.decay_steps {self.decay_steps} must lie after training.warm_up_steps {self.warm_up_steps} for the "
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _processes_fit(self) -> "TrainingSettings":
-        processes = self.processes + self.processes_elsewhere
-        if self.processes_elsewhere and not self.address:
-            raise ValueError(
-                f"training.processes_elsewhere {self.processes_elsewhere} need an address at which they join: give "
-                "training.address, such as 10.0.0.1:29500"
-            )
-        if processes % self.base_parts:
-            raise ValueError(
-                f"training.base_parts {self.base_parts} must divide the {processes} processes of training.processes and "
-                "training.processes_elsewhere: change one of them"
             )
         return self
 

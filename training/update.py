@@ -75,8 +75,8 @@ class Updater:
         """
         self.policy = policy
         self.layout = Layout(policy, settings)
-        splits_base = peers is not None and peers.base_parts is not None
-        self.budget = TokenBudget(settings, policy.device, fixed=splits_base)
+        self._splits_base = peers is not None and settings.split_base
+        self.budget = TokenBudget(settings, policy.device, fixed=self._splits_base)
         policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
@@ -194,7 +194,7 @@ class Updater:
             rows: all rows of the work, the same in each process.
             lessons: the lessons of which `batch` is; None: it is of rollouts.
         """
-        if self._peers is None or self._peers.base_parts is None:
+        if self._peers is None or not self._splits_base:
             return list(parts)
         forwards = sum(len(part.micro.batch_row) > 0 for part in parts)
         missing = self._peers.most(forwards) - forwards

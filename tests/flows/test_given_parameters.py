@@ -89,10 +89,6 @@ REFUSED: dict[str, tuple[str, Begin]] = {
         "pipeline.dask_address",
         lambda: train_policy.fn(settings(pipeline={"task_runner": "dask", "dask_address": "tcp://evil.example:1"})),
     ),
-    "training.address": (
-        "training.address",
-        lambda: train_policy.fn(settings(training={"processes_elsewhere": 1, "address": "10.0.0.1:29500"})),
-    ),
     "run": ("cannot name a folder", lambda: train_policy.fn(settings().model_copy(update={"run": "../out"}))),
     "cache.from_run": ("cannot name a folder", lambda: train_policy.fn(settings(cache={"from_run": "../out", "from_groups": 8}))),
     "config of a sweep": (

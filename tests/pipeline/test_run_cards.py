@@ -36,7 +36,6 @@ def taken(**changed: dict) -> tuple[list[str], list[str], bool]:
 def test_engine_and_trainer_take_a_card_each_if_there_are_two(machine: FakeNvml, monkeypatch: pytest.MonkeyPatch):
     assert taken() == (["GPU-0"], ["GPU-1"], False)
     assert taken(inference={"cards": [1]}) == (["GPU-1"], ["GPU-0"], False)
-    assert taken(training={"card": 0}) == (["GPU-0"], ["GPU-0"], True)
     assert taken(training={"device": "cpu"}) == (["GPU-0"], [], False)
     assert taken(inference={"urls": ["http://elsewhere:8100"]}) == ([], ["GPU-0"], False)
     assert run_cards(settings(), trains=False).trainer == ()
@@ -50,8 +49,6 @@ def test_a_run_on_the_cpu_takes_none_and_looks_at_none(machine: FakeNvml, monkey
         monkeypatch.setattr(each, "torch_cuda", lambda: None)
     monkeypatch.setenv(cards.VARIABLE, "7")
     assert taken() == ([], [], False)
-    with pytest.raises(InputError, match=r"training.card 0 names a GPU, but the trainer computes on the CPU here: remove it"):
-        run_cards(settings(training={"card": 0}))
     assert machine.asked == []
 
 

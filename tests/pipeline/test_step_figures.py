@@ -1,6 +1,7 @@
 """Figures of a step: counts of one span, and nothing where nobody counted."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +46,12 @@ def figures_of(reports: tuple[RolloutReport, ...], counted: EngineStats) -> dict
         return counted
 
     resources: Any = SimpleNamespace(
-        spans=Spans(), host=Host(), engine=SimpleNamespace(stats=stats), trainer=SimpleNamespace(pid=1), gpus=None, games=None
+        spans=Spans(),
+        host=Host(),
+        engine=SimpleNamespace(stats=stats),
+        trainer=SimpleNamespace(pid=os.getpid()),
+        gpus=None,
+        games=None,
     )
     resources.endpoints = OutsidePlayers((), Path("none"), OutsideSettings())
     rolled = StepRollouts(reports=reports, waited=(0.0, 0.0), ready_share=1.0, queue={})

@@ -154,7 +154,7 @@ def test_cards_that_are_not_there_are_refused_by_the_setting_that_asks(wanted: d
         ),
         pytest.param(
             CardPlan(engine=(card(compute_mode="exclusive"),), trainer=(card(compute_mode="exclusive"),)), (12, 8),
-            r"'exclusive', which lets one process compute on it, but engine and trainer would share it: .*training.card",
+            r"'exclusive', which lets one process compute on it, but engine and trainer would share it: .*inference.cards",
             id="exclusive and shared",
         ),
         pytest.param(

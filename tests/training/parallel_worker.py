@@ -1,4 +1,4 @@
-"""What the leader of the data-parallel tests runs: two updates of a small model, alone or with followers.
+"""What the data-parallel tests run: two updates of a small model, in one process or, under torchrun, in several.
 
 python parallel_worker.py MODEL FILE SETTINGS      SETTINGS: training settings as JSON
 """
@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.trainer_arms import gradient_of
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
-from training.leader import gather_followers
+from training.parallel import Peers, follow
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.update import Updater
@@ -29,10 +29,13 @@ def main(model: Path, file: Path, given: dict[str, Any]) -> None:
     settings = TrainingSettings.model_validate(
         {"device": "cpu", "learning_rate": 1e-2, "updates_per_step": 2, "kl_weight": 0.05, "token_budget": 256} | given
     )
-    peers = gather_followers(model, settings, "test")
-    policy = Policy(model, settings, peers and peers.base_parts)
-    stir_adapter(policy.parameters(), seed=1)  # not that of the followers, which take the leader's weights
+    peers = Peers.join()
+    policy = Policy(model, settings, split_base=settings.split_base)
     updater = Updater(policy, settings, peers)
+    if peers is not None and not peers.leads:
+        follow(peers, policy.parameters(), updater.compute)
+        os._exit(0)
+    stir_adapter(policy.parameters(), seed=1)  # not that of the followers, which take the leader's weights
     batch = made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
     found: dict[str, Any] = {"losses": [], "gradients": [], "tokens": []}
     found["weights_here"] = sum(getattr(weight, "_local_tensor", weight).numel() for weight in policy.model.parameters())

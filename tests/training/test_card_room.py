@@ -39,8 +39,7 @@ def test_the_child_begins_with_its_cards_in_its_environment(
 
     def start(*words: Any, env: dict[str, str], **how: Any) -> Any:
         seen.update(env)
-        (socket,) = how["pass_fds"]
-        return real(["bash", "-c", f"cat <&{socket}"], pass_fds=how["pass_fds"], stdout=subprocess.DEVNULL)
+        return real(["cat"], stdin=how["stdin"], stdout=subprocess.DEVNULL)
 
     monkeypatch.setattr(subprocess, "Popen", start)
     paths = RunPaths(tmp_path / "run").create()

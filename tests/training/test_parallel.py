@@ -1,11 +1,9 @@
-"""Several processes come to the loss and the gradient of one, on one machine and on several, and none outlives the others."""
+"""Several processes under torchrun come to the loss and the gradient of one, and none outlives the others."""
 
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ from storage.settings import StorageSettings
 from telemetry.errors import TrainingError
 from tests.training.parallel_worker import SHAPE
 from training.parallel import split_rows
-from training.process import TrainerProcess
+from training.process import TrainerProcess, trainer_command
 from training.replay import replay_step
 from training.settings import TrainingSettings
 
@@ -98,7 +96,8 @@ def environment() -> dict[str, str]:
 def run(small: Path, folder: Path, **settings: object) -> dict:
     """What the leader of these processes wrote."""
     folder.mkdir()
-    words = [sys.executable, str(WORKER), str(small), str(folder / "found.pt"), json.dumps(settings)]
+    *starter, _module, _name = trainer_command(int(str(settings.get("processes", 1))))
+    words = [*starter, str(WORKER), str(small), str(folder / "found.pt"), json.dumps(settings)]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "found.pt", weights_only=False)
@@ -123,7 +122,7 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
     given = {"importance_cap": 2.0}
     alone = run(small, tmp_path / "one", **given)
     whole = run(small, tmp_path / "two", processes=2, **given)
-    split = run(small, tmp_path / "split", processes=2, base_parts=2, **given)
+    split = run(small, tmp_path / "split", processes=2, split_base=True, **given)
     assert_same_update(alone, whole)
     blocks = sum(weight.numel() for weight in model_of(SHAPE).model.layers.parameters())
     assert alone["weights_here"] == whole["weights_here"] == split["weights_here"] + blocks // 2
@@ -136,13 +135,12 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"processes": 4, "base_parts": 2}, id="two copies of two parts"),
-        pytest.param({"processes": 4, "base_parts": 4, "layout": "padded"}, id="four parts, padded"),
-        pytest.param({"processes": 8, "base_parts": 8, "advantage_scale": "batch"}, id="more processes than groups"),
+        pytest.param({"processes": 4, "split_base": True, "layout": "padded"}, id="four parts, padded"),
+        pytest.param({"processes": 8, "split_base": True, "advantage_scale": "batch"}, id="more processes than groups"),
     ],
 )
-def test_four_processes_come_to_the_update_of_one(small: Path, tmp_path: Path, settings: dict):
-    alone = {name: value for name, value in settings.items() if name not in ("processes", "base_parts")}
+def test_more_processes_come_to_the_update_of_one(small: Path, tmp_path: Path, settings: dict):
+    alone = {name: value for name, value in settings.items() if name not in ("processes", "split_base")}
     assert_same_update(run(small, tmp_path / "one", **alone), run(small, tmp_path / "more", **settings))
 
 
@@ -156,7 +154,7 @@ def trainer(paths: RunPaths, model: Path, **settings: object) -> Iterator[Traine
     started = TrainerProcess(paths, model, SETTINGS.model_copy(update=settings), StorageSettings(), threads=1)
     try:
         started.ready()
-        family = [psutil.Process(started.pid), *psutil.Process(started.pid).children()]
+        family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
         yield started
     finally:
         started.close()
@@ -165,7 +163,8 @@ def trainer(paths: RunPaths, model: Path, **settings: object) -> Iterator[Traine
 
 
 @pytest.mark.system
-def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_repeated(run_with_rows, exact_engine, model):
+@pytest.mark.parametrize("killed", ["leader", "follower"])
+def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_repeated(killed, run_with_rows, exact_engine, model):
     """Then by one process, which has the weights of a run that was never broken, and says so in a replay."""
     unbroken = run_with_rows(exact_engine(), groups=4, forks=4, name="unbroken")
     with trainer(unbroken, model) as alone:
@@ -173,8 +172,8 @@ def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_re
     paths = run_with_rows(exact_engine(), groups=4, forks=4, name="broken")
     with trainer(paths, model, processes=2) as together:
         together.step(1, 2)
-        (follower,) = psutil.Process(together.pid).children()
-        follower.suspend()
+        ranks = {each.environ()["RANK"]: each for each in psutil.Process(together.pid).children()}
+        ranks["1"].suspend()
         told: list[BaseException] = []
 
         def step() -> None:
@@ -189,13 +188,13 @@ def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_re
         while not ledger_path(paths, 2).exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        follower.kill()
-        asking.join(timeout=30)
+        ranks["0" if killed == "leader" else "1"].kill()
+        asking.join(timeout=60)
         assert str(told[0]) == (
-            "the trainer ends, because one of its 2 processes, process 1 on this machine, ended with exit code -9: resume the "
-            "run, which repeats the step"
+            "one of the trainer's processes ended, so torchrun ended them all; the last lines are in "
+            f"{paths.trainer_log}: resume the run, which repeats the step"
         )
-        with pytest.raises(TrainingError, match="the trainer process ended"):
+        with pytest.raises(TrainingError, match="one of the trainer's processes ended"):
             together.fresh_rows()
     with trainer(paths, model) as alone:
         assert alone.ready().step_done == 1
@@ -211,38 +210,28 @@ def test_a_follower_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_re
 # -- processes of other machines -------------------------------------------------------------------------------------------
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 @pytest.mark.system
-def test_processes_elsewhere_by_torchrun_serve_one_trainer_after_another(run_with_rows, exact_engine, model, tmp_path: Path):
-    """The first trainer is killed; the followers, of which torchrun started two, join the second."""
-    address, log = free_address(), tmp_path / "follow.log"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*torchrun, "-m", "training.follow", address]
+def test_torchrun_elsewhere_shares_the_updates_and_ends_with_the_trainer(
+    run_with_rows, exact_engine, model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    meeting = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+    for name, value in meeting.items():
+        monkeypatch.setenv(name, value)
+    words = trainer_command(1)
+    log = tmp_path / "elsewhere.log"
     with log.open("wb") as output:
-        agent = subprocess.Popen(words, env=environment(), stdout=output, stderr=output, cwd=tmp_path)
+        given = environment() | meeting | {"PET_NODE_RANK": "1"}
+        agent = subprocess.Popen(words, env=given, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=tmp_path)
     try:
         paths = run_with_rows(exact_engine(), groups=4, forks=4)
-        elsewhere = {"processes_elsewhere": 2, "address": address}
-        with trainer(paths, model, **elsewhere) as first:
-            first.step(1, 2)
-            os.kill(first.pid, signal.SIGKILL)
-        with trainer(paths, model, **elsewhere) as second:
-            assert second.ready().step_done == 1
-            second.step(2, 2)
-        outcome = read_outcome(paths, 2)
-        assert outcome is not None and outcome.processes == 3
-    finally:
-        children = psutil.Process(agent.pid).children(recursive=True)
-        agent.terminate()
+        with trainer(paths, model) as together:
+            together.step(1, 2)
+        outcome = read_outcome(paths, 1)
+        assert outcome is not None and outcome.processes == 2
         agent.wait(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
-    told = log.read_text()
-    assert f"waits for a trainer at {address}" in told
-    assert told.count("joined run 'run'") == 4 and f"the trainer of run 'run' at {address} has ended" in told
-    followers, _, _ = told.partition("death signal")  # torchrun itself tells its own end with a traceback
-    assert "Traceback" not in followers, told
+    finally:
+        agent.kill()
+        agent.wait()
+    assert "Traceback" not in log.read_text()

@@ -95,7 +95,8 @@ def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path,
 
 
 @pytest.mark.system
-def test_it_ends_when_its_parent_is_killed(model, tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_ends_when_its_parent_is_killed(model, tmp_path, processes: int):
     program = textwrap.dedent(
         f"""
         import sys, time
@@ -105,7 +106,7 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path):
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
         paths, model = RunPaths(Path({str(tmp_path)!r}) / "run").create(), Path({str(model)!r})
-        trainer = TrainerProcess(paths, model, TrainingSettings(), StorageSettings(), 1)
+        trainer = TrainerProcess(paths, model, TrainingSettings(processes={processes}), StorageSettings(), 1)
         trainer.ready()
         print(trainer.pid, flush=True)
         time.sleep(600)
@@ -113,11 +114,11 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path):
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    child = psutil.Process(int(parent.stdout.readline()))
+    family = [child, *child.children(recursive=True)]
+    assert len(family) == (1 if processes == 1 else 1 + processes)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the trainer outlives its parent"
-        time.sleep(0.1)
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive, "the trainer outlives its parent"
