@@ -49,7 +49,7 @@ from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import check_runs_root, durable_write, entries_in, folders_in, held, remove_folder, set_aside
-from storage.learnable_process import PastReturnsProcess
+from storage.learnable import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, RunPaths
 from tasks.alerts import with_hooks

@@ -21,7 +21,7 @@ from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
-from storage.learnable_process import PastReturnsProcess
+from storage.learnable import PastReturnsProcess
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER
 from telemetry.devices import GpuSampler

@@ -29,7 +29,7 @@ from state_cache.settings import CacheSettings
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
-from storage.learnable_process import PastReturnsProcess
+from storage.learnable import PastReturnsProcess
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import DataError, EntenteError, InputError

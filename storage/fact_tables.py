@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from storage.facts import DECISION_FACTS, PLY_FACTS, numbered, with_constants
 from storage.ledger import ROWS_SCHEMA
-from storage.returns import returns_of
+from storage.rewards import returns_of
 from storage.schema import COMPONENTS, FINAL
 from storage.settled import Settled
 from storage.totals import Totals

@@ -1,15 +1,20 @@
 """What the past start groups of each snapshot returned. The spread of the last ones measures how much it still teaches.
 
 The result depends only on rows before a given start group. So a step that is repeated after a crash gets the same values. The
-sampler turns them into weights and draws.
+sampler turns them into weights and draws. `PastReturnsProcess` works in a separate process: the caller does not load DuckDB, and
+its memory does not grow.
 """
 
+import multiprocessing
+import signal
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from storage.index import Index
 from storage.runs import RunPaths
+from telemetry.parent import end_with_parent
 
 RECENT = 4
 """Newest start groups of a snapshot that count; older ones were played by a policy that has changed since."""
@@ -21,6 +26,8 @@ class PastReturns:
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
         """`blend` and `discount` of the returns, as in the trainer's settings."""
+        from storage.index import Index  # loads DuckDB
+
         self._index = Index(paths, blend=blend, discount=discount, start_groups=True)
         self._lock = threading.Lock()
 
@@ -33,3 +40,52 @@ class PastReturns:
             self._index.refresh()
             values = {"producer": producer, "before": start_group, "recent": RECENT}
             return dict(self._index.connection.execute(_SQL, values).fetchall())
+
+
+class PastReturnsProcess:
+    """`PastReturns` in a separate process.
+
+    The process starts with the first call. If it dies, a new one is started; it holds nothing that is not in files.
+    """
+
+    def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
+        """See `PastReturns`."""
+        self._arguments = (paths, dict(blend), discount)
+        self._process: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def spreads_before(self, producer: str, start_group: int) -> dict[str, float]:
+        """See `PastReturns.spreads_before`."""
+        with self._lock:
+            try:
+                return self._ask(producer, start_group)
+            except BrokenProcessPool:
+                self.close()
+                return self._ask(producer, start_group)
+
+    def close(self) -> None:
+        """End the process, if it runs."""
+        if self._process is not None:
+            self._process.shutdown()
+            self._process = None
+
+    def _ask(self, producer: str, start_group: int) -> dict[str, float]:
+        if self._process is None:
+            spawn = multiprocessing.get_context("spawn")
+            self._process = ProcessPoolExecutor(1, mp_context=spawn, initializer=_open, initargs=self._arguments)
+        return self._process.submit(_spreads_before, producer, start_group).result()
+
+
+_mine: PastReturns
+"""In the separate process: its `PastReturns`."""
+
+
+def _open(paths: RunPaths, blend: Mapping[str, float], discount: float) -> None:
+    global _mine
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
+    end_with_parent()
+    _mine = PastReturns(paths, blend=blend, discount=discount)
+
+
+def _spreads_before(producer: str, start_group: int) -> dict[str, float]:
+    return _mine.spreads_before(producer, start_group)

@@ -1,10 +1,11 @@
 """Settings of storage: how returns are computed, and how old the rows of a step may be."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from storage.query_text import query_text
+from telemetry.read_file import read_text
 from telemetry.setting_marks import MAY_CHANGE_RECORDED, Settings
 
 BLENDS: dict[str, dict[str, float]] = {
@@ -24,6 +25,21 @@ BLENDS: dict[str, dict[str, float]] = {
 half a point per dislodgement, and 0.2 of the final centres, leader gap and balance. It leaves out that system's terms for
 units, influence and threats, which follow from centres, and its bonus for rank.
 """
+
+
+_LONGEST_QUERY = 16_384
+"""Largest size of the file of a query in bytes. Settings and each ledger hold its text."""
+
+
+def query_text(given: Any) -> Any:
+    """The text of the .sql file that `given` names; `given` itself if it names none.
+
+    Raises:
+        InputError: the file cannot be read, or is too long.
+    """
+    if isinstance(given, str) and given.endswith(".sql") and "\n" not in given:
+        return read_text(Path(given), at_most=_LONGEST_QUERY, what="query").strip() + "\n"  # so it is never the name of a file
+    return given
 
 
 class StorageSettings(Settings):

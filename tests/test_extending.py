@@ -22,8 +22,7 @@ from evaluation.contestants import resolve_contestant
 from game.board import Board
 from game.players import player
 from pipeline.run_settings import layered_settings, settings_of
-from storage.returns import returns_of
-from storage.rewards import reward_of
+from storage.rewards import returns_of, reward_of
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from telemetry.errors import InputError

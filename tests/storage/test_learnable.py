@@ -6,8 +6,7 @@ import signal
 import pytest
 
 from storage.index import open_index
-from storage.learnable import PastReturns
-from storage.learnable_process import PastReturnsProcess
+from storage.learnable import PastReturns, PastReturnsProcess
 from storage.shards import publish_shard
 
 BLEND = {"centres_gained": 1.0, "survival": 2.0}
