@@ -1,18 +1,15 @@
 """`entente runs clean`: list what is old, then remove it."""
 
-import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 from rich.table import Table
 
-from cli.environment import PREFECT_DAYS
 from cli.options import RunsRoot
-from cli.run_flow import run_flow
 from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
 from storage.files import held, names_in
@@ -20,11 +17,10 @@ from storage.retention import Removable, RetentionSettings, removable_asides, re
 from storage.runs import LATEST, RunPaths, check_name, run_names
 from telemetry.errors import DataError, EntenteError, InputError
 
-_Names = Annotated[list[str] | None, Parameter(help="Only these runs, and neither caches nor Prefect.", negative="")]
+_Names = Annotated[list[str] | None, Parameter(help="Only these runs, and no caches.", negative="")]
 _Whole = Annotated[
     list[str] | None, Parameter(help="Runs to remove as a whole, finished ones only, with all they hold.", negative="")
 ]
-_Days = Annotated[float, Parameter(help="Days for which Prefect keeps flow runs that ended.", validator=validators.Number(gte=0))]
 
 
 def clean(
@@ -33,11 +29,9 @@ def clean(
     whole_run: _Whole = None,
     runs_root: RunsRoot = Path("runs"),
     dry_run: Annotated[bool, Parameter(help="Say what would go, and remove nothing.", negative="")] = False,
-    prefect: Annotated[bool, Parameter(help="Also remove old flow runs from Prefect's database.")] = True,
-    prefect_days: _Days = PREFECT_DAYS,
     settings: Annotated[RetentionSettings | None, Parameter(name="*", help="How long what is kept.")] = None,
 ) -> None:
-    """Remove old adapters and checkpoints, local W&B folders, leftovers of killed processes, and old flow runs of Prefect.
+    """Remove old adapters and checkpoints, local W&B folders, and leftovers of killed processes.
 
     Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards and lessons
     stay unless --shards-gb limits them; the facts of each removed row stay for `entente sql`. A run that a process works on is
@@ -51,7 +45,7 @@ def clean(
 
         entente runs clean --run mine --shards-gb 20 --dry-run
 
-        entente runs clean --whole-run mine --no-prefect
+        entente runs clean --whole-run mine
     """
     chosen = settings or RetentionSettings()
     whole = [_finished_run(runs_root, name) for name in whole_run or ()]
@@ -83,8 +77,6 @@ def clean(
         size = size_text(sum(each.size for each in later))
         hours = f"{GRACE_HOURS:g} h"
         print(f"{size} of shards {'would be' if dry_run else 'were'} given up: clean again in {hours} to remove them")
-    if prefect and everywhere:
-        _clean_prefect(prefect_days, dry_run=dry_run)
     if dry_run:
         print("nothing was removed")
 
@@ -162,18 +154,3 @@ def _show(found: Iterable[Removable]) -> None:
         table.add_row(cell(str(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
     if table.row_count:
         output_console().print(table)
-
-
-def _clean_prefect(days: float, *, dry_run: bool) -> None:
-    if not os.environ.get("PREFECT_API_URL") and not Path(os.environ.get("PREFECT_HOME", ".prefect")).is_dir():
-        print("Prefect has no database here yet")  # asking Prefect itself would make the folder
-        return
-    from cli.prefect_server import prefect_server
-    from flows.recovery.delete_runs import delete_runs, find_old_runs
-
-    with prefect_server():
-        found = run_flow(find_old_runs(days))
-        oldest = f", the oldest of them {found[0].name}" if found else ""
-        print(f"Prefect: {len(found)} flow runs ended more than {days:g} days ago{oldest}")
-        if not dry_run:
-            run_flow(delete_runs(found))

@@ -6,8 +6,6 @@ Prefect then logs little, sends no telemetry and has its database in the working
 import os
 from pathlib import Path
 
-PREFECT_DAYS = 30
-"""Days for which Prefect keeps ended flow runs."""
 _PREFECT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     # Only the server's own pages may call its API. They call the address from which they were loaded.
@@ -24,10 +22,10 @@ _PREFECT = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "1",
     # Events take most of the database's space and are needed for hours only; flow runs are kept for a month. A long-lived server
-    # removes both. The server of a single command removes events; `entente runs clean` removes its flow runs.
+    # removes both, the server of a single command removes events.
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
-    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(PREFECT_DAYS * 86_400),
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "2592000",
     # A flow run that loses its concurrency slot is cancelled, so slots are stored across a restart of the server.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",

@@ -23,7 +23,6 @@ from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
 from flows.recovery.mark_crashed import mark_earlier_crashed
-from flows.recovery.outlive_worker import outlive_worker
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.memory_plan import trainer_share
@@ -168,7 +167,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         InputError: the settings contradict each other or the run's own, its name is taken or missing, another process trains
             it, or it has already done more steps than `settings.steps`.
     """
-    outlive_worker()
     cards = check_inputs(settings, resume=resume)
     engine_threads, trainer_threads = settings.threads
     if trains_alone:

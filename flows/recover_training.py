@@ -34,7 +34,6 @@ from prefect.types._datetime import now
 from flows.given_parameters import check_given, check_inside
 from flows.open_run import finished_summary
 from flows.recovery.mark_crashed import mark_children_crashed
-from flows.recovery.service_alerts import find_service_alerts
 from flows.run_names import recovery_name
 from pipeline.improve_rounds import ImproveSettings, rounds_left
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
@@ -61,21 +60,15 @@ _LOOKS_BACK = timedelta(days=1)
 
 
 @flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
-async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs"), alert_file: str = "") -> dict[str, str]:
+async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")) -> dict[str, str]:
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
         flow_run_id: The flow run of `train-policy`, `improve-policy` or `train-sweep` that ended; empty: all that ended badly in
             the last day or count as running.
         runs_root: Folder of all runs.
-        alert_file: Name of the file with the hooks for alerts that concern no single run, such as a lost worker: 'mine' is
-            `mine.toml` in `_alerts` under `runs_root`. Alerts about a run use the run's own settings.
-
-    Raises:
-        InputError: there is no such file.
     """
     check_given(runs_root)
-    hooks = with_hooks(AlertSettings(file=alert_file), runs_root)
     done: dict[str, str] = {}
     async with get_client() as client:
         ids = [UUID(flow_run_id)] if flow_run_id else await _find_candidates(client, runs_root)
@@ -84,10 +77,6 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
             with held(runs_root / WORK_FOLDER / ".recovery.lock", wait_s=120):
                 done[str(each)] = await _recover(client, each, runs_root)
                 reporter().say(done[str(each)])
-        if not flow_run_id:
-            for alert in await find_service_alerts(client, runs_root):
-                file = runs_root / WORK_FOLDER / "alerts.jsonl"
-                await asyncio.to_thread(raise_alert, file, alert, hooks)
     return done
 
 

@@ -16,7 +16,6 @@ from prefect.runtime import flow_run
 from evaluation.score_files import read_scores, write_score
 from flows.given_parameters import check_given, check_inside
 from flows.open_run import check_inputs
-from flows.recovery.outlive_worker import outlive_worker
 from flows.run_names import sweep_name
 from flows.train_policy import train_policy
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
@@ -48,7 +47,6 @@ async def train_sweep(sweep: Sweep, runs_root: Path = Path("runs"), resume: bool
     for file in sweep.config:
         check_inside(Path(file), runs_root / SWEEP_FOLDER, "config")
     os.environ["WANDB_RUN_GROUP"] = sweep.name  # W&B shows the runs of one group together
-    outlive_worker()
     with cancelled_by_sigterm():
         state = await asyncio.to_thread(SweepState, sweep, runs_root)
         if not resume:

@@ -67,7 +67,7 @@ class Alert:
 
     name: str
     """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, entropy, no_spread, disk, worker_lost; by whoever looks
-    after all runs, also not_recovered, pool_without_worker, schedules_cancelled, schedule_overlaps."""
+    after all runs, also not_recovered."""
     run: str
     step: int
     """The newest finished step."""

@@ -1,1 +1,1 @@
-"""Recovery of training runs after a killed process, and upkeep of Prefect's database."""
+"""Recovery of training runs after a killed process."""

@@ -1,13 +1,11 @@
 """`entente runs clean` says what goes and removes just that; on a dry run, and of a run at work, it removes nothing."""
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.recovery.delete_runs import delete_runs, find_old_runs
 from storage.files import held
 from storage.runs import RunPaths
 
@@ -47,18 +45,18 @@ def test_a_dry_run_names_what_goes_with_its_size_and_touches_nothing(entente, ru
 
 def test_what_a_dry_run_names_is_what_goes(entente, runs):
     before = set(content(entente.folder))
-    done = entente("runs", "clean", "--no-prefect")
+    done = entente("runs", "clean")
     assert (done.returncode, done.stderr) == (0, "") and "24.0 MiB were freed" in done.stdout
     gone = {"/".join(name.split("/")[1:4]) for name in before - set(content(entente.folder))}
     adapters = {f"adapters/v{version:06d}" for version in range(1, 11)}
     assert gone == {f"{run}/{path}" for run in runs for path in (*adapters, "checkpoints/step_000027", "checkpoints/step_000028")}
-    again = entente("runs", "clean", "--no-prefect")
+    again = entente("runs", "clean")
     assert again.stdout == "nothing is old enough to go\n"
 
 
 @pytest.mark.parametrize(
     ("lock", "words"),
-    [("lock", ["--no-prefect"]), ("trainer_lock", ["--run", "going"]), ("lock", ["--whole-run", "done"])],
+    [("lock", []), ("trainer_lock", ["--run", "going"]), ("lock", ["--whole-run", "done"])],
 )
 def test_a_run_at_work_is_left_alone_and_that_is_said(entente, runs, lock: str, words: list[str]):
     name = "done" if "--whole-run" in words else "going"
@@ -78,7 +76,7 @@ def test_a_run_that_is_named_is_cleaned_alone(entente, runs):
     before = content(runs["done"].root)
     done = entente("runs", "clean", "--run", "going", "--keep-adapters", "5")
     assert done.returncode == 0, done.stderr
-    assert content(runs["done"].root) == before and "Prefect" not in done.stdout
+    assert content(runs["done"].root) == before
     left = sorted(int(path.name[1:]) for path in runs["going"].adapters.iterdir())
     assert left == [25, 26, 27, 28, 29, 30]
 
@@ -110,50 +108,7 @@ def test_what_cannot_be_cleaned_is_refused_in_a_sentence_and_nothing_goes(entent
 def test_a_run_whose_ledger_cannot_be_read_keeps_everything(entente, runs):
     ledger = runs["going"].ledger / "step-000031.arrow"
     ledger.write_bytes(b"torn")
-    done = entente("runs", "clean", "--no-prefect")
+    done = entente("runs", "clean")
     assert done.returncode == 0, done.stderr
     assert "runs/going: skipped, because" in done.stdout and "step-000031.arrow" in done.stdout
     assert len(list(runs["going"].adapters.iterdir())) == 30 and len(list(runs["done"].adapters.iterdir())) == 20
-
-
-def test_a_forgotten_flow_run_takes_its_tasks_logs_and_artifacts_with_it_and_no_others(prefect_server: str):
-    from prefect import flow, task
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import ArtifactCreate, LogCreate
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
-    from prefect.states import Completed
-    from prefect.types import DateTime
-
-    @flow(name="to-be-forgotten")
-    def nothing() -> None:
-        """Gives its name."""
-
-    @task
-    def piece() -> None:
-        """Gives its name."""
-
-    async def left(client: Any, run: Any) -> tuple[int, int, int]:
-        logs = await client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
-        artifacts = await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run])))
-        tasks = (await client._client.post("/task_runs/filter", json={"flow_runs": {"id": {"any_": [str(run)]}}})).json()
-        return len(logs), len(artifacts), len(tasks)
-
-    async def check() -> None:
-        async with get_client() as client:
-            ids = []
-            for name in ("old", "young", "unended"):
-                run = await client.create_flow_run(nothing, name=name, state=None if name == "unended" else Completed())
-                ids.append(run.id)
-                await client.create_task_run(piece, run.id, dynamic_key="0")
-                await client.create_artifact(ArtifactCreate(type="markdown", key="shared", data=name, flow_run_id=run.id))
-                said = LogCreate(name="n", level=20, message=name, timestamp=DateTime.now("UTC"), flow_run_id=run.id)
-                await client.create_logs([said])
-            ended = {run.id: run for run in await find_old_runs(days=0)}
-            assert set(ids) & set(ended) == set(ids[:2]), "one that never ended may still be at work"
-            assert not set(ids) & {run.id for run in await find_old_runs(days=1)}
-            assert await delete_runs([ended[ids[0]]]) == 1
-            assert await left(client, ids[0]) == (0, 0, 0)
-            assert await left(client, ids[1]) == await left(client, ids[2]) == (1, 1, 1)
-            assert await delete_runs([ended[ids[0]]]) == 0, "and a second time there is nothing to remove"
-
-    asyncio.run(check())

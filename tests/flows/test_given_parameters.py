@@ -109,7 +109,6 @@ REFUSED: dict[str, tuple[str, Begin]] = {
         lambda: evaluate_policy.fn("", match=MatchSettings(players=("/etc", "mover"))),
     ),
     "output": ("output '/tmp/out', which lies outside", lambda: tune_inference.fn(output=Path("/tmp/out"))),
-    "alert_file": ("cannot name a folder", lambda: recover_training.fn(alert_file="../../etc/passwd")),
 }
 
 
