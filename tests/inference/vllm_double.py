@@ -1,6 +1,6 @@
 """A double of vLLM's server: the same JSON over a torch engine, on the caller's event loop, with faults on demand.
 
-It knows of HTTP what the client uses. `tests/inference/test_vllm_server_real.py` holds the client to a real one.
+It knows of HTTP what the client uses. `tests/inference/test_vllm_servers.py` holds the client to a real one.
 """
 
 import asyncio
@@ -64,6 +64,11 @@ def no_logprobs(answer: dict[str, Any]) -> None:
     answer["choices"][0]["logprobs"] = None
 
 
+def probability_one(answer: dict[str, Any]) -> None:
+    for entry in answer["choices"][0]["logprobs"]["content"]:
+        entry["logprob"] = 0.0
+
+
 def other_base(answer: dict[str, Any]) -> None:
     answer["choices"][0]["weight_versions"] = [{"version": "updated", "start": 0, "end": 1}]
 
@@ -77,27 +82,30 @@ LIES: tuple[Spoil, ...] = (
 class VllmDouble:
     """One server. `spoil` changes its answers; `fault` is one of 'status 500', 'silent', 'half a body', 'closes'."""
 
-    def __init__(self, model: Path, *, key: str = "", seed_of_adapters: str = "") -> None:
+    def __init__(self, model: Path, *, key: str = "", root: str = "") -> None:
         self.spoil: Spoil | None = None
         self.fault = ""
         self.serves_base_only = False
         """Draws by the base under every name."""
-        self.faults, self.asked, self.most_in_flight = 0, 0, 0
+        self.faults, self.in_flight, self.most_in_flight, self.in_flight_at_unload = 0, 0, 0, 0
+        self.waiting, self.preemptions, self.delay_s = 0, 0, 0.0
         self.adapters: dict[str, int] = {}
-        self.preemptions = 0
-        self.waiting = 0
         self.unloaded: list[str] = []
-        self.delay_s = 0.0
-        self._model, self._key = model, key
+        self.drawn: list[tuple[str, int]] = []
+        """Name of the model or adapter, and seed, of each request."""
+        self._key, self._root = key, root or str(model)
         self._engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=64), name="double")
         self._numbers = itertools.count(1)
-        self._in_flight = 0
         self._runner: web.AppRunner | None = None
         self.port = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.name}"
+
+    @property
+    def name(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     async def start(self, *, keepalive_s: float = 5.0) -> None:
         """Listen at the port of before, or a free one. Adapters of before are forgotten."""
@@ -156,7 +164,7 @@ class VllmDouble:
         )
 
     async def _models(self, request: web.Request) -> web.Response:
-        base = {"id": "the-base", "root": str(self._model), "parent": None, "max_model_len": 512}
+        base = {"id": "the-base", "root": self._root, "parent": None, "max_model_len": 512}
         return web.json_response({"data": [base, *({"id": name, "parent": "the-base"} for name in self.adapters)]})
 
     async def _load(self, request: web.Request) -> web.Response:
@@ -177,6 +185,7 @@ class VllmDouble:
         if self.adapters.pop(name, None) is None:
             return _error(404, f"The lora adapter '{name}' cannot be found.")
         self.unloaded.append(name)
+        self.in_flight_at_unload = self.in_flight
         return web.Response(text="Success")
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -189,9 +198,9 @@ class VllmDouble:
         version = 0 if self.serves_base_only else self.adapters.get(model, 0)
         extra = parameters["extra_args"]
         assert (parameters["temperature"], parameters["logprobs"]) == (0.0, 0)
-        self.asked += 1
-        self._in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        self.drawn.append((model, extra[DRAW_KEY][0]))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             await asyncio.sleep(self.delay_s)
             table = LegalTable.from_bytes(b64decode(extra[TABLE_KEY]), vocabulary_size=10**5)
@@ -212,7 +221,7 @@ class VllmDouble:
         except (DataError, EngineError) as error:
             return _error(400, str(error))
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
         tokens, logprobs = drawn.token_ids.tolist()[len(head) :], drawn.logprobs.tolist()[len(head) :]
         content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in zip(tokens, logprobs, strict=True)]
         choice = {"index": 0, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": "stop"}

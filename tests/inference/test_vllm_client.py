@@ -1,0 +1,352 @@
+"""vLLM servers fail in every way that could be thought of; no decision is lost, doubled or recorded under the wrong version.
+
+The servers are doubles with a torch engine (`vllm_double.py`). The contract itself is in test_contract.py, a run against real
+servers in test_vllm_servers.py.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from game.board import Board
+from inference import vllm_roster
+from inference.adapter_check import version_in
+from inference.settings import InferenceSettings
+from inference.vllm_client import VllmClient
+from inference.vllm_roster import ClientTimes
+from inference.vllm_server import next_limit
+from inference.vllm_wire import read_series
+from records.generation import Generation, GenerationRequest
+from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
+from tests.inference.vllm_double import LIES, VllmDouble, before_the_mask, illegal_path, probability_one
+from tests.waiting import wait_until
+
+FAULTS = ("status 500", "silent", "half a body", "closes")
+
+
+@pytest.fixture
+def servers(host, model: Path) -> Iterator[Callable[..., VllmDouble]]:
+    """Start servers: `servers(delay_s=0.1)`; they stop with the test."""
+    started: list[VllmDouble] = []
+
+    def start(*, folder: Path = model, keepalive_s: float = 5.0, **fields: Any) -> VllmDouble:
+        server = VllmDouble(folder, **{name: fields.pop(name) for name in ("key", "root") if name in fields})
+        for name, value in fields.items():
+            setattr(server, name, value)
+        host.submit(server.start(keepalive_s=keepalive_s)).result(timeout=60)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        host.submit(server.close()).result(timeout=20)
+
+
+@pytest.fixture
+def clients(host, model: Path) -> Iterator[Callable[..., VllmClient]]:
+    """Start clients: `clients(server, server, max_in_flight=4, no_server=1.0)`; they close with the test."""
+    opened: list[VllmClient] = []
+
+    def start(*ends: VllmDouble | str, key: str | None = None, **given: Any) -> VllmClient:
+        urls = tuple(end if isinstance(end, str) else end.url for end in ends)
+        times = {"request": 10.0, "look": 0.2, "heartbeat": 2.0, "no_server": 5.0}
+        times |= {name: given.pop(name) for name in list(given) if name in times}
+        settings = InferenceSettings(**{"max_model_length": 512, **given})
+        opened.append(VllmClient(urls, settings, model, key, times=ClientTimes(**times)))
+        host.submit(opened[-1].start()).result(timeout=60)
+        return opened[-1]
+
+    yield start
+    for client in opened:
+        host.submit(client.close()).result(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def request_for(tokens) -> Callable[..., GenerationRequest]:
+    """A request of its own number: `request_for(3, snapshot_id='a')`."""
+    legal = sorted(Board.start().legal_orders().items())
+
+    def make(number: int, **fields: Any) -> GenerationRequest:
+        table = tokens.tables.table(legal[number % len(legal)][1])
+        plain = GenerationRequest(
+            request_id=f"r/{number}", prompt_ids=[1, 2, 3], table=table, seed=1000 + number, snapshot_id=f"s{number}"
+        )
+        return replace(plain, **fields)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def adapters(write_adapter, tmp_path_factory) -> list[Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return [write_adapter(root / f"a{seed}", seed=seed, scale=0.3) for seed in (1, 2, 3)]
+
+
+@pytest.fixture
+def expected(host, contract_torch) -> Callable[[Sequence[GenerationRequest]], list[list[int]]]:
+    """What the base model draws, by a torch engine that is asked directly."""
+
+    async def all_at_once(requests):
+        asked = [replace(each, request_id=f"{each.request_id}/{time.monotonic()}", version=0) for each in requests]
+        return [(await contract_torch.engine.generate(each)).token_ids.tolist() for each in asked]
+
+    return lambda requests: host.submit(all_at_once(requests)).result(timeout=60)
+
+
+def draw(host, client: VllmClient, requests: Sequence[GenerationRequest]) -> Future[list[Generation]]:
+    async def all_at_once() -> list[Generation]:
+        return await asyncio.gather(*(client.generate(request) for request in requests))
+
+    return host.submit(all_at_once())
+
+
+def publish(host, client: VllmClient, adapter: Path, version: int) -> None:
+    host.submit(client.publish(version_in(adapter, version))).result(timeout=30)
+
+
+def ids(answers: Sequence[Generation]) -> list[list[int]]:
+    return [answer.token_ids.tolist() for answer in answers]
+
+
+@pytest.mark.parametrize("fault", [*LIES, *FAULTS], ids=lambda fault: getattr(fault, "__name__", fault))
+def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is_well(
+    host, servers, clients, request_for, expected, fault
+):
+    bad, good = servers(), servers()
+    client = clients(bad, good, request=2.0)
+    if isinstance(fault, str):
+        bad.fault = fault
+    else:
+        bad.spoil = fault
+    requests = [request_for(number) for number in range(16)]
+    answers = draw(host, client, requests).result(timeout=60)
+    assert ids(answers) == expected(requests) and {answer.worker for answer in answers} == {good.name}
+    events = client.events()
+    assert bad.faults and events["ejections"] >= 1 and events["retries"] >= 1
+    assert bool(events["rejected_answers"]) == (fault in LIES)
+    bad.fault, bad.spoil = "", None
+    wait_until(lambda: client.events()["readmissions"] >= 1)
+    draw(host, client, [request_for(number) for number in range(100, 116)]).result(timeout=60)
+    assert any(seed >= 1100 for _, seed in bad.drawn)
+
+
+@pytest.mark.parametrize("lie", [illegal_path, before_the_mask, probability_one])
+def test_a_server_that_does_not_draw_under_our_mask_is_refused_at_the_start(servers, clients, lie):
+    with pytest.raises(InputError, match=r"does not draw under our mask: .*processed_logits"):
+        clients(servers(spoil=lie))
+
+
+def test_base_weights_under_an_adapters_name_are_noticed_before_any_request(host, servers, clients, request_for, adapters, said):
+    liar, good = servers(serves_base_only=True), servers()
+    alone, both = clients(liar), clients(liar, good, look=60.0)
+    with pytest.raises(DataError, match="draws by the base model's weights under the adapter's name 'v1-"):
+        publish(host, alone, adapters[0], 1)
+    assert draw(host, alone, [request_for(0)]).result(timeout=20)[0].policy.version == 0
+    publish(host, both, adapters[0], 1)
+    answers = draw(host, both, [request_for(number) for number in range(8)]).result(timeout=60)
+    assert {(answer.policy.version, answer.worker) for answer in answers} == {(1, good.name)}
+    assert both.events()["publish_refusals"] == both.events()["ejections"] == 1
+    assert any("gets no more work: it refused an adapter that others accepted" in line for line in said)
+
+
+def test_an_adapter_of_zeros_draws_as_the_base_does_and_is_served(host, servers, clients, request_for, make_adapter):
+    client = clients(servers())
+    publish(host, client, make_adapter(seed=1, scale=0.0), 1)
+    assert draw(host, client, [request_for(0)]).result(timeout=20)[0].policy.version == 1
+
+
+def test_a_server_with_other_base_weights_is_refused(host, servers, clients, tmp_path: Path, model: Path):
+    """Its folder is elsewhere, so only its probe shows it."""
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in model.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    weights = {name: -tensor for name, tensor in load_file(other / "model.safetensors").items()}
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="has other weights under version 0"):
+        clients(servers(), servers(folder=other, root="/elsewhere"))
+    (other / "config.json").write_text((other / "config.json").read_text() + " ")
+    with pytest.raises(InputError, match="is another model than"):
+        clients(servers(folder=other))
+
+
+def test_a_wrong_key_a_shorter_limit_and_nobody_there_are_named(servers, clients, monkeypatch):
+    monkeypatch.setattr(vllm_roster, "GONE_AFTER_S", 0.2)
+    with pytest.raises(InputError, match="ENTENTE_KEY"):
+        clients(servers(key="right"), key="wrong")
+    with pytest.raises(InputError, match=r"takes 512 tokens but inference\.max_model_length is 1024"):
+        clients(servers(), max_model_length=1024)
+    with pytest.raises(InputError, match=r"vLLM server http://127.0.0.1:9 is not ready: nobody listens there"):
+        clients("http://127.0.0.1:9")
+
+
+def test_a_kept_connection_that_the_server_closed_costs_no_failure(host, servers, clients, request_for):
+    server = servers(keepalive_s=0.01)
+    client = clients(server, look=60.0)
+    for number in range(5):
+        draw(host, client, [request_for(number)]).result(timeout=20)
+        time.sleep(0.05)
+    assert not any(client.events().values())
+
+
+def test_a_server_that_was_started_again_gets_the_versions_again_before_any_work(host, servers, clients, request_for, adapters):
+    first, other = servers(), servers()
+    client = clients(first, other)
+    for version in (1, 2):
+        publish(host, client, adapters[version], version)
+    host.submit(first.stop()).result(timeout=20)
+    requests = [request_for(number, version=1 + number % 2) for number in range(16)]
+    answers = draw(host, client, requests).result(timeout=60)
+    assert [answer.policy.version for answer in answers] == [request.version for request in requests]
+    host.submit(first.start()).result(timeout=20)
+    wait_until(lambda: client.events()["readmissions"] == 1)
+    assert {name[:3] for name in first.adapters} == {"v1-", "v2-"}
+    again = draw(host, client, requests).result(timeout=60)
+    assert ids(again) == ids(answers) and first.name in {answer.worker for answer in again}
+
+
+def test_an_adapter_that_somebody_unloaded_is_loaded_again(host, servers, clients, request_for, adapters):
+    server = servers()
+    client = clients(server)
+    publish(host, client, adapters[0], 1)
+    server.adapters.clear()
+    assert draw(host, client, [request_for(0)]).result(timeout=20)[0].policy.version == 1
+    assert client.events()["ejections"] == 1 and len(server.adapters) == 1
+
+
+def test_a_retired_version_is_unloaded_once_nothing_is_in_flight_and_names_never_pile_up(
+    host, servers, clients, request_for, adapters
+):
+    server = servers()
+    client = clients(server)
+    for version in range(1, 7):
+        publish(host, client, adapters[version % 3], version)
+        host.submit(client.retire(version - 1)).result(timeout=20)
+        assert len(server.adapters) <= 2
+    assert [name.partition("-")[0] for name in server.unloaded] == ["v1", "v2", "v3", "v4"]
+    server.delay_s = 0.5
+    flying = draw(host, client, [request_for(0, version=5)])
+    wait_until(lambda: server.in_flight)
+    host.submit(client.retire(6)).result(timeout=20)
+    with pytest.raises(VersionGoneError):
+        flying.result(timeout=20)
+    assert server.in_flight_at_unload == 0 and next(iter(server.adapters)).startswith("v6-")
+
+
+def test_a_position_stays_at_its_server_and_load_spreads_over_positions(host, servers, clients, request_for):
+    ends = [servers(), servers()]
+    client = clients(*ends)
+    for start in (0, 16):
+        batch = [request_for(start + number, snapshot_id=f"s{number}") for number in range(16)]
+        draw(host, client, batch).result(timeout=60)
+    homes = [{(seed - 1000) % 16 for _, seed in end.drawn if seed >= 1000} for end in ends]
+    assert not homes[0] & homes[1] and min(map(len, homes)) >= 3
+
+
+def test_a_server_never_has_more_in_flight_than_the_bound_and_older_versions_go_first(
+    host, servers, clients, request_for, adapters
+):
+    server = servers()
+    client = clients(server, max_in_flight=1, look=60.0)
+    for version in (1, 2):
+        publish(host, client, adapters[version], version)
+    server.most_in_flight, server.delay_s = 0, 0.02
+    asked = [None, 2, 1, 1, 2, 1]
+    draw(host, client, [request_for(number, version=version) for number, version in enumerate(asked)]).result(timeout=60)
+    # The first was sent before the others had come.
+    assert [seed for _, seed in server.drawn if seed >= 1000] == [1000, 1002, 1003, 1005, 1001, 1004]
+    assert server.most_in_flight == 1
+
+
+def test_long_prompts_have_the_last_server_to_themselves(host, servers, clients, request_for):
+    short, last = servers(), servers()
+    client = clients(short, last, long_prompt_tokens=10)
+    requests = [request_for(number, prompt_ids=[1] * (20 if number % 3 == 0 else 5)) for number in range(12)]
+    answers = draw(host, client, requests).result(timeout=60)
+    assert all((answer.worker == last.name) == (len(r.prompt_ids) == 20) for r, answer in zip(requests, answers, strict=True))
+    host.submit(last.stop()).result(timeout=20)
+    draw(host, client, [request_for(number, prompt_ids=[1] * 20) for number in range(100, 103)]).result(timeout=60)
+
+
+def test_with_no_server_left_requests_end_with_one_sentence_and_later_ones_at_once(host, servers, clients, request_for):
+    server = servers()
+    client = clients(server, no_server=1.0)
+    host.submit(server.stop()).result(timeout=20)
+    with pytest.raises(EngineLostError, match=r"no vLLM server came back within 1 s .*nobody listens"):
+        draw(host, client, [request_for(number) for number in range(5)]).result(timeout=30)
+    with pytest.raises(EngineLostError, match="no vLLM server came back"):
+        draw(host, client, [request_for(9)]).result(timeout=1)
+    host.submit(server.start()).result(timeout=20)
+    wait_until(lambda: client.events()["readmissions"] == 1)
+    assert len(draw(host, client, [request_for(3)]).result(timeout=20)) == 1
+
+
+def test_a_request_that_always_fails_is_given_up_with_a_sentence(host, servers, clients, request_for):
+    server = servers()
+    client = clients(server, heartbeat=0.2)
+    server.spoil = illegal_path
+    with pytest.raises(EngineLostError, match=r"request 'r/1' failed 4 times; the last, http.*not legal at node|came back"):
+        draw(host, client, [request_for(1)]).result(timeout=60)
+
+
+def test_a_refused_request_is_not_sent_elsewhere(host, servers, clients, request_for):
+    ends = [servers(), servers()]
+    client = clients(*ends)
+    table = replace(request_for(0).table, longest=3, _bytes=None, _sound=False)
+    with pytest.raises(EngineError, match="longest completion of 3") as refusal:
+        draw(host, client, [request_for(0, table=table)]).result(timeout=20)
+    assert not isinstance(refusal.value, EngineLostError) and not any(client.events().values())
+
+
+def test_the_metrics_page_becomes_figures(host, servers, clients, request_for):
+    server = servers()
+    client = clients(server)
+    server.waiting, server.preemptions = 3, 2
+    wait_until(lambda: host.submit(client.stats()).result(timeout=10).preemptions == 2)
+    client.scraped()
+    wait_until(lambda: len(client._roster.readings) >= 2)
+    figures = client.scraped()
+    assert figures["workers/waiting_max"] == 3 and figures["workers/kv_cache_share_max"] == 0.25
+    assert figures["workers/pages_read"] >= 2 and figures["workers/pages_unread"] == 0
+    page = b'# TYPE vllm:a counter\nvllm:a{engine="0"} 2.0\nvllm:a{engine="1"} 3.0\nvllm:b_perc{x="a b"} 0.5\nother 7\n'
+    assert read_series(page) == {"vllm:a": 5.0, "vllm:b_perc": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("limit", "load", "expected"),
+    [
+        (64, {"most": 64, "running": 32, "waiting": 0, "preempted": 0}, 72),
+        (64, {"most": 10, "running": 10, "waiting": 0, "preempted": 0}, 64),
+        (64, {"most": 64, "running": 32, "waiting": 32, "preempted": 0}, 44),
+        (64, {"most": 64, "running": 32, "waiting": 20, "preempted": 0}, 64),
+        (64, {"most": 64, "running": 64, "waiting": 0, "preempted": 1}, 44),
+        (128, {"most": 128, "running": 128, "waiting": 0, "preempted": 0}, 128),
+        (9, {"most": 9, "running": 1, "waiting": 8, "preempted": 0}, 8),
+    ],
+    ids=["full and idle", "not reached", "as many wait as run", "some wait", "preempted", "ceiling", "floor"],
+)
+def test_the_limit_of_requests_in_flight_follows_the_load(limit, load, expected):
+    assert next_limit(limit, 128, **load) == expected
+
+
+def test_probabilities_are_those_of_the_torch_engine(host, servers, clients, request_for, contract_torch):
+    client = clients(servers())
+    requests = [request_for(number, temperature=0.7) for number in range(7)]
+    answers = draw(host, client, requests).result(timeout=60)
+    direct = host.submit(_ask_all(contract_torch.engine, [replace(each, version=0) for each in requests])).result(timeout=60)
+    for answer, other in zip(answers, direct, strict=True):
+        assert answer.token_ids.tolist() == other.token_ids.tolist()
+        assert np.abs(answer.logprobs - other.logprobs).max() < 1e-5
+
+
+async def _ask_all(engine, requests) -> list[Generation]:
+    return await asyncio.gather(*(engine.generate(request) for request in requests))
