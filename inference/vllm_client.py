@@ -21,10 +21,10 @@ import numpy as np
 from decoding.legal_table import END
 from inference.engine import EngineStats
 from inference.settings import InferenceSettings
-from inference.vllm_roster import ClientTimes, Roster
+from inference.vllm_roster import BASE_LOST, ClientTimes, Roster
 from inference.vllm_server import PREEMPTED, RUNNING, STEPS, WAITING, CallFailed, Server
 from records.generation import Generation, GenerationCost, GenerationRequest
-from records.policy_version import PolicyVersion
+from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
 AFFINITY_MARGIN = 16
@@ -143,6 +143,8 @@ class VllmClient:
             raise VersionGoneError(
                 f"version {request.version} of request '{request.request_id}' is not published: ask for {newest.version}"
             )
+        if found == BASE and self._roster.living and not any(server.draws_base for server in self._roster.living):
+            raise EngineError(f"no vLLM server draws the base model any more: {BASE_LOST}; start them again with more slots")
         return found
 
     async def _draw(self, request: GenerationRequest, arrived: float) -> Generation:
@@ -229,7 +231,8 @@ class VllmClient:
 
     def _choose(self, waiting: _Waiting) -> Server | None:
         """The server that the position prefers among those within AFFINITY_MARGIN of the least loaded; None: no room."""
-        able, request, long = self._roster.living, waiting.request, self._settings.long_prompt_tokens
+        request, long = waiting.request, self._settings.long_prompt_tokens
+        able = [server for server in self._roster.living if server.draws_base or waiting.policy != BASE]
         if long and len(self._roster.servers) > 1:
             is_long, last = len(request.prompt_ids) >= long, self._roster.servers[-1]
             able = [server for server in able if (server is last) == is_long] or able

@@ -24,6 +24,8 @@ from telemetry.progress import reporter
 
 FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
 """Seconds until the first look at a server that failed; seconds of refused connections at the start after which it is absent."""
+BASE_LOST = "vLLM 0.32 for CPUs draws it by the adapter in its last slot once all --max-loras slots are in use"
+"""Its kernels take the slot of a request without an adapter, -1, for the last one. Those for GPUs do not."""
 MASK_CURE = "start it as `entente serve` does, with our processor and --logprobs-mode processed_logits"
 
 
@@ -51,6 +53,7 @@ class Roster:
         self._settings, self._model, self._times = settings, model, times
         self._eos_id = eos_token_id(model)
         self.servers = [Server(url, settings.max_in_flight, self._eos_id) for url in urls]
+        self._tolerance = FLOAT32 if settings.dtype == "float32" else ROUNDED
         self.newest, self.versions = BASE, {BASE.version: BASE}
         self.lost: EngineLostError | None = None
         """Why requests fail: no server came back, or the client was closed."""
@@ -166,6 +169,8 @@ class Roster:
             DataError: the server refused it, or draws by other weights.
         """
         name, wait = adapter_name(policy, server.base), self._times.request
+        probe = probe_request(self._eos_id, policy.version)
+        before = await server.ask(probe, BASE, wait)
         try:
             fields = {"lora_name": name, "lora_path": str(policy.folder.absolute())}
             await server.post("/v1/load_lora_adapter", fields, wait)
@@ -176,17 +181,21 @@ class Roster:
                     f"vLLM server {server.url} cannot serve adapter '{policy.folder}': {error}; it must see that folder, and run "
                     "with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
                 ) from error
-        probe = probe_request(self._eos_id, policy.version)
-        drawn, by_base = await asyncio.gather(server.ask(probe, policy, wait), server.ask(probe, BASE, wait))
-        if policy in self._not_zero and same_weights(drawn, by_base, SIDE_BY_SIDE):
-            raise DataError(f"vLLM server {server.url} draws by the base model's weights under the adapter's name '{name}'")
+        drawn, after = await asyncio.gather(server.ask(probe, policy, wait), server.ask(probe, BASE, wait))
+        if policy in self._not_zero and same_weights(drawn, before, SIDE_BY_SIDE):
+            raise DataError(
+                f"vLLM server {server.url} draws by the same weights under the adapter's name '{name}' and the base model's: "
+                "start it again"
+            )
+        if server.draws_base and not same_weights(before, after, self._tolerance):
+            server.draws_base = False
+            reporter().say(f"vLLM server {server.url} draws no base model any more: {BASE_LOST}")
         self._check_agreement(server, policy, drawn)
         server.loaded[name] = policy
 
     def _check_agreement(self, server: Server, policy: PolicyVersion, drawn: Answer) -> None:
         """Raises DataError if the server's probe is not what the first server drew under this version."""
-        tolerance = FLOAT32 if self._settings.dtype == "float32" else ROUNDED
-        if not same_weights(drawn, self._probes.setdefault(policy, drawn), tolerance):
+        if not same_weights(drawn, self._probes.setdefault(policy, drawn), self._tolerance):
             raise DataError(f"vLLM server {server.url} has other weights under {policy} than the server that was asked first")
 
     async def _drop(self, gone: Sequence[PolicyVersion]) -> None:

@@ -82,8 +82,8 @@ class Server:
         """Failures and looks without an answer since the last good one; ejections, less one for each good answer."""
         self.counts = {STEPS: 0.0, PREEMPTED: 0.0}
         """Sums since the start of this client, over restarts of the server."""
-        self.base, self.weights = "", ""
-        """Its names of the base model and of the base weights."""
+        self.base, self.weights, self.draws_base = "", "", True
+        """Its names of the base model and of the base weights; whether it draws by them after it loaded adapters."""
         self._ceiling = self.limit = ceiling
         self._eos_id, self._most, self._preempted = eos_id, 0, 0.0
         self._last: dict[str, float] = {}
@@ -117,7 +117,8 @@ class Server:
     def forget(self) -> None:
         """Forget what a process said, because another one may answer from now on."""
         self.loaded.clear()
-        self.weights, self.limit, self.failures, self.missed = "", self._ceiling, 0, 0
+        self.weights, self.draws_base = "", True
+        self.limit, self.failures, self.missed = self._ceiling, 0, 0
 
     async def ask(self, request: GenerationRequest, policy: PolicyVersion, timeout_s: float) -> Answer:
         """The checked answer to a request under a version.

@@ -125,7 +125,7 @@ def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is
         bad.fault = fault
     else:
         bad.spoil = fault
-    requests = [request_for(number) for number in range(16)]
+    requests = [request_for(number) for number in range(12)]
     answers = draw(host, client, requests).result(timeout=60)
     assert ids(answers) == expected(requests) and {answer.worker for answer in answers} == {good.name}
     events = client.events()
@@ -146,7 +146,7 @@ def test_a_server_that_does_not_draw_under_our_mask_is_refused_at_the_start(serv
 def test_base_weights_under_an_adapters_name_are_noticed_before_any_request(host, servers, clients, request_for, adapters, said):
     liar, good = servers(serves_base_only=True), servers()
     alone, both = clients(liar), clients(liar, good, look=60.0)
-    with pytest.raises(DataError, match="draws by the base model's weights under the adapter's name 'v1-"):
+    with pytest.raises(DataError, match="draws by the same weights under the adapter's name 'v1-"):
         publish(host, alone, adapters[0], 1)
     assert draw(host, alone, [request_for(0)]).result(timeout=20)[0].policy.version == 0
     publish(host, both, adapters[0], 1)
@@ -154,6 +154,20 @@ def test_base_weights_under_an_adapters_name_are_noticed_before_any_request(host
     assert {(answer.policy.version, answer.worker) for answer in answers} == {(1, good.name)}
     assert both.events()["publish_refusals"] == both.events()["ejections"] == 1
     assert any("gets no more work: it refused an adapter that others accepted" in line for line in said)
+
+
+def test_a_server_that_draws_the_base_by_an_adapter_draws_the_base_no_more(host, servers, clients, request_for, adapters, said):
+    """As vLLM 0.32 for CPUs does once all of its slots are in use."""
+    good = servers()
+    alone, both = clients(servers(mixes_slots=True)), clients(servers(mixes_slots=True), good)
+    for client in (both, alone):
+        publish(host, client, adapters[0], 1)
+    answers = draw(host, both, [request_for(number, version=number % 2) for number in range(8)]).result(timeout=60)
+    assert {answer.worker for answer in answers[::2]} == {good.name}
+    assert draw(host, alone, [request_for(1)]).result(timeout=20)[0].policy.version == 1
+    with pytest.raises(EngineError, match="no vLLM server draws the base model any more"):
+        draw(host, alone, [request_for(1, version=0)]).result(timeout=20)
+    assert any("draws no base model any more" in line for line in said)
 
 
 def test_an_adapter_of_zeros_draws_as_the_base_does_and_is_served(host, servers, clients, request_for, make_adapter):

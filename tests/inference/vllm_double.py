@@ -85,8 +85,8 @@ class VllmDouble:
     def __init__(self, model: Path, *, key: str = "", root: str = "") -> None:
         self.spoil: Spoil | None = None
         self.fault = ""
-        self.serves_base_only = False
-        """Draws by the base under every name."""
+        self.serves_base_only, self.mixes_slots = False, False
+        """Draws by the base under every name; draws by the adapter loaded last under the base's name."""
         self.faults, self.in_flight, self.most_in_flight, self.in_flight_at_unload = 0, 0, 0, 0
         self.waiting, self.preemptions, self.delay_s = 0, 0, 0.0
         self.adapters: dict[str, int] = {}
@@ -196,6 +196,8 @@ class VllmDouble:
         if model != "the-base" and model not in self.adapters:
             return _error(404, f"The model `{model}` does not exist.")
         version = 0 if self.serves_base_only else self.adapters.get(model, 0)
+        if self.mixes_slots and model == "the-base":
+            version = max(self.adapters.values(), default=0)
         extra = parameters["extra_args"]
         assert (parameters["temperature"], parameters["logprobs"]) == (0.0, 0)
         self.drawn.append((model, extra[DRAW_KEY][0]))
