@@ -79,11 +79,8 @@ def check_inside(path: Path | None, folder: Path, name: str) -> None:
 
 
 def _check_settings(settings: RunSettings, runs_root: Path) -> None:
-    inference, alerts = settings.inference, settings.alerts
+    inference = settings.inference
     _check_root(settings.runs_root)
-    for name, value in (("alerts.command", alerts.command), ("alerts.webhook", alerts.webhook)):
-        if value:
-            raise _refused(name, "write it into a file on this machine, and name that with alerts.file")
     for run in filter(None, (settings.run, settings.cache.from_run)):
         check_name(run, "run")
     _check_endpoints(settings.rollouts.endpoints)

@@ -51,7 +51,7 @@ from storage.files import check_runs_root, durable_write, entries_in, folders_in
 from storage.learnable import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, RunPaths
-from tasks.alerts import with_hooks
+from tasks.alerts import hooks_of
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from telemetry.cards import CardPlan
@@ -86,7 +86,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     if not resume:
         check_prompts(settings)
     check_opponent_versions(settings.paths, settings.rollouts, settings.inference)
-    with_hooks(settings.alerts, settings.runs_root)
+    hooks_of(settings.alerts.file, settings.runs_root)
     check_runs_root(settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume)

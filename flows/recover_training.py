@@ -44,8 +44,8 @@ from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import durable_write, held
 from storage.ledger import last_step
 from storage.runs import RunPaths, check_name
-from tasks.alerts import raise_alert, with_hooks
-from telemetry.alerts import STALLED_MINUTES, Alert, AlertSettings
+from tasks.alerts import hooks_of, raise_alert
+from telemetry.alerts import STALLED_MINUTES, Alert, Hooks
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 
@@ -206,7 +206,7 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
         except InputError as error:  # the run will refuse too; the other runs are still looked at
             reporter().say(str(error))
     return ended.parameters | {
-        "settings": split_more(settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})),
+        "settings": split_more(settings.model_dump(mode="json")),
         "resume": bool(has_folder),
     }
 
@@ -228,14 +228,13 @@ def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
     return settings
 
 
-def _hooks(settings: RunSettings) -> AlertSettings:
-    """The alert hooks of the run: only those of its file, never a command or an address from a flow run's parameters."""
-    alerts = settings.alerts.model_copy(update={"command": "", "webhook": ""})
+def _hooks(settings: RunSettings) -> Hooks:
+    """The alert hooks of the run."""
     try:
-        return with_hooks(alerts, settings.runs_root)
+        return hooks_of(settings.alerts.file, settings.runs_root)
     except InputError as error:
         reporter().say(f"{error}; the alert is only in its file and on Prefect's pages")
-        return alerts
+        return Hooks()
 
 
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:

@@ -13,7 +13,7 @@ from prefect.events import emit_event
 from pydantic import ValidationError
 
 from storage.runs import RunPaths, check_name
-from telemetry.alerts import Alert, AlertSettings, Figures, Watch, carry
+from telemetry.alerts import Alert, AlertSettings, Figures, Hooks, Watch, carry
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 
@@ -23,28 +23,25 @@ EVENT = "entente.alert"
 """An alert's event in Prefect is named `entente.alert.<rule>`."""
 ALERT_FOLDER = "_alerts"
 """Folder under `runs_root` with TOML files of alert hooks."""
-_HOOKS = {"command", "webhook"}
 
 
-def with_hooks(settings: AlertSettings, runs_root: Path) -> AlertSettings:
-    """`settings` with the command and the webhook of `alerts.file`, if it is set.
+def hooks_of(name: str, runs_root: Path) -> Hooks:
+    """The hooks of the alert file of this name; none for the empty name.
 
     Raises:
-        InputError: there is no such file, it holds other keys, or the settings also have hooks of their own.
+        InputError: there is no such file, or it holds other keys.
     """
-    if not settings.file:
-        return settings
-    if settings.command or settings.webhook:
-        raise InputError("alerts.file says the command and the webhook: leave alerts.command and alerts.webhook out")
-    path = runs_root / ALERT_FOLDER / f"{check_name(settings.file, 'alerts.file')}.toml"
+    if not name:
+        return Hooks()
+    path = runs_root / ALERT_FOLDER / f"{check_name(name, 'alerts.file')}.toml"
     try:
         hooks = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"the alert file '{path}' cannot be read: {error}") from error
-    if not hooks or not hooks.keys() <= _HOOKS or not all(isinstance(each, str) for each in hooks.values()):
+    if not hooks or not hooks.keys() <= Hooks.model_fields.keys() or not all(isinstance(each, str) for each in hooks.values()):
         raise InputError(f'the alert file \'{path}\' must hold hooks only: write command = "...", webhook = "...", or both')
     try:
-        return AlertSettings.model_validate(settings.model_dump() | hooks)
+        return Hooks.model_validate(hooks)
     except ValidationError as error:
         raise InputError(
             f"the alert file '{path}' cannot be used: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
@@ -56,7 +53,7 @@ class AlertDesk:
 
     def __init__(self, paths: RunPaths, settings: AlertSettings, *, max_policy_lag: int) -> None:
         self._watch = Watch(paths.root.name, settings, max_policy_lag=max_policy_lag, folder=paths.root)
-        self._settings, self._file = with_hooks(settings, paths.root.parent), paths.alerts
+        self._hooks, self._file = hooks_of(settings.file, paths.root.parent), paths.alerts
         self._last_step = time.monotonic()
         self._checking: asyncio.Task[None] | None = None
         self._deliveries: set[asyncio.Task[None]] = set()
@@ -89,7 +86,7 @@ class AlertDesk:
             delivery.add_done_callback(self._delivered)
 
     def _deliver(self, alert: Alert) -> None:
-        raise_alert(self._file, alert, self._settings, self._reported)
+        raise_alert(self._file, alert, self._hooks, self._reported)
 
     def _delivered(self, delivery: asyncio.Task[None]) -> None:
         self._deliveries.discard(delivery)
@@ -97,7 +94,7 @@ class AlertDesk:
             reporter().say(f"an alert could not be delivered ({type(error).__name__}: {error}); the run continues")
 
 
-def raise_alert(file: Path, alert: Alert, settings: AlertSettings, reported: set[str] | None = None) -> None:
+def raise_alert(file: Path, alert: Alert, hooks: Hooks, reported: set[str] | None = None) -> None:
     """Write an alert to its file, and send it to Prefect and to the hooks. Blocks until the hooks have returned.
 
     Args:
@@ -110,7 +107,7 @@ def raise_alert(file: Path, alert: Alert, settings: AlertSettings, reported: set
         resource={"prefect.resource.id": f"entente.run.{alert.run}", "prefect.resource.name": alert.run},
         payload={"step": alert.step, "sentence": alert.sentence},
     )
-    for trouble in carry(alert, settings):
+    for trouble in carry(alert, hooks):
         if reported is not None:
             if trouble in reported:
                 continue

@@ -16,7 +16,6 @@ from statistics import median
 from typing import Literal
 
 from pydantic import field_validator
-from pydantic.json_schema import SkipJsonSchema
 
 from telemetry.setting_marks import Settings, check_http
 
@@ -43,17 +42,22 @@ _HISTORY = 512
 class AlertSettings(Settings):
     """When a run raises alerts, and where it sends them."""
 
-    # These two are not in a deployment's schema: a shell command or an address must never come from Prefect's server.
-    command: SkipJsonSchema[str] = ""
-    """Shell command that gets each alert as a JSON object on standard input; runs that Prefect starts use `file`."""
-    webhook: SkipJsonSchema[str] = ""
-    """Address that each alert is posted to as a JSON object; runs that Prefect starts use `file`."""
     file: str = ""
     """Name of a file with `command` and `webhook`: 'mine' is `mine.toml` in `_alerts` under `runs_root`; empty: none."""
     silent: tuple[
         Literal["not_finite", "no_progress", "lag_at_cap", "mismatch", "entropy", "no_spread", "worker_lost", "disk"], ...
     ] = ()
     """Rules that raise no alert."""
+
+
+class Hooks(Settings):
+    """Where alerts go. Hooks come from a file on this machine only: a shell command or an address must never come from Prefect's
+    server."""
+
+    command: str = ""
+    """Shell command that gets each alert as a JSON object on standard input."""
+    webhook: str = ""
+    """Address that each alert is posted to as a JSON object."""
 
     @field_validator("webhook")
     @classmethod
@@ -184,13 +188,13 @@ class Watch:
         return f"{free:.1f} GiB are free under '{self._folder}', less than {bound:g}" if free < bound else None
 
 
-def carry(alert: Alert, settings: AlertSettings) -> list[str]:
+def carry(alert: Alert, hooks: Hooks) -> list[str]:
     """Send the alert to the hooks. Returns their failures as sentences. Blocks for up to `HOOK_TIMEOUT_S` per hook."""
     message, troubles = alert.as_json(), []
-    if settings.command:
+    if hooks.command:
         try:
             done = subprocess.run(
-                settings.command,
+                hooks.command,
                 shell=True,
                 input=message + "\n",
                 text=True,
@@ -200,17 +204,17 @@ def carry(alert: Alert, settings: AlertSettings) -> list[str]:
             )
             if done.returncode:
                 said = (done.stderr or done.stdout).strip().splitlines()
-                troubles.append(f"alerts.command ended with {done.returncode}: {said[-1] if said else 'it said nothing'}")
+                troubles.append(f"the command ended with {done.returncode}: {said[-1] if said else 'it said nothing'}")
         except subprocess.TimeoutExpired:
-            troubles.append(f"alerts.command did not end within {HOOK_TIMEOUT_S:g} s")
-    if settings.webhook:
+            troubles.append(f"the command did not end within {HOOK_TIMEOUT_S:g} s")
+    if hooks.webhook:
         kind = {"content-type": "application/json"}
         try:
-            request = urllib.request.Request(settings.webhook, data=message.encode(), headers=kind, method="POST")
+            request = urllib.request.Request(hooks.webhook, data=message.encode(), headers=kind, method="POST")
             with urllib.request.urlopen(request, timeout=HOOK_TIMEOUT_S):
                 pass
         except (OSError, ValueError) as error:
-            troubles.append(f"alerts.webhook '{settings.webhook}' could not be reached: {error}")
+            troubles.append(f"the webhook '{hooks.webhook}' could not be reached: {error}")
     return troubles
 
 

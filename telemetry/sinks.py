@@ -34,8 +34,6 @@ class TelemetrySettings(Settings):
 
     wandb: WandbMode = "offline"
     """W&B mode: offline writes into the run's folder; online needs a login, and falls back to offline without one."""
-    wandb_project: str = "entente"
-    """W&B project of the runs."""
     report: bool = True
     """Write the run's report.html when it is done; `entente report` writes it at any time."""
 
@@ -72,7 +70,7 @@ class MetricLog:
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="tables")
         self._wandb: WandbRun | None = None
         if settings.wandb != "disabled":
-            self._wandb = WandbRun(file.parent, name, settings.wandb_project, settings.wandb, configuration)
+            self._wandb = WandbRun(file.parent, name, settings.wandb, configuration)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the figures of `step` under registered names.

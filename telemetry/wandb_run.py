@@ -48,19 +48,16 @@ class Table:
 class WandbRun:
     """A run in W&B; only the first failure is reported."""
 
-    def __init__(
-        self, folder: Path, name: str, project: str, mode: WandbMode, configuration: Mapping[str, Any], *, group: str = ""
-    ) -> None:
-        """Open it, offline if online is refused.
+    def __init__(self, folder: Path, name: str, mode: WandbMode, configuration: Mapping[str, Any]) -> None:
+        """Open it, offline if online is refused. W&B's own variables WANDB_PROJECT and WANDB_RUN_GROUP name project and group.
 
         Args:
             folder: takes W&B's own folder `wandb/`, and the run's id and newest step, so that a resumed run finds them.
-            group: W&B's group of the run; empty: its name.
         """
         import wandb
 
         self._wandb: Any = wandb
-        self._folder, self._name, self._group = folder, name, group or name
+        self._folder, self._name = folder, name
         self._step_file = folder / ".wandb_step"
         newest = self._step_file.read_text() if self._step_file.is_file() else ""
         self._logged_before = int(newest) if newest.isdigit() else -1
@@ -72,10 +69,10 @@ class WandbRun:
         if mode == "online" and (refused := self._why_not_online()):
             self._say(f"W&B has no login ({refused})", "write offline", "log in by `wandb login`")
             mode = "offline"
-        self._run = self._open(project, mode, configuration)
+        self._run = self._open(mode, configuration)
         if self._run is None and mode == "online":
             self._begin_again()
-            self._run = self._open(project, "offline", configuration)
+            self._run = self._open("offline", configuration)
 
     def _begin_again(self) -> None:
         """Replace W&B's process: it still holds the id of the run that failed to open, and may wait for the network for ever."""
@@ -100,17 +97,17 @@ class WandbRun:
         except Exception as error:  # for example an invalid key
             return _one_line(error)
 
-    def _open(self, project: str, mode: WandbMode, configuration: Mapping[str, Any]) -> Any:
+    def _open(self, mode: WandbMode, configuration: Mapping[str, Any]) -> Any:
         online = mode == "online"
         try:
             return self._wandb.init(
-                project=project,
+                project=os.environ.get("WANDB_PROJECT", "entente"),
                 name=self._name,
                 dir=str(self._folder),
                 mode=mode,
                 id=_id_of(self._folder),
                 resume="allow",
-                group=self._group,
+                group=os.environ.get("WANDB_RUN_GROUP", self._name),
                 config=dict(configuration),
                 settings=self._wandb.Settings(
                     silent=True, console="off", x_disable_stats=True, init_timeout=REACH_S, finish_timeout=REACH_S

@@ -119,15 +119,14 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "prefect deployment run train-policy/train\n" in first.stdout, "the first thing to try"
     assert schedules(found) == SCHEDULES
 
-    # Somebody who has the key still cannot have a command run by a parameter.
+    # Somebody who has the key still cannot name an address by a parameter.
     settings = found["train_policy"]["parameters"]["settings"] | {"run": "attacked"}
-    given = {"settings": settings | {"alerts": {"command": f"touch {folder}/seen"}}}
+    given = {"settings": settings | {"inference": settings["inference"] | {"urls": ["http://evil.example"]}}}
     create = f"deployments/{found['train_policy']['id']}/create_flow_run"
     attack = ask(create, {"parameters": given, "enforce_parameter_schema": False})
     refresh = ask(f"deployments/{found['build_state_cache']['id']}/create_flow_run", {"parameters": {"run": "newest"}})
     state = wait_for(ask, attack["id"])
-    assert state["type"] == "FAILED" and "may not be given alerts.command" in state["message"]
-    assert not (folder / "seen").exists()
+    assert state["type"] == "FAILED" and "may not be given inference.urls" in state["message"]
     assert wait_for(ask, refresh["id"])["type"] == "COMPLETED"
     (line,) = (each["message"] for each in logs(ask, refresh["id"]) if "has trained a step" in each["message"])
     assert line == "no run in 'runs' has trained a step yet, so there is no state cache to refresh"

@@ -129,7 +129,7 @@ class Prefect:
 def small_parameters(workplace: Any) -> dict[str, Any]:
     """Parameters of a run of two steps beside the runs of other tests, whose model and positions it shares."""
     settings = layered_settings("laptop", [workplace.folder / "small.toml"], {"runs_root": workplace.folder / "runs"})
-    return {"settings": settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})}
+    return {"settings": settings.model_dump(mode="json")}
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from flows.tune_inference import tune_inference
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
 from pipeline.sweep import Sweep
-from tasks.alerts import with_hooks
-from telemetry.alerts import AlertSettings
+from tasks.alerts import hooks_of
+from telemetry.alerts import Hooks
 from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,11 +78,6 @@ def test_no_flow_works_in_a_folder_that_the_machine_did_not_list(place: Path, fl
 
 
 REFUSED: dict[str, tuple[str, Begin]] = {
-    "alerts.command": (
-        r"alerts\.command.*name that with alerts\.file",
-        lambda: train_policy.fn(settings(alerts={"command": "touch seen"})),
-    ),
-    "alerts.webhook": ("alerts.webhook", lambda: train_policy.fn(settings(alerts={"webhook": "http://evil.example"}))),
     "inference.urls": ("inference.urls", lambda: train_policy.fn(settings(inference={"urls": ["http://evil.example"]}))),
     "inference.model": ("inference.model '/etc'", lambda: train_policy.fn(settings(inference={"model": "/etc"}))),
     "dask_address": (
@@ -96,8 +91,8 @@ REFUSED: dict[str, tuple[str, Begin]] = {
         lambda: train_sweep.fn(sweep(config=["/etc/passwd"])),
     ),
     "settings of a sweep": (
-        r"alerts\.command",
-        lambda: train_sweep.fn(sweep(settings={"alerts.command": ["touch seen"]})),
+        r"inference\.urls",
+        lambda: train_sweep.fn(sweep(settings={"inference.urls": [["http://evil.example"]]})),
     ),
     "drawn settings of a sweep": (
         "inference.model '/etc'",
@@ -122,7 +117,7 @@ def test_no_parameter_reaches_a_shell_an_address_or_a_path(place: Path, what: st
 
 def test_the_command_line_may_name_what_it_likes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: False)
-    check_given(OUT, settings=settings(alerts={"command": "true"}, inference={"urls": ["http://gpu:1"], "model": "/srv/model"}))
+    check_given(OUT, settings=settings(inference={"urls": ["http://gpu:1"], "model": "/srv/model"}))
 
 
 def test_what_the_machine_lists_may_be_named(place: Path, monkeypatch: pytest.MonkeyPatch):
@@ -158,6 +153,4 @@ def test_an_alert_file_on_the_machine_says_where_alerts_go(tmp_path: Path):
     folder = tmp_path / "_alerts"
     folder.mkdir()
     (folder / "mine.toml").write_text('command = "cat > told"\n')
-    found = with_hooks(AlertSettings(file="mine", silent=("entropy",)), tmp_path)
-    assert (found.command, found.webhook, found.silent) == ("cat > told", "", ("entropy",))
-    assert with_hooks(AlertSettings(command="true"), tmp_path).command == "true"
+    assert hooks_of("mine", tmp_path) == Hooks(command="cat > told") and hooks_of("", tmp_path) == Hooks()

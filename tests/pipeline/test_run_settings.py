@@ -66,7 +66,6 @@ def test_every_preset_is_sound(name: str):
         ({"inference": {"threads": 4096}}, "4096"),
         ({"training": {"learning_rate": float("inf")}}, "training.learning_rate: .*finite"),
         ({"steps": True}, "steps is a number, got true"),
-        ({"alerts": {"webhook": "file:///etc/passwd"}}, "'file:///etc/passwd' is no address"),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -38,8 +38,7 @@ def test_the_form_shows_the_twenty_first_and_every_other_setting_once_below_more
     assert names[:20] == list(FIRST_SETTINGS)
     rest = [name.removeprefix(f"{MORE}.") for name in names[20:]]
     assert all(name.startswith(f"{MORE}.") for name in names[20:])
-    hooks = {"alerts.command", "alerts.webhook"}  # never parameters: flows/given_parameters.py
-    assert sorted([*FIRST_SETTINGS, *rest]) == sorted(set(setting_names(RunSettings)) - hooks)
+    assert sorted([*FIRST_SETTINGS, *rest]) == sorted(setting_names(RunSettings))
 
 
 @pytest.mark.parametrize("preset", ["laptop", "gpu-24", "gpu-80", "cluster"])
@@ -47,7 +46,7 @@ def test_a_whole_tree_and_a_form_give_the_same_run(preset: str, schema: dict[str
     from prefect.utilities.schema_tools.validation import validate
 
     settings = layered_settings(preset)
-    tree = settings.model_dump(mode="json", exclude={"alerts": {"command", "webhook"}})
+    tree = settings.model_dump(mode="json")
     for given in (tree, split_more(tree), settings):
         assert PARAMETER.validate_python(given) == settings
         if given is not settings:

@@ -25,11 +25,18 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
+def told_by(root: Path, command: str) -> AlertSettings:
+    """Settings with an alert file that holds this command."""
+    (root / "_alerts").mkdir()
+    (root / "_alerts" / "mine.toml").write_text(f'command = "{command}"')
+    return AlertSettings(file="mine")
+
+
 def test_an_alert_reaches_log_file_prefect_and_hook_and_a_slow_hook_delays_no_step(
     tmp_path: Path, said: list[str], events: list[dict[str, Any]]
 ):
     paths = RunPaths(tmp_path / "mine").create()
-    settings = AlertSettings(command=f"while [ ! -e '{tmp_path}/go' ]; do sleep 0.05; done; cat > '{tmp_path}/told'")
+    settings = told_by(tmp_path, f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; cat > {tmp_path}/told")
 
     async def run() -> None:
         async with AlertDesk(paths, settings, max_policy_lag=2) as desk:
@@ -52,7 +59,7 @@ def test_a_hook_that_fails_is_said_once_and_an_alert_that_gets_lost_too(
     tmp_path: Path, said: list[str], events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ):
     paths = RunPaths(tmp_path / "mine").create()
-    settings = AlertSettings(command="exit 3")
+    settings = told_by(tmp_path, "exit 3")
 
     async def run(low: tuple[int, ...]) -> None:
         async with AlertDesk(paths, settings, max_policy_lag=2) as desk:
@@ -61,7 +68,7 @@ def test_a_hook_that_fails_is_said_once_and_an_alert_that_gets_lost_too(
 
     asyncio.run(run((1, 3, 5)))
     assert len([each for each in said if each.startswith("alert (entropy)")]) == 3
-    assert [each for each in said if "command" in each] == ["alerts.command ended with 3: it said nothing; the run continues"]
+    assert [each for each in said if "command" in each] == ["the command ended with 3: it said nothing; the run continues"]
     said.clear()
     monkeypatch.setattr(alerts, "emit_event", lambda **event: 1 / 0)
     asyncio.run(run((1,)))

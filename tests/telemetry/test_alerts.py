@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from telemetry import alerts
-from telemetry.alerts import Alert, AlertSettings, Watch, carry
+from telemetry.alerts import Alert, AlertSettings, Hooks, Watch, carry
 
 CALM = {
     "train/skipped": 0.0,
@@ -124,22 +124,22 @@ ALERT = Alert(name="entropy", run="mine", step=7, sentence="mine, step 7: it's l
 
 def test_hooks_are_given_the_alert_as_one_json_object(endpoint: tuple[str, list[bytes]], tmp_path: Path):
     url, told = endpoint
-    assert carry(ALERT, AlertSettings(command=f"cat > '{tmp_path}/told'", webhook=url)) == []
+    assert carry(ALERT, Hooks(command=f"cat > '{tmp_path}/told'", webhook=url)) == []
     expected = {"name": "entropy", "run": "mine", "step": 7, "sentence": "mine, step 7: it's low"}
     assert json.loads((tmp_path / "told").read_text()) == json.loads(told[0]) == expected
 
 
 def test_what_is_wrong_with_a_hook_is_a_sentence(endpoint: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch):
     url, _ = endpoint
-    for settings, said in [
-        (AlertSettings(command="echo no such thing >&2; exit 3"), "alerts.command ended with 3: no such thing"),
-        (AlertSettings(webhook=f"{url}/broken"), f"alerts.webhook '{url}/broken' could not be reached: HTTP Error 500"),
-        (AlertSettings(webhook="http://127.0.0.1:9/"), "could not be reached"),
+    for hooks, said in [
+        (Hooks(command="echo no such thing >&2; exit 3"), "the command ended with 3: no such thing"),
+        (Hooks(webhook=f"{url}/broken"), f"the webhook '{url}/broken' could not be reached: HTTP Error 500"),
+        (Hooks(webhook="http://127.0.0.1:9/"), "could not be reached"),
     ]:
-        (sentence,) = carry(ALERT, settings)
+        (sentence,) = carry(ALERT, hooks)
         assert said in sentence
     monkeypatch.setattr(alerts, "HOOK_TIMEOUT_S", 0.1)
-    assert carry(ALERT, AlertSettings(command="sleep 30")) == ["alerts.command did not end within 0.1 s"]
+    assert carry(ALERT, Hooks(command="sleep 30")) == ["the command did not end within 0.1 s"]
 
 
 @pytest.mark.parametrize("silent", [(), ("not_finite",)])
