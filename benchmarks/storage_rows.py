@@ -1,11 +1,10 @@
 """Random rows for the storage benchmark, with the sizes of real rollouts.
 
 A prompt has 440 tokens (deviation 60), a completion 24 (8); ids have the frequencies of words. The forks of a start group share
-the prompt of each power. A start group is at most three policy versions behind the newest one. Facts without tokens are made as
-columns, so that a million rows take seconds.
+the prompt of each power. A start group is at most three policy versions behind the newest one. Rows of a long history have one
+token and are made as columns, so that a million of them take seconds.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,12 @@ import pyarrow as pa
 
 from game.snapshot import POWERS
 from records.rows import Decision, Ply, decision_id
-from storage.facts import DECISION_FACTS, PLY_FACTS
-from storage.schema import COMPONENTS
-from storage.snapshots import CoveredShard, IndexSnapshot
+from storage.schema import COMPONENTS, DECISION_SCHEMA, PLY_SCHEMA, row_checksums
 
 FORKS = 6
 ROWS_PER_START_GROUP = FORKS * len(POWERS)
 VERSIONS = 200
-"""Policy versions in the facts of a run."""
+"""Policy versions in a long history."""
 _TOKENS = 4096
 _PHASE = "S1903M"
 _SAME: dict[str, Any] = {
@@ -35,6 +32,15 @@ _SAME: dict[str, Any] = {
     "orders_rejected": 0,
 }
 """Values that all rows share."""
+_ONE_TOKEN: dict[str, Any] = {
+    "input_ids": [7],
+    "prompt_len": 1,
+    "behaviour_logprobs": [],
+    "legal_ids": [],
+    "legal_offsets": [0],
+    "orders": ["A PAR - BUR"],
+}
+"""Lists of a row of a history."""
 
 
 def decisions_of(start_groups: range, seed: int, version: int = 0, producer: str = "bench") -> list[Decision]:
@@ -59,54 +65,42 @@ def plies_of(start_groups: range) -> list[Ply]:
     ]
 
 
-def facts_of_a_run(shards: Sequence[CoveredShard], seed: int) -> IndexSnapshot:
-    """The index snapshot of a run with these shards, whose start groups are consecutive."""
-    rng = np.random.default_rng(seed)
-    groups = np.array([group for shard in shards for group in shard.start_groups], np.int64)
-    columns = _by_row(shards, groups, ROWS_PER_START_GROUP) | _drawn_facts(rng, groups)
-    plies = _by_row(shards, groups, FORKS)
-    plies |= {"fork": pa.array(np.tile(np.arange(FORKS, dtype=np.int16), len(groups)))}
-    return IndexSnapshot(shards=tuple(shards), decisions=_table(columns, DECISION_FACTS), plies=_table(plies, PLY_FACTS))
-
-
-def _by_row(shards: Sequence[CoveredShard], groups: np.ndarray, per_group: int) -> dict[str, pa.Array]:
-    """Columns of rows in the order of shards, start groups and forks."""
-    names = pa.array([shard.name for shard in shards], pa.string())
-    producers = pa.array([shard.producer for shard in shards], pa.string())
-    counts = [len(shard.start_groups) for shard in shards]
-    rows = np.repeat(np.arange(len(shards)), np.array(counts) * per_group)
-    begins = np.cumsum([0, *counts[:-1]]) * per_group
-    place = np.arange(len(groups) * per_group)
-    return {
-        "shard": names.take(pa.array(rows)),
-        "producer": producers.take(pa.array(rows)),
-        "row": pa.array((place - begins[rows]).astype(np.int32)),
-        "start_group": pa.array(np.repeat(groups, per_group)),
-        "snapshot_id": _ids(np.repeat(groups, per_group)),
-    }
-
-
-def _drawn_facts(rng: np.random.Generator, groups: np.ndarray) -> dict[str, pa.Array]:
+def history(start_groups: range, all_groups: int, seed: int) -> tuple[pa.Table, pa.Table]:
+    """Decisions and plies of these start groups of a run with `all_groups`, whose versions grow from 0 to VERSIONS - 1."""
+    rng, groups = np.random.default_rng([seed, start_groups.start]), np.array(start_groups, np.int64)
     n = len(groups) * ROWS_PER_START_GROUP
-    newest = groups * (VERSIONS - 1) // int(groups.max())
+    newest = groups * (VERSIONS - 1) // max(1, all_groups - 1)
     version = np.maximum(np.repeat(newest - rng.integers(0, 4, len(groups)), ROWS_PER_START_GROUP), 0)
     columns = {
-        "decision_id": pa.array(np.arange(n, dtype=np.int64) + 1),
+        "decision_id": pa.array(groups[0] * ROWS_PER_START_GROUP + np.arange(n, dtype=np.int64) + 1),
+        "start_group": pa.array(np.repeat(groups, ROWS_PER_START_GROUP)),
+        "snapshot_id": _ids(np.repeat(groups, ROWS_PER_START_GROUP)),
         "fork": pa.array(np.tile(np.arange(FORKS), n // FORKS).astype(np.int16)),
-        "power": pa.array(np.array(POWERS, object)).take(pa.array(np.arange(n) // FORKS % len(POWERS))),
+        "power": pa.array(np.array(sorted(POWERS), object)).take(pa.array(np.arange(n) // FORKS % len(POWERS))),
         "policy_version": pa.array(version.astype(np.int32)),
         "seed": pa.array(rng.integers(0, 2**62, n)),
-        "checksum": pa.array(rng.integers(0, 2**32, n, dtype=np.uint32)),
         "game_id": _ids(np.repeat(groups // 8, ROWS_PER_START_GROUP)),
     }
-    drawn = {name: pa.array(rng.integers(-2, 3, n).astype(np.float32)) for name in COMPONENTS}
-    return columns | drawn
+    columns |= {name: pa.array(rng.integers(-2, 3, n).astype(np.float32)) for name in COMPONENTS}
+    decisions = _table(columns, DECISION_SCHEMA)
+    place = DECISION_SCHEMA.get_field_index("checksum")
+    sums = pa.array(row_checksums(decisions), pa.uint32())
+    plies = {
+        "start_group": pa.array(np.repeat(groups, FORKS)),
+        "fork": pa.array(np.tile(np.arange(FORKS, dtype=np.int16), len(groups))),
+        "snapshot_id": _ids(np.repeat(groups, FORKS)),
+    }
+    return decisions.set_column(place, DECISION_SCHEMA.field(place), sums), _table(plies, PLY_SCHEMA)
 
 
 def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
     """A table of the schema; missing columns get one value for all rows."""
-    n = len(columns["row"])
-    filled = [columns[f.name] if f.name in columns else pa.repeat(pa.scalar(_SAME.get(f.name, 1), f.type), n) for f in schema]
+    n = len(columns["start_group"])
+    same = _SAME | (_ONE_TOKEN if schema is DECISION_SCHEMA else dict.fromkeys(("position", "orders", "results"), "{}"))
+    filled = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.array([same.get(field.name, 1)] * n, field.type)
+        for field in schema
+    ]
     return pa.table(filled, schema=schema)
 
 

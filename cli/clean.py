@@ -12,7 +12,7 @@ from rich.table import Table
 from cli.options import RunsRoot
 from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
-from storage.files import held, names_in
+from storage.files import held
 from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove, size_of
 from storage.runs import LATEST, RunPaths, check_name, run_names
 from telemetry.errors import DataError, EntenteError, InputError
@@ -34,8 +34,7 @@ def clean(
     """Remove old adapters and checkpoints, local W&B folders, and leftovers of killed processes.
 
     Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards and lessons
-    stay unless --shards-gb limits them; the facts of each removed row stay for `entente sql`. A run that a process works on is
-    skipped.
+    stay unless --shards-gb limits them. A run that a process works on is skipped.
 
     Examples
 
@@ -52,8 +51,6 @@ def clean(
     runs = [_known_run(runs_root, name) for name in run or ()] if run or whole_run else _all_runs(runs_root)
     everywhere = not run and not whole_run
     found: list[Removable] = []
-    freed: list[Removable] = []
-    later: list[Removable] = []
     with ExitStack() as stack:
         for paths in whole:
             if _at_rest(stack, paths, dry_run):
@@ -61,22 +58,15 @@ def clean(
         for paths in runs:
             if _at_rest(stack, paths, dry_run):
                 found += _removable(paths, chosen)
-                now, after_grace = _old_shards(paths, chosen, dry_run=dry_run)
-                freed, later = freed + now, later + after_grace
+                found += _old_shards(paths, chosen)
         if everywhere:
             found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder)]
-        _show([*found, *freed, *later])
+        _show(found)
         if not dry_run:
             for each in found:
                 remove(each)
-    total = sum(each.size for each in [*found, *freed])
-    print(f"{size_text(total)} {'would be' if dry_run else 'were'} freed" if found or freed else "nothing is old enough to go")
-    if later:
-        from storage.retire import GRACE_HOURS
-
-        size = size_text(sum(each.size for each in later))
-        hours = f"{GRACE_HOURS:g} h"
-        print(f"{size} of shards {'would be' if dry_run else 'were'} given up: clean again in {hours} to remove them")
+    total = size_text(sum(each.size for each in found))
+    print(f"{total} {'would be' if dry_run else 'were'} freed" if found else "nothing is old enough to go")
     if dry_run:
         print("nothing was removed")
 
@@ -89,23 +79,18 @@ def _removable(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
         return []
 
 
-def _old_shards(paths: RunPaths, settings: RetentionSettings, *, dry_run: bool) -> tuple[list[Removable], list[Removable]]:
-    """Shard files to remove now, and those to remove after the grace period; without `dry_run` both are done here."""
-    if settings.shards_gb == 0 and not names_in(paths.retired):
-        return [], []
+def _old_shards(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
+    if settings.shards_gb == 0:
+        return []
     from pipeline.run_settings import settings_of
-    from storage.index import Index
-    from storage.retire import RunAge, preview_retirement, retire
+    from storage.retire import RunAge, newest_versions, removable_shards
 
     try:
-        storage = settings_of(paths).storage
-        found = preview_retirement(paths, storage, settings)
-        if not dry_run:
-            retire(paths, Index(paths), RunAge.of(paths, storage), settings)
-        return found
+        age = RunAge.of(paths, settings_of(paths).storage)
+        return removable_shards(paths, newest_versions(paths), age, settings)
     except EntenteError as error:
         print(f"{paths.root}: its shards are skipped, because {error}")
-        return [], []
+        return []
 
 
 def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:

@@ -120,14 +120,13 @@ def step(
 
 def _chosen_from(number: int, run: str, runs_root: Path) -> None:
     from pipeline.run_settings import settings_of
-    from storage.as_of import read_past_choice, rewind_index
-    from storage.index import open_index
+    from storage.as_of import read_past_choice
     from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
     storage, then = settings_of(paths).storage, read_past_choice(paths, number)
-    index = open_index(paths, blend=storage.blend, discount=storage.discount)
-    again = rewind_index(index, then)
+    index = then.open(paths, blend=storage.blend, discount=storage.discount)
+    again = index.select_batch(then.query)
     counts = again.counts
     trained = set(zip(*(then.rows[name].to_pylist() for name in ("shard", "start_group", "power", "phase")), strict=True))
     table = Table("start group", "power", "phase", "decisions", "spread", "lag", "trained on", box=None)
@@ -137,8 +136,9 @@ def _chosen_from(number: int, run: str, runs_root: Path) -> None:
     asked = then.query
     head = f"step {number} of run {run}: {counts['eligible']} advantage groups could be trained on"
     rule = f"lag up to {asked.max_policy_lag} behind version {asked.policy_version}; {asked.start_groups} start groups wanted"
+    lost = [sentence for _, sentence in index.refused]
     others = ", ".join(f"{counts[name]} {name}" for name in ("used", "unusable", "ahead", "expired", "no_spread"))
-    _print(Text(head, style="bold"), *(Text(line) for line in (rule, f"others: {others}", again.shortage) if line), table)
+    _print(Text(head, style="bold"), *(Text(line) for line in (rule, f"others: {others}", again.shortage, *lost) if line), table)
 
 
 _ELIGIBLE = """

@@ -29,6 +29,7 @@ from pipeline.settings_form import SettingsParameter
 from pipeline.step_figures import StepClock, observe_step
 from storage.files import durable_write
 from storage.retention import drop_old_adapters
+from storage.totals import count_run
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
 from tasks.finished_tasks import forget_finished_tasks
@@ -62,7 +63,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False) -> dic
             scores |= await score_policy(resources, settings, "trained")
             scores |= await score_scripted(resources, settings)
             log.log(settings.steps + 1, {f"score/{name}": score.mean for name, score in scores.items() if "_vs_" not in name})
-        totals = await asyncio.to_thread(resources.trainer.totals)
+        totals = await asyncio.to_thread(count_run, resources.paths)
         summary = run_summary(settings, totals, scores, orchestration_share, time.monotonic() - began)
         durable_write(resources.paths.summary, json.dumps(summary, indent=1).encode())
     if scores:

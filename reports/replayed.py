@@ -156,13 +156,8 @@ def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tu
 def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The game's decisions with their tokens, and its plies, in order."""
     path = paths.shards / game.shard
-    if path.exists():
-        decisions = open_shard(path)
-        plies = open_plies(path, decisions)
-    else:
-        raise InputError(
-            f"the boards of game {game.name} are gone: its shard {game.shard} was given up, as its rows were too old to train on"
-        )
+    decisions = open_shard(path)
+    plies = open_plies(path, decisions)
     shown = _of_game(plies, game)
     if not shown:
         raise InputError(f"no position of game {game.name} was recorded, so there is nothing to show: it failed at its start")

@@ -104,6 +104,23 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     return MappedFile(content, table, sums, mark)
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file, without its rows, which may still be damaged.
+
+    Raises:
+        DataError: the file is missing, or its metadata are damaged.
+    """
+    try:
+        with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
+            found = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing.") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
+    _check_metadata(path, found)
+    return found
+
+
 def metadata_of(table: pa.Table) -> dict[str, str]:
     """The table's metadata as text."""
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}

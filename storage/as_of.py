@@ -1,19 +1,20 @@
-"""A run as its trainer saw it when it chose the rows of a past step.
+"""What the trainer chose from at a past step.
 
-The ledger of the step stores the query and the start groups that the index had read. Choosing again gives the recorded rows,
-unless a shard was damaged since.
+The ledger of the step stores the query and the names of the shards within the staleness budget. An index over these shards and
+the ledgers before chooses the recorded rows again, unless a shard was damaged or removed since.
 """
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
 from storage.arrow_files import metadata_of
-from storage.index import Index
+from storage.index import Index, open_index
 from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
-from storage.selection import Selection, SelectionQuery, make_standings, select
+from storage.selection import SelectionQuery
 from telemetry.errors import InputError
 
 
@@ -22,10 +23,14 @@ class PastChoice:
     """What a step's ledger says about the choice of its rows."""
 
     query: SelectionQuery
-    seen: dict[str, list[list[int]]]
-    """Producer -> [first start group, one after the last] of each range that the index had read."""
+    shards: tuple[str, ...]
+    """Names of the shards that it was chosen from."""
     rows: pa.Table
     """The rows that the step trained on."""
+
+    def open(self, paths: RunPaths, **how: Any) -> Index:
+        """An index of what the step chose from; `how` as for `Index`."""
+        return open_index(paths, only=self.shards, before_step=self.query.step, **how)
 
 
 def read_past_choice(paths: RunPaths, step: int) -> PastChoice:
@@ -47,47 +52,17 @@ def read_past_choice(paths: RunPaths, step: int) -> PastChoice:
         )
     return PastChoice(
         query=SelectionQuery.from_json(metadata["selection"]),
-        seen=json.loads(metadata["seen"]),
+        shards=tuple(
+            f"{producer}/{number:06d}.arrow" for producer, numbers in json.loads(metadata["shards"]).items() for number in numbers
+        ),
         rows=rows,
     )
 
 
-def rewind_index(index: Index, then: PastChoice) -> Selection:
-    """Choose the rows of a step again, from what there was then; see `rewind_tables`.
-
-    The table `standings` then has the standing of every advantage group at that time (see `select_batch.sql`).
-    """
-    rewind_tables(index, then)
-    return select(index.connection, then.query)
-
-
-def rewind_tables(index: Index, then: PastChoice) -> None:
-    """Delete from an index what was not published, or not used, when a step was chosen.
-
-    It changes the tables of `index`, so nothing else may use that index; earlier steps of the same history can follow.
-    """
-    connection = index.connection
-    spans = [(producer, first, after) for producer, ranges in then.seen.items() for first, after in ranges]
-    columns = zip(*spans, strict=True) if spans else ([], [], [])
-    connection.register("seen", pa.table(dict(zip(("producer", "first", "after"), map(list, columns), strict=True)), _SEEN))
-    for table in ("decisions", "advantage_groups", "plies"):
-        connection.execute(
-            f"DELETE FROM {table} AS t WHERE NOT EXISTS "
-            "(FROM seen WHERE producer = t.producer AND t.start_group >= first AND t.start_group < after)"
-        )
-    for table in ("batches", "used_groups"):
-        connection.execute(f"DELETE FROM {table} WHERE step >= ?", [then.query.step])
-    connection.unregister("seen")
-
-
-def make_next_standings(index: Index, paths: RunPaths) -> None:
-    """Make the table `standings` for the next step, with the settings of the newest one."""
+def next_query(paths: RunPaths) -> SelectionQuery:
+    """The query of the next step, with the settings of the newest one."""
     step = last_step(paths)
-    query = SelectionQuery(step=step + 1, policy_version=step, max_policy_lag=2, start_groups=1, seed=0)
     newest = read_ledger(paths, step)
     if newest is not None and "selection" in (metadata := metadata_of(newest)):
-        query = replace(SelectionQuery.from_json(metadata["selection"]), step=step + 1, policy_version=step)
-    make_standings(index.connection, query)
-
-
-_SEEN = pa.schema({"producer": pa.string(), "first": pa.int64(), "after": pa.int64()})
+        return replace(SelectionQuery.from_json(metadata["selection"]), step=step + 1, policy_version=step)
+    return SelectionQuery(step=step + 1, policy_version=step, max_policy_lag=2, start_groups=1, seed=0)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW, SPECIAL
 
 from storage.answers import Form, convert
-from storage.as_of import make_next_standings, read_past_choice, rewind_tables
+from storage.as_of import next_query, read_past_choice
 from storage.files import folders_in, names_in
 from storage.index import Index, open_index
 from storage.lessons import open_lessons
@@ -80,8 +80,8 @@ def connect(
 
     Args:
         blend, discount, token_text, read_thought: see `AskedRun`.
-        as_of: a step. Show what existed when its rows were chosen; `standings` is for that step. None: everything, and
-            `standings` is for the next step.
+        as_of: a step. Show the shards that it chose from and the ledgers before it; `standings` is for that step. None:
+            everything, and `standings` is for the next step.
         memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
 
     Raises:
@@ -108,19 +108,23 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
     paths = RunPaths(Path(run.folder))
     if not paths.shards.is_dir():
         raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    index = open_index(paths, blend=run.blend, discount=run.discount, threads=0, connection=connection)
-    connection = index.connection
-    payload = "FROM live"
+    how: dict[str, Any] = {
+        "blend": run.blend,
+        "discount": run.discount,
+        "threads": 0,
+        "keep_rows": True,
+        "connection": connection,
+    }
     if as_of is None:
-        make_next_standings(index, paths)
+        index, query = open_index(paths, **how), next_query(paths)
     else:
         then = read_past_choice(paths, as_of)
-        rewind_tables(index, then)
-        make_standings(connection, then.query)
-        payload = f"FROM ({payload}) SEMI JOIN decisions USING (decision_id)"
-    tables = [table.replace_schema_metadata(None) for table in index.verified_shards()]
+        index, query = then.open(paths, **how), then.query
+    connection = index.connection
+    make_standings(connection, query)
+    tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
     for name, rows in {
-        "live": _stacked(tables, _LISTS),
+        "payload": _stacked(tables, _LISTS),
         "stored_lessons": _lessons(paths, index, as_of),
         "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
         "metrics": _metrics(index, paths.metrics),
@@ -144,7 +148,6 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
         connection.execute("CREATE VIEW standings AS FROM own_standings")
     if not suffix or suffix == "_0":
         connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
-    connection.execute(f"CREATE VIEW payload AS {payload}")
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
     connection.execute(_VIEWS_SQL)
     return index

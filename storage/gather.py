@@ -3,7 +3,7 @@
 Before a row is used, the bytes of its whole shard are compared with those that were verified when it was mapped, and its
 checksum with the one that the choice recorded. A shard that differs is refused by name before anything in it is interpreted,
 because changed offsets could point anywhere. Consecutive rows of a shard, such as those of an advantage group, are copied in
-one piece. Each token is copied once, into reused memory (storage/packing.py).
+one piece. Each token is copied once.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.mapped import MappedShard, ShardDamaged
-from storage.packing import PackingBuffers
 from storage.schema import as_array
 
 
@@ -23,7 +22,7 @@ from storage.schema import as_array
 class Batch:
     """Decisions as flat arrays, in order: R rows, T tokens, C completion positions, L legal ids.
 
-    The caller owns the arrays: nothing else writes into them (storage/packing.py).
+    The caller owns the arrays: nothing else writes into them.
     """
 
     decision_ids: npt.NDArray[np.int64]
@@ -56,12 +55,11 @@ _Run = tuple[MappedShard, int, int]
 """Rows that are consecutive in a shard and in the batch: shard, first row, one after the last."""
 
 
-def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard], buffers: PackingBuffers) -> Batch:
+def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Batch:
     """The batch of `rows`, from a selection or a ledger.
 
     Args:
         open_shard: maps a shard by its name and verifies it.
-        buffers: the memory for the batch.
 
     Raises:
         ShardDamaged: a row differs from what was published, or from what was chosen.
@@ -72,36 +70,21 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard], buffers: Pa
     prompt_lens = _single(runs, "prompt_len", np.int32)
     n_completion = np.diff(input_offsets) - prompt_lens
     completion_offsets = _offsets(n_completion)
-    n_positions = int(completion_offsets[-1])
-    tokens, logprobs, legal_ids, legal_offsets, bounds = buffers.arrays(
-        [
-            (np.int32, int(input_offsets[-1])),
-            (np.float32, n_positions),
-            (np.int32, int(legal_starts[-1])),
-            (np.int64, n_positions + 1),
-            (np.int32, n_positions + rows.num_rows),
-        ]
-    )
-    for name, packed in zip(_PACKED, (tokens, logprobs, legal_ids, bounds), strict=True):
-        _pack(runs, name, packed)
-    _rebase(bounds, completion_offsets, np.repeat(legal_starts[:-1], n_completion), legal_offsets)
+    legal_before = np.repeat(legal_starts[:-1], n_completion)
     return Batch(
         decision_ids=_single(runs, "decision_id", np.int64),
-        input_ids=tokens,
+        input_ids=_pack(runs, "input_ids", np.int32),
         input_offsets=input_offsets,
         prompt_lens=prompt_lens,
-        behaviour_logprobs=logprobs,
+        behaviour_logprobs=_pack(runs, "behaviour_logprobs", np.float32),
         completion_offsets=completion_offsets,
-        legal_ids=legal_ids,
-        legal_offsets=legal_offsets,
+        legal_ids=_pack(runs, "legal_ids", np.int32),
+        legal_offsets=_rebased(_pack(runs, "legal_offsets", np.int32), completion_offsets, legal_before),
         temperatures=_single(runs, "temperature", np.float32),
         returns=as_array(rows["return"]).to_numpy().astype(np.float64),
         advantage_groups=as_array(rows["advantage_group"]).to_numpy().astype(np.int32),
         policy_versions=_single(runs, "policy_version", np.int32),
     )
-
-
-_PACKED = ("input_ids", "behaviour_logprobs", "legal_ids", "legal_offsets")
 
 
 def _runs(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> list[_Run]:
@@ -167,24 +150,21 @@ def _offsets(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     return offsets
 
 
-def _pack(runs: list[_Run], column: str, packed: npt.NDArray[Any]) -> None:
-    """Copy the lists of all rows into `packed`, row after row."""
+def _pack(runs: list[_Run], column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """The lists of all rows, row after row."""
     pieces = []
     for shard, first, after in runs:
         offsets, values = shard.lists[column]
         pieces.append(values[offsets[first] : offsets[after]])
-    if pieces:
-        np.concatenate(pieces, out=packed)
+    return _join(pieces, kind)
 
 
-def _rebase(
-    bounds: npt.NDArray[np.int32],
-    completion_offsets: npt.NDArray[np.int64],
-    legal_before: npt.NDArray[np.int64],
-    legal_offsets: npt.NDArray[np.int64],
-) -> None:
-    """Fill one CSR over all positions: each row's offsets without the leading 0, plus the number of legal ids before the row."""
+def _rebased(
+    bounds: npt.NDArray[np.int32], completion_offsets: npt.NDArray[np.int64], legal_before: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """One CSR over all positions: each row's offsets without the leading 0, plus the number of legal ids before the row."""
     follow = np.ones(len(bounds), bool)
     follow[completion_offsets[:-1] + np.arange(len(completion_offsets) - 1)] = False
-    legal_offsets[0] = 0
+    legal_offsets = np.zeros(len(legal_before) + 1, np.int64)
     np.add(bounds[follow], legal_before, out=legal_offsets[1:])
+    return legal_offsets

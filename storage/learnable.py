@@ -13,23 +13,32 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import pyarrow as pa
+
 from storage.runs import RunPaths
+from storage.shards import open_shard, shard_names
+from telemetry.errors import DataError
 from telemetry.parent import end_with_parent
 
 RECENT = 4
 """Newest start groups of a snapshot that count; older ones were played by a policy that has changed since."""
-_SQL = Path(__file__).with_name("spread.sql").read_text()
+_START_GROUPS, _SPREAD = (Path(__file__).with_name(name).read_text() for name in ("start_groups.sql", "spread.sql"))
 
 
 class PastReturns:
-    """Looks at past start groups with an index of its own; any thread may call it."""
+    """Reads each shard once, and keeps a row for each start group; any thread may call it."""
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
         """`blend` and `discount` of the returns, as in the trainer's settings."""
-        from storage.index import Index  # loads DuckDB
+        import duckdb
 
-        self._index = Index(paths, blend=blend, discount=discount, start_groups=True)
+        from storage.fact_tables import NO_FACTS
+
+        self._paths, self._blend, self._discount = paths, dict(blend), discount
+        self._read: set[str] = set()
         self._lock = threading.Lock()
+        self._connection = duckdb.connect(":memory:", config={"threads": 1})
+        self._execute(NO_FACTS.decisions, f"CREATE TABLE start_groups AS {_START_GROUPS}")
 
     def spreads_before(self, producer: str, start_group: int) -> dict[str, float]:
         """Snapshot id -> mean over its newest `RECENT` start groups of the mean spread of their advantage groups.
@@ -37,9 +46,29 @@ class PastReturns:
         Start groups of the `producer` with smaller numbers than `start_group` count, if they could be trained on.
         """
         with self._lock:
-            self._index.refresh()
+            for name in shard_names(self._paths):
+                if name not in self._read:
+                    self._read.add(name)
+                    self._read_shard(name)
             values = {"producer": producer, "before": start_group, "recent": RECENT}
-            return dict(self._index.connection.execute(_SQL, values).fetchall())
+            return dict(self._connection.execute(_SPREAD, values).fetchall())
+
+    def _read_shard(self, name: str) -> None:
+        from storage.fact_tables import decision_facts
+
+        try:
+            rows = open_shard(self._paths.shards / name)
+        except DataError:
+            return  # the trainer's index says so
+        facts = decision_facts(rows, name.partition("/")[0], name)
+        self._execute(facts, f"INSERT INTO start_groups BY NAME {_START_GROUPS}")
+
+    def _execute(self, facts: pa.Table, statement: str) -> None:
+        from storage.fact_tables import valued
+
+        self._connection.register("valued", valued(facts, self._blend, self._discount))
+        self._connection.execute(statement)
+        self._connection.unregister("valued")
 
 
 class PastReturnsProcess:

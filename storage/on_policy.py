@@ -12,7 +12,7 @@ import pyarrow as pa
 from game.snapshot import Snapshot, make_snapshot, position_id
 from storage.index import open_index
 from storage.runs import RunPaths
-from storage.shards import open_plies
+from storage.shards import open_plies, shard_names
 from telemetry.errors import DataError
 
 RECENT = 1024
@@ -30,15 +30,22 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
     Raises:
         DataError: a position does not match the snapshot id of its row.
     """
-    index = open_index(paths)
+    index = open_index(paths, only=_recent_shards(paths, producer, before))
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}
-    found = [row for row in index.connection.execute(_REACHED, values).fetchall() if index.find_shard(row[0]) is not None]
+    found = index.connection.execute(_REACHED, values).fetchall()
     positions = dict(_positions(paths, sorted({shard for shard, *_ in found})))
     return [
         _snapshot(positions[shard, row], name, phase, f"{paths.root.name}-{producer}-{group:06d}", version, seed)
         for shard, row, name, phase, group, _, version, seed in found
     ]
+
+
+def _recent_shards(paths: RunPaths, producer: str, before: int) -> list[str]:
+    """The shards that may have start groups from `before - RECENT` to `before - 1`. A shard is named after its first one."""
+    firsts = {int(name[-12:-6]): name for name in shard_names(paths) if name.startswith(f"{producer}/")}
+    first = max((number for number in firsts if number <= before - RECENT), default=0)
+    return [name for number, name in firsts.items() if first <= number < before]
 
 
 def _positions(paths: RunPaths, shards: list[str]) -> Iterator[tuple[tuple[str, int], str]]:

@@ -221,7 +221,7 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 def _own_folders(paths: RunPaths) -> list[Path]:
     """Folders of a run in which Entente writes temporary names."""
-    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.index, paths.retired, paths.improve, paths.ledger]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.improve, paths.ledger]
     outer = [paths.shards, paths.lessons]
     return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in folders_in(folder))]
 

@@ -1,25 +1,25 @@
-"""Retires old shards so that a run's disk does not fill: choose (`retirable`), publish a tombstone, remove.
+"""Removes old shards so that a run's disk does not fill.
 
-No shard is retired while the run's shards fit `retention.shards_gb`. Then the oldest come first, and only those with rows
-beyond the staleness budget and its grace that no ledger in the replay window names. The facts of their rows stay in a
-tombstone. After a crash at any point the next call continues, and nothing that should stay is
-lost.
+No shard is removed while the run's shards fit `retention.shards_gb`. Then the oldest go first, and only those whose rows all lie
+beyond the staleness budget and that no ledger of a step names which may be replayed or repeated. A shard goes before its plies: a
+reader that has it mapped keeps it, and a call that is killed between the two leaves plies without a shard, which the next one
+removes.
 """
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from storage.index import Index, open_index
-from storage.ledger import read_ledger, recorded_steps
-from storage.retention import Removable, RetentionSettings, whole_checkpoints
+from storage.files import file_marks, folders_in, names_in
+from storage.ledger import last_step, read_ledger, recorded_steps
+from storage.retention import ASIDE_HOURS, Removable, RetentionSettings, whole_checkpoints
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.snapshots import NO_ROWS, CoveredShard
-from storage.tombstones import bytes_of, files_of, files_to_remove, publish_tombstone, remove_retired_files, shard_bytes
+from storage.shards import NO_ROWS, SHARD_NAME, read_shard_metadata, shard_names
+from telemetry.errors import DataError
 
 STALE_VERSIONS = 8
 """Policy versions beyond the staleness budget for which rows are kept in any case, for a reader of recent rows."""
-GRACE_HOURS = 1.0
-"""Hours between the decision to remove a shard and its removal: a reader may still use it."""
 _GB = 1_000_000_000
 
 
@@ -45,62 +45,78 @@ class RunAge:
         )
 
 
-def retirable(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettings) -> list[CoveredShard]:
-    """Shards to retire now, those of the oldest policy first; `index` must be up to date.
+def newest_versions(paths: RunPaths) -> dict[str, int]:
+    """The newest policy version of each shard, by name. Those with damaged metadata are left out."""
+    found = {}
+    for name in shard_names(paths):
+        try:
+            found[name] = read_shard_metadata(paths.shards / name).newest_version
+        except DataError:
+            continue  # it stays
+    return found
 
-    Only shards whose rows are not needed any more: all of them lie behind the staleness budget and its grace, and no ledger
-    names one of a step that may be replayed or repeated.
+
+def removable_shards(
+    paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: RetentionSettings, now: float | None = None
+) -> list[Removable]:
+    """Files of shards to remove now, those of the oldest policy first.
+
+    Args:
+        newest: see `newest_versions`.
     """
     if settings.shards_gb == 0:
         return []
-    over = shard_bytes(paths) - bytes_of(files_of(paths, index.retired())) - settings.shards_gb * _GB
+    files = dict(_files_by_shard(paths))
+    over = sum(file.size for some in files.values() for file in some) - settings.shards_gb * _GB
+    going = _left_alone(files, time.time() if now is None else now)
+    over -= sum(file.size for file in going)
     behind = age.policy_version - age.max_policy_lag - STALE_VERSIONS
-    old = [shard for shard in index.live() if NO_ROWS < shard.newest_version < behind]
+    old = sorted((version, name) for name, version in newest.items() if NO_ROWS < version < behind and name in files)
     if over <= 0 or not old:
-        return []
-    needed = _named_after(paths, min(index.newest_step() - settings.replay_steps, age.oldest_checkpoint))
-    going = []
-    for shard in sorted(old, key=lambda shard: (shard.newest_version, min(shard.start_groups), shard.name)):
+        return going
+    needed = _named_after(paths, min(last_step(paths) - settings.replay_steps, age.oldest_checkpoint))
+    for _, name in old:
         if over <= 0:
             break
-        if shard.name not in needed:
-            going.append(shard)
-            over -= bytes_of(files_of(paths, [shard]))
+        if name not in needed:
+            going += files[name]
+            over -= sum(file.size for file in files[name])
     return going
+
+
+def retire(paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: RetentionSettings) -> int:
+    """Remove what `removable_shards` names; returns the bytes freed. Only the process that works on the run may call this."""
+    going = removable_shards(paths, newest, age, settings)
+    for file in going:
+        file.path.unlink(missing_ok=True)
+    return sum(file.size for file in going)
+
+
+def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
+    """Each shard's name, and its files: the shard itself first, if it is there, then its plies."""
+    for producer in folders_in(paths.shards):
+        by_stem: dict[str, list[str]] = {}
+        for name in sorted(names_in(paths.shards / producer), key=lambda name: (not SHARD_NAME.fullmatch(name), name)):
+            by_stem.setdefault(name.partition(".")[0], []).append(name)
+        for stem, names in by_stem.items():
+            places = [paths.shards / producer / name for name in names]
+            why = "shard too old to train on"
+            found = [Removable(path=path, why=why, size=(file_marks(path) or (0, 0))[0]) for path in places]
+            yield f"{producer}/{stem}.arrow", found
+
+
+def _left_alone(files: Mapping[str, list[Removable]], now: float) -> list[Removable]:
+    """Old plies without a shard. New ones may belong to a shard that is being published."""
+    without = [some for name, some in files.items() if not name.endswith(some[0].path.name)]
+    return [
+        replace(file, why="plies without a shard")
+        for some in without
+        for file in some
+        if (marks := file_marks(file.path)) and now - marks[1] / 1e9 > ASIDE_HOURS * 3600
+    ]
 
 
 def _named_after(paths: RunPaths, step: int) -> set[str]:
     """The shards that ledgers of later steps name."""
     ledgers = (read_ledger(paths, each) for each in recorded_steps(paths) if each > step)
     return {shard for ledger in ledgers if ledger is not None for shard in ledger["shard"].unique().to_pylist()}
-
-
-def preview_retirement(
-    paths: RunPaths, storage: StorageSettings, settings: RetentionSettings
-) -> tuple[list[Removable], list[Removable]]:
-    """What `retire` would do now: (files to remove now, files of shards to retire, which are removed later).
-
-    For a run that is not in use.
-    """
-    retired = files_to_remove(paths, GRACE_HOURS * 3600)
-    now = [Removable(path=path, why="shard retired before", size=bytes_of([path])) for path in retired]
-    if settings.shards_gb == 0:
-        return now, []
-    index = open_index(paths)
-    shards = retirable(paths, index, RunAge.of(paths, storage), settings)
-    why = "shard too old to train on"
-    files = [Removable(path=path, why=why, size=bytes_of([path])) for path in files_of(paths, shards)]
-    return now, files
-
-
-def retire(paths: RunPaths, index: Index, age: RunAge, settings: RetentionSettings) -> int:
-    """Retire shards if necessary, and remove those retired long enough ago; returns the bytes freed.
-
-    Only the process that works on the run may call this.
-    """
-    index.refresh()
-    going = retirable(paths, index, age, settings)
-    if going and (facts := index.snapshot_of(going)).shards:
-        publish_tombstone(paths, facts)
-        index.refresh()
-    return remove_retired_files(paths, GRACE_HOURS * 3600)

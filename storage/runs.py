@@ -45,14 +45,6 @@ class RunPaths:
         return self.root / "ledger"
 
     @property
-    def index(self) -> Path:
-        return self.root / "index"
-
-    @property
-    def retired(self) -> Path:
-        return self.root / "retired"
-
-    @property
     def adapters(self) -> Path:
         return self.root / "adapters"
 

@@ -8,7 +8,9 @@
 --      no_spread  its returns differ by $min_spread at most, or by a millionth (rounding of float32 components): no gradient
 --      eligible   none of these
 CREATE OR REPLACE TEMP TABLE standings AS
-WITH uses AS (SELECT shard, start_group, power, phase, count(*)::INTEGER AS uses FROM used_groups GROUP BY ALL)
+WITH uses AS (
+    SELECT shard, start_group, power, phase, count(DISTINCT step)::INTEGER AS uses FROM batches GROUP BY ALL
+)
 SELECT
     producer,
     shard,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 
 import duckdb
 import pyarrow as pa
@@ -60,21 +59,6 @@ class SelectionQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """Which policy versions the steps to come can choose from."""
-
-    policy_version: int
-    """Version that the trainer holds."""
-    max_policy_lag: int
-    """Largest lag of a row that a step may use, versions."""
-
-    @property
-    def oldest(self) -> int:
-        """Oldest version that is kept at hand: a look ahead is a version ahead of the step that still goes on."""
-        return self.policy_version - self.max_policy_lag - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The rows for one step. There may be fewer start groups than wanted, or none."""
 
@@ -83,11 +67,11 @@ class Selection:
     start_groups: int
     """Number of start groups of the rows."""
     counts: dict[str, int]
-    """Advantage groups of the whole run by standing (select_batch.sql); eligible = chosen + waiting."""
+    """Advantage groups by standing (select_batch.sql), of all shards that the index has held; eligible = chosen + waiting."""
     query: SelectionQuery
     """The query."""
-    seen: str = ""
-    """The start groups that the index had read; see `Index.seen`."""
+    shards: str = ""
+    """The shards that the index held; see `Index.held`."""
 
     @property
     def shortage(self) -> str:
@@ -96,21 +80,16 @@ class Selection:
         return f"step {self.query.step} found only {found} of {wanted} start groups to train on" if found < wanted else ""
 
 
-def select(
-    connection: duckdb.DuckDBPyConnection,
-    query: SelectionQuery,
-    settled: Mapping[str, int] = MappingProxyType({}),
-) -> Selection:
-    """Rows for one step from the tables of an index.
+def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, left: Mapping[str, int]) -> Selection:
+    """Rows for one step from the tables of an index, after `make_standings`.
 
     Args:
-        settled: advantage groups by standing that are not in the tables, because no step can reach them (`storage/settled.py`).
+        left: advantage groups by standing that left the tables, because no step can reach them.
 
     Raises:
         InputError: the user's query breaks a rule (`storage/own_selection.py`).
     """
     _, choice = connection.extract_statements(_SQL)
-    make_standings(connection, query)
     if query.selection:
         drawn = order_candidates(connection, query).slice(length=query.start_groups).select(["shard", "start_group"])
         connection.register("drawn", drawn.append_column("place", pa.array(range(drawn.num_rows), pa.int64())))
@@ -122,15 +101,14 @@ def select(
         connection.unregister("drawn")
     found = dict(connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
     groups = len(set(rows["advantage_group"].to_pylist()))
-    counts = {name: found.get(name, 0) + settled.get(name, 0) for name in STANDINGS}
+    counts = {name: found.get(name, 0) + left.get(name, 0) for name in STANDINGS}
     counts |= {"chosen": groups, "waiting": counts["eligible"] - groups}
     start_groups = len(set(keys_of(rows)))
     return Selection(rows=rows, start_groups=start_groups, counts=counts, query=query)
 
 
-def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, settled: Mapping[str, int]) -> Eligible:
-    """How much the step could choose from; `settled` as in `select`."""
-    make_standings(connection, query)
+def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, left: Mapping[str, int]) -> Eligible:
+    """How much the step could choose from, after `make_standings`; `left` as in `select`."""
     counted = """
         SELECT
             count(DISTINCT (shard, start_group)) FILTER (standing = 'eligible'),
@@ -142,7 +120,7 @@ def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, settl
     if query.selection:
         wanted = order_candidates(connection, query)
         start_groups, advantage_groups = wanted.num_rows, sum(wanted["advantage_groups"].to_pylist())
-    expired += settled.get("expired_with_spread", 0)
+    expired += left.get("expired_with_spread", 0)
     return Eligible(start_groups=start_groups, advantage_groups=advantage_groups, expired=expired)
 
 

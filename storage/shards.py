@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from records.rows import Decision, Ply
-from storage.arrow_files import MappedFile, content_crc, map_arrow, metadata_of, read_arrow, write_arrow
-from storage.files import existing_names, set_aside
+from storage.arrow_files import MappedFile, content_crc, map_arrow, metadata_of, read_arrow, read_metadata, write_arrow
+from storage.files import existing_names, folders_in, names_in, set_aside
 from storage.runs import RunPaths, check_name
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
 from telemetry.errors import DataError, InputError
@@ -25,6 +25,8 @@ from telemetry.errors import DataError, InputError
 LOCAL_PRODUCER = "local"
 """Producer name of the training flow's own rollouts."""
 SHARD_NAME = re.compile(r"(\d{6,})\.arrow")
+NO_ROWS = -1
+"""Policy version of a shard without rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,26 @@ class Shard:
     """The number in the name of the producer's next shard."""
     start_groups: tuple[int, ...]
     """Start groups that have rows in it, in ascending order."""
+    oldest_version: int
+    """Smallest policy version of its rows; NO_ROWS without rows."""
+    newest_version: int
+    """Largest policy version of its rows; NO_ROWS without rows."""
+    decisions: int
+    """Number of its rows."""
+    orders_rejected: int
+    """Sum over its rows."""
     already: bool
     """True if an earlier attempt published it."""
+
+
+def shard_names(paths: RunPaths) -> list[str]:
+    """Names of all shards below `shards/`, sorted."""
+    return [
+        f"{producer}/{name}"
+        for producer in folders_in(paths.shards)
+        for name in sorted(names_in(paths.shards / producer))
+        if SHARD_NAME.fullmatch(name)
+    ]
 
 
 def shard_path(paths: RunPaths, producer: str, first_start_group: int) -> Path:
@@ -75,15 +95,31 @@ def publish_shard(
     final = shard_path(paths, producer, first_start_group)
     if final.exists():
         return describe_shard(final, open_shard(final), already=True)
-    groups = sorted({row.start_group for row in (*decisions, *plies)})
+    tables = to_table(sorted(decisions, key=_reading_order)), to_table(plies, Ply)
+    return publish_tables(paths, producer, first_start_group, *tables, provenance, next_start_group=next_start_group)
+
+
+def publish_tables(
+    paths: RunPaths,
+    producer: str,
+    first_start_group: int,
+    table: pa.Table,
+    plies_table: pa.Table,
+    provenance: Mapping[str, str],
+    *,
+    next_start_group: int | None = None,
+) -> Shard:
+    """Like `publish_shard`, with decisions and plies as tables of their schemas, in the order in which batches read them."""
+    final = shard_path(paths, producer, first_start_group)
+    groups = sorted({*table["start_group"].unique().to_pylist(), *plies_table["start_group"].unique().to_pylist()})
     after = next_start_group if next_start_group is not None else max([first_start_group, *groups]) + 1
     if groups and not first_start_group <= groups[0] <= groups[-1] < after:
         raise InputError(
             f"Shard {final.name} of {producer} may hold start groups {first_start_group} to {after - 1}, "
             f"but was given rows of {groups[0]} to {groups[-1]}; name the shard after its first one."
         )
-    table, plies_table = to_table(sorted(decisions, key=_reading_order)), to_table(plies, Ply)
     check_tokens(table)
+    versions = table["policy_version"].to_numpy() if table.num_rows else np.array([NO_ROWS])
     plies_sums = row_checksums(plies_table)
     plies_path = final.with_name(_plies_name(final, content_crc(plies_table, plies_sums)))
     metadata = {
@@ -92,10 +128,14 @@ def publish_shard(
         "start_groups": json.dumps(groups),
         "next_start_group": str(after),
         "plies": plies_path.name,
+        "oldest_version": str(versions.min()),
+        "newest_version": str(versions.max()),
+        "decisions": str(table.num_rows),
+        "orders_rejected": str(table["orders_rejected"].to_numpy().sum()),
     }
     write_arrow(plies_table, plies_path, {**provenance, "start_groups": metadata["start_groups"]}, plies_sums)
     if write_arrow(table, final, metadata, as_array(table["checksum"]).to_numpy()):
-        return describe_shard(final, table.replace_schema_metadata(metadata), already=False)
+        return _describe(final, metadata, already=False)
     winner = describe_shard(final, open_shard(final), already=True)
     if winner.plies_path != plies_path:
         plies_path.unlink(missing_ok=True)  # no shard names it
@@ -191,15 +231,30 @@ def _plies_name(shard: Path, crc: int) -> str:
     return f"{shard.stem}.{crc:08x}.plies.arrow"
 
 
+def read_shard_metadata(path: Path) -> Shard:
+    """What the metadata of a shard says. No row is read, so its rows may still be damaged.
+
+    Raises:
+        DataError: the metadata are damaged.
+    """
+    return _describe(path, read_metadata(path), already=True)
+
+
 def describe_shard(path: Path, decisions: pa.Table, *, already: bool) -> Shard:
     """What the metadata of an opened shard says."""
-    metadata = metadata_of(decisions)
+    return _describe(path, metadata_of(decisions), already=already)
+
+
+def _describe(path: Path, metadata: Mapping[str, str], *, already: bool) -> Shard:
+    numbers = ("next_start_group", "oldest_version", "newest_version", "decisions", "orders_rejected")
+    if missing := [name for name in ("start_groups", "plies", *numbers) if name not in metadata]:
+        raise DataError(f"{path} has no {' and no '.join(missing)} in its metadata: use the release that wrote the run.")
     return Shard(
         path=path,
         plies_path=path.with_name(metadata["plies"]),
         producer=path.parent.name,
         first_start_group=int(path.stem),
-        next_start_group=int(metadata["next_start_group"]),
         start_groups=tuple(json.loads(metadata["start_groups"])),
         already=already,
+        **{name: int(metadata[name]) for name in numbers},
     )

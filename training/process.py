@@ -24,7 +24,7 @@ from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.totals import Eligible, Totals
+from storage.totals import Eligible
 from telemetry import errors
 from telemetry.cards import VARIABLE, Card
 from telemetry.errors import EntenteError, TrainingError
@@ -137,10 +137,6 @@ class TrainerProcess:
     def eligible(self, step: int, start_groups: int) -> Eligible:
         """See `Trainer.eligible`."""
         return Eligible(**self._ask({"op": "eligible", "step": step, "start_groups": start_groups}))
-
-    def totals(self) -> Totals:
-        """See `Trainer.totals`."""
-        return Totals(**self._ask({"op": "totals"}))
 
     def retire(self, settings: RetentionSettings) -> int:
         """See `Trainer.retire`."""

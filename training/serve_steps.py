@@ -147,8 +147,6 @@ def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
         return {"freed": trainer.retire(RetentionSettings.model_validate(message["settings"]))}
     if message["op"] == "eligible":
         return asdict(trainer.eligible(message["step"], message["start_groups"]))
-    if message["op"] == "totals":
-        return asdict(trainer.totals())
     if message["op"] == "fresh_rows":
         return {"rows": trainer.fresh_rows()}
     lessons = LessonQuery(**message["lessons"]) if message["lessons"] else None

@@ -28,9 +28,9 @@ from storage.own_selection import keys_of
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
 from storage.runs import RunPaths
-from storage.selection import Reach, Selection, SelectionQuery, selection_rule
+from storage.selection import Selection, SelectionQuery, selection_rule
 from storage.settings import StorageSettings
-from storage.totals import Eligible, Totals
+from storage.totals import Eligible
 from telemetry.errors import DataError, InputError, TrainingError
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.entropy_target import entropy_weight
@@ -55,9 +55,6 @@ from training.step_metrics import (
 from training.update import Updater
 
 logger = logging.getLogger("entente.trainer")
-
-SNAPSHOT_EVERY_SHARDS = 64
-"""New shards after which the index writes a snapshot; with many shards, after an eighth of them."""
 
 
 class Trainer:
@@ -104,7 +101,7 @@ class Trainer:
             paths,
             blend=storage.blend,
             discount=storage.discount,
-            reach=Reach(policy_version=self.step_done, max_policy_lag=storage.max_policy_lag),
+            oldest=self.step_done - storage.max_policy_lag,
         )
         self._shelf = LessonShelf(paths, training.seed)
         if state is not None:
@@ -139,7 +136,7 @@ class Trainer:
 
     def fresh_rows(self) -> int:
         """Number of rows that the trainer's version drew, at most MISMATCH_ROWS."""
-        self._index.refresh(listed=True)  # files of probes are numbered by version, with gaps
+        self._index.refresh()
         return self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS).num_rows
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
@@ -148,18 +145,13 @@ class Trainer:
         found = self._index.eligible(self._query(step, start_groups))
         return replace(found, start_groups=start_groups) if step in self._to_repeat else found
 
-    def totals(self) -> Totals:
-        """Totals of the run over all its processes."""
-        self._index.refresh()
-        return self._index.totals()
-
     def measure_mismatch(self) -> Mismatch:
         """Compare stored behaviour logprobs with this policy's, on the newest rows that the trainer's version drew.
 
         Raises:
             TrainingError: there are no such rows, or the difference is above the limits of the settings.
         """
-        self._index.refresh(listed=True)
+        self._index.refresh()
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
@@ -190,7 +182,6 @@ class Trainer:
             chosen, taught = self._choose_lessons(step, lessons)
             rows, counts = choice.rows, choice.counts
             self._record(step, choice, chosen)
-            self._index.look_ahead(replace(choice.query, step=step + 1, policy_version=step))
         selected = time.perf_counter()
         weighed = {"train/entropy_weight": entropy_weight(self._updater.entropy, self._settings)}
         batch, refused = self._drop_faulty_rows(batch)
@@ -214,13 +205,13 @@ class Trainer:
             logger.warning("%s", sentence)
         self.published = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
-        self._index.snapshot_if_due(SNAPSHOT_EVERY_SHARDS)
         metrics["train/save_s"] = time.perf_counter() - updated
         return TrainedStep(published=self.published, metrics=metrics)
 
     def retire(self, settings: RetentionSettings) -> int:
         """Delete shards that are too old for any step, if the run's shards exceed their budget; returns the bytes freed."""
-        return retire(self._paths, self._index, RunAge.of(self._paths, self._storage), settings)
+        self._index.refresh()
+        return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
 
     def recompute_first_update(self, step: int) -> UpdateOutcome | None:
         """Compute the first update of a recorded step from the policy's current weights; None if the step had no update.
@@ -304,7 +295,7 @@ class Trainer:
         """
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         about |= ledger_entry(lessons)
-        about |= {"selection": choice.query.to_json(), "seen": choice.seen}
+        about |= {"selection": choice.query.to_json(), "shards": choice.shards}
         if not write_ledger(self._paths, step, choice.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "

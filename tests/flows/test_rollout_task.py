@@ -129,7 +129,7 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     assert found.rows.num_rows == 0 and found.counts["unusable"] > 1
     before = len(run.engine.requests)  # type: ignore[attr-defined]
     asyncio.run(roll_out_probe.fn(run, 400))
-    index.refresh(listed=True)
+    index.refresh()
     drawn = index.fresh_rows(policy_version=0, limit=512).num_rows
     assert drawn == len(run.engine.requests) > before, "a probe of a much later version is found as soon"  # type: ignore[attr-defined]
 

@@ -15,9 +15,7 @@ from pipeline.run_settings import MODEL_FOLDER
 from reports.order_odds import odds_by_line
 from reports.replay_page import as_data, replay_html
 from reports.replayed import ReplayedGame, read_game
-from storage.index import open_index
 from storage.runs import RunPaths
-from storage.tombstones import files_of, publish_tombstone
 from telemetry.errors import DataError, InputError
 from tests.conftest import Entente
 from tests.damage import flip
@@ -133,18 +131,6 @@ def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGa
 def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, replayed, name: str, said: str):
     with pytest.raises(InputError, match=said.replace("/", "\\/").replace(".", "\\.")):
         replayed(name)
-
-
-def test_boards_that_are_gone_damaged(run_folder: RunPaths, model: Path):
-    index = open_index(run_folder)
-    whole = read_game(run_folder, "0/0", model)
-    shard = index.find_shard(whole.game.shard)
-    assert shard is not None
-    publish_tombstone(run_folder, index.snapshot_of([shard]))
-    for file in files_of(run_folder, [shard]):
-        file.unlink()
-    with pytest.raises(InputError, match=r"the boards of game 0/0 are gone: its shard .* was given up"):
-        read_game(run_folder, "0/0", model)
 
 
 def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, model: Path):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from records.rows import Decision
-from storage.as_of import read_past_choice, rewind_index
+from storage.as_of import read_past_choice
 from storage.asking import connect
-from storage.index import Index, open_index
+from storage.index import Index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
@@ -80,13 +80,14 @@ def test_every_step_asked_later_shows_what_was_eligible_then(paths: RunPaths, ro
         )
         expected[step] = standing_by_hand(published, used, step - 1, max_uses)
         chosen[step] = choice.rows["decision_id"].to_pylist()
-        told = {"selection": choice.query.to_json(), "seen": trainer.seen()}
+        told = {"selection": choice.query.to_json(), "shards": choice.shards}
         assert write_ledger(paths, step, choice.rows, told)
         for group in {(r["shard"].split("/")[0], r["start_group"], r["power"], r["phase"]) for r in choice.rows.to_pylist()}:
             used[group] += 1
     for step in (2, 4, 6):
-        index = open_index(paths)
-        again = rewind_index(index, read_past_choice(paths, step))
+        then = read_past_choice(paths, step)
+        index = then.open(paths)
+        again = index.select_batch(then.query)
         found = index.fetch("SELECT producer, start_group, power, phase, standing FROM standings")
         assert {tuple(row[:4]): row[4] for row in found} == expected[step]
         assert again.rows["decision_id"].to_pylist() == chosen[step], "and the choice is the same"

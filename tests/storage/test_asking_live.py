@@ -1,4 +1,4 @@
-"""A run is asked while it goes on: another process publishes rows, records steps, appends figures and writes snapshots."""
+"""A run is asked while it goes on: another process publishes rows, records steps, and appends figures."""
 
 import subprocess
 import sys
@@ -32,7 +32,6 @@ for step in range(1, 100_000):
     query = replace(query, step=step, policy_version=step - 1)
     rows = index.select_batch(query).rows
     assert write_ledger(paths, step, rows, {})
-    index.look_ahead(replace(query, step=step + 1, policy_version=step))
     assert len(index.gather(rows).decision_ids) == rows.num_rows
     with paths.metrics.open("a") as figures:
         told = {"time/step_s": 4.0, "time/trainer_wait_s": 1.0, "train/legal_mass_p50": 0.5, "train/legal_mass_p10": 0.1}
@@ -41,7 +40,6 @@ for step in range(1, 100_000):
     for file, key in ((paths.devices, "device"), (paths.workers, "worker")):
         with file.open("a") as readings:
             readings.write(json.dumps({"time": 60.0 * step, key: "0", "utilisation": 0.5, "entente_running": 3}) + "\\n")
-    index.snapshot_if_due(3)
     print(step, flush=True)
 """
 COUNTS = """

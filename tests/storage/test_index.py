@@ -14,7 +14,7 @@ from storage.index import Index, open_index
 from storage.ledger import read_ledger, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
-from storage.shards import open_shard, publish_shard
+from storage.shards import open_shard
 from telemetry.errors import DataError, InputError
 
 QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, seed=0)
@@ -89,39 +89,6 @@ def test_fresh_rows_are_complete_rows_of_exactly_that_version(paths: RunPaths, p
     assert sorted(rows["decision_id"].to_pylist()) == sorted(row.decision_id for row in wanted)
     assert index.fresh_rows(policy_version=4, limit=5).equals(rows.slice(0, 5))
     assert set(index.gather(rows).advantage_groups.tolist()) == {-1}
-
-
-def test_new_shards_and_ledgers_are_followed_without_listing_their_folders(
-    paths: RunPaths, publish: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(range(3))
-    index = Index(paths)
-    assert index.refresh() == 36
-    write_ledger(paths, 1, index.select_batch(QUERY).rows, {})
-    index.refresh()
-    listed: list[Path] = []
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda folder: listed.append(Path(folder)) or scandir(folder))
-    monkeypatch.setattr(os, "listdir", None)
-    for first in (3, 6, 9):
-        publish(range(first, first + 3))
-        assert index.refresh() == 36
-        write_ledger(paths, first, index.select_batch(QUERY).rows, {})
-    assert index.refresh() == 0
-    assert set(listed) == {paths.shards}
-    publish(range(2), "new")
-    assert index.refresh() == 24
-    assert listed.count(paths.shards / "new") == 1
-
-
-def test_a_shard_of_many_start_groups_names_a_successor_far_away(
-    paths: RunPaths, publish: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish_shard(paths, "p0", 0, [], [], {}, next_start_group=5000)
-    index = open_index(paths)
-    monkeypatch.setattr("storage.follow.RELIST_SECONDS", float("inf"))
-    publish(range(5000, 5001))
-    assert index.refresh() == 12
 
 
 def test_a_damaged_shard_is_set_aside_and_the_rest_goes_on(paths: RunPaths, publish: Any) -> None:

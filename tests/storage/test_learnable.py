@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from storage.index import open_index
 from storage.learnable import PastReturns, PastReturnsProcess
-from storage.shards import publish_shard
+from storage.shards import open_shard, publish_shard
 
 BLEND = {"centres_gained": 1.0, "survival": 2.0}
 
@@ -67,19 +66,17 @@ def test_groups_that_cannot_be_trained_on_say_nothing(put, past) -> None:
     assert past.spreads_before("local", 10) == {}
 
 
-def test_no_fact_is_kept_beside_a_row_for_each_start_group(put, paths, past) -> None:
+def test_each_shard_is_read_once(put, paths, past, monkeypatch) -> None:
     for number in range(6):
         put(number, "ab"[number % 2], [0.0, 2.0 * number])
-    index = open_index(paths)
-    index.snapshot_if_due(2)
-    put(6, "a", [0.0, 9.0])
     late = PastReturns(paths, blend=BLEND, discount=1.0)
     assert past.spreads_before("local", 6) == late.spreads_before("local", 6) == {"a": (0 + 2 + 4) / 3, "b": (1 + 3 + 5) / 3}
+    read: list[str] = []
+    monkeypatch.setattr("storage.learnable.open_shard", lambda path: read.append(path.name) or open_shard(path))
     put(7, "b", [0.0, 9.0])
     for each in (past, late):
         assert each.spreads_before("local", 99)["b"] == (1 + 3 + 5 + 4.5) / 4
-        for table in ("decisions", "advantage_groups", "plies", "batches", "used_groups"):
-            assert each._index.fetch(f"SELECT count(*) FROM {table}") == [(0,)], table
+    assert read == ["000007.arrow"] * 2
 
 
 def test_a_process_of_its_own_says_the_same_and_is_replaced_when_it_dies(put, paths, past) -> None:

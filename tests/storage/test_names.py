@@ -72,18 +72,6 @@ def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, 
         open_plies(one.path)
 
 
-def test_an_index_snapshot_is_no_tombstone(paths: RunPaths, publish: Callable[..., Any]) -> None:
-    """They have one layout, and what a tombstone names is removed."""
-    publish(range(1))
-    index = open_index(paths)
-    assert index.snapshot_if_due(1) is not None
-    shutil.copytree(paths.index, paths.retired)
-    fresh = open_index(paths)
-    assert fresh.retired() == [] and fresh.find_shard("p0/000000.arrow") is not None
-    ((name, sentence),) = fresh.refused
-    assert name == "retired/snap-000001.parquet" and "was written as index/snap-000001.parquet" in sentence
-
-
 def test_an_outcome_under_another_name_is_refused(paths: RunPaths) -> None:
     outcome = Outcome(updates=[], device="cpu", threads=1, torch="2")
     write_outcome(paths, 40, outcome)

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from storage import closed_query, own_selection
-from storage.as_of import read_past_choice, rewind_index
+from storage.as_of import read_past_choice
 from storage.closed_query import VARYING
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
@@ -136,12 +136,11 @@ def test_the_ledger_has_the_query_so_that_the_step_is_chosen_again(paths: RunPat
         found = open_index(paths).select_batch(query(step, start_groups=2, selection=FIRST))  # as in a resumed run
         assert found.query.selection == FIRST and SelectionQuery.from_json(found.query.to_json()) == found.query
         trained[step] = keys_of(found.rows)
-        metadata = {"selection": found.query.to_json(), "seen": found.seen}
+        metadata = {"selection": found.query.to_json(), "shards": found.shards}
         assert write_ledger(paths, step, found.rows, metadata)
     assert [sorted({number for _, number in trained[step]}) for step in trained] == [[0, 1], [2, 3], [4, 5]]
-    index = Index(paths)
-    index.refresh()
-    assert keys_of(rewind_index(index, read_past_choice(paths, 2)).rows) == trained[2]
+    then = read_past_choice(paths, 2)
+    assert keys_of(then.open(paths).select_batch(then.query).rows) == trained[2]
 
 
 def test_the_draw_s_own_ledger_is_as_before() -> None:

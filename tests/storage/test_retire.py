@@ -1,11 +1,10 @@
-"""What a run gives up to stay within its disk goes by the rule alone, tombstone first; facts stay."""
+"""What a run removes to stay within its disk goes by the rule alone, oldest first and whole."""
 
+import os
 import random
 import shutil
-import subprocess
-import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,12 @@ from cli.clean import clean
 from storage.asking import connect
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
-from storage.retention import RetentionSettings
-from storage.retire import RunAge, retirable, retire
+from storage.retention import ASIDE_HOURS, RetentionSettings, size_of
+from storage.retire import RunAge, newest_versions, removable_shards, retire
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
-from storage.tombstones import remove_retired_files, shard_bytes
+from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
 
 TIGHT = RetentionSettings(shards_gb=1e-9, replay_steps=3)
@@ -28,7 +27,6 @@ TIGHT = RetentionSettings(shards_gb=1e-9, replay_steps=3)
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.retire.STALE_VERSIONS", 2)
-    monkeypatch.setattr("storage.retire.GRACE_HOURS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +55,25 @@ def age(**given: int) -> RunAge:
     return RunAge(**({"policy_version": 10, "oldest_checkpoint": 8, "max_policy_lag": 2} | given))
 
 
-def going(paths: RunPaths, settings: RetentionSettings = TIGHT, index: Index | None = None, **given: int) -> list[int]:
-    return [shard.number for shard in retirable(paths, index or open_index(paths), age(**given), settings)]
+def going(paths: RunPaths, settings: RetentionSettings = TIGHT, **given: int) -> list[int]:
+    """Numbers of the shards that would go, in their order; each with its plies."""
+    files = [file.path.name for file in removable_shards(paths, newest_versions(paths), age(**given), settings)]
+    assert [name[:6] for name in files[::2]] == [name[:6] for name in files[1::2]]
+    assert all(".plies." not in name for name in files[::2]) and all(".plies." in name for name in files[1::2])
+    return [int(name[:6]) for name in files[::2]]
+
+
+def remove(paths: RunPaths, settings: RetentionSettings = TIGHT) -> int:
+    return retire(paths, newest_versions(paths), age(), settings)
 
 
 def test_only_rows_that_nothing_can_need_again_may_go(run: RunPaths) -> None:
     # Version 10, lag 2 and 2 of grace: rows of versions up to 5. The last 3 steps are 8, 9, 10, on start groups 7, 8, 9.
-    index = open_index(run)
-    assert going(run, index=index) == [0, 1, 2, 3, 4, 5]
-    assert going(run, index=index, max_policy_lag=5) == [0, 1, 2]
-    assert going(run, index=index, oldest_checkpoint=2) == [0, 1, 3], "steps from 3 on may be repeated: all they used stays"
-    assert going(run, TIGHT.model_copy(update={"replay_steps": 6}), index) == [0, 1, 2, 3]
-    assert going(run, TIGHT.model_copy(update={"shards_gb": 0}), index) == [], "no budget, nothing goes"
+    assert going(run) == [0, 1, 2, 3, 4, 5]
+    assert going(run, max_policy_lag=5) == [0, 1, 2]
+    assert going(run, oldest_checkpoint=2) == [0, 1, 3], "steps from 3 on may be repeated: all they used stays"
+    assert going(run, TIGHT.model_copy(update={"replay_steps": 6})) == [0, 1, 2, 3]
+    assert going(run, TIGHT.model_copy(update={"shards_gb": 0})) == [], "no budget, nothing goes"
 
 
 def test_a_ledger_of_a_step_that_may_be_replayed_holds_its_rows(run: RunPaths) -> None:
@@ -82,124 +87,44 @@ def test_a_ledger_of_a_step_that_may_be_replayed_holds_its_rows(run: RunPaths) -
 
 
 def test_the_oldest_go_first_and_no_more_than_must(run: RunPaths) -> None:
-    a_shard = shard_bytes(run) / 10
+    a_shard = size_of(run.shards) / 10
     settings = TIGHT.model_copy(update={"shards_gb": 8.5 * a_shard / 1e9})
     assert going(run, settings) == [0, 1]
-    freed = retire(run, Index(run), age(), settings)
-    assert freed > 1.5 * a_shard and shard_bytes(run) <= 8.5 * a_shard
+    freed = remove(run, settings)
+    assert freed > 1.5 * a_shard and size_of(run.shards) <= 8.5 * a_shard
     assert going(run, settings) == []
 
 
-QUESTIONS = [
-    "from decisions order by all",
-    "select * exclude used from groups order by all",
-    "from batches order by all",
-    "from plies order by all",
-    "from lag",
-]
-
-
-def test_what_went_still_answers_questions(run: RunPaths) -> None:
-    tokens, orders = "from tokens order by decision_id, place", "from orders order by decision_id"
-    with connect(run.root) as before:
-        expected = [before.sql(question).fetchall() for question in QUESTIONS]
-        all_tokens, all_orders = before.sql(tokens).fetchall(), before.sql(orders).fetchall()
-    live = open_index(run)
-    size = shard_bytes(run)
-    freed = retire(run, Index(run), age(), TIGHT)
-    assert freed == size - shard_bytes(run) > 0
-    assert sorted(path.name[:6] for path in (run.shards / "p0").glob("*[0-9].arrow")) == [f"{n:06d}" for n in range(6, 10)]
+def test_what_went_is_gone_whole_and_the_rest_answers_questions(run: RunPaths) -> None:
+    size, live = size_of(run.shards), open_index(run)
+    assert remove(run) == size - size_of(run.shards) > 0
+    assert sorted(path.name[:6] for path in (run.shards / "p0").iterdir()) == [f"{n:06d}" for n in range(6, 10) for _ in "dp"]
+    assert live.refresh() == 0 and live.refused == [], "who had the facts already keeps them"
     with connect(run.root) as after:
-        assert [after.sql(question).fetchall() for question in QUESTIONS] == expected
-        some_tokens, some_orders = after.sql(tokens).fetchall(), after.sql(orders).fetchall()
+        assert after.sql("select distinct start_group from decisions order by all").fetchall() == [(n,) for n in range(6, 10)]
+        assert after.sql("select count(distinct step) from batches").fetchall() == [(6,)], "ledgers stay"
         assert after.sql("from refused").fetchall() == []
-    kept = after_version(run, 6)
-    assert some_tokens == [row for row in all_tokens if row[0] in kept]
-    assert some_orders == [row for row in all_orders if row[0] in kept]
-    assert live.refresh() == 0 and live.refused == [], "who had the rows already keeps them"
-    assert {shard.number for shard in live.retired()} == set(range(6))
-    again = open_index(run)
-    assert again.seen() == live.seen() == '{"p0":[[0,10]]}'
-    assert again.snapshot_if_due(1) is not None
-    assert known(open_index(run)) == known(again) == known(live), "a snapshot and a tombstone do not tell of the same row"
 
 
-def after_version(paths: RunPaths, version: int) -> set[int]:
-    found = open_index(paths).connection.execute("select decision_id from decisions where policy_version >= ?", [version])
-    return {row for (row,) in found.fetchall()}
+def test_a_removal_that_was_killed_between_shard_and_plies_goes_on(run: RunPaths) -> None:
+    shard, plies = sorted((run.shards / "p0").glob("000001.*"), key=lambda path: ".plies." in path.name)
+    shard.unlink()
+    assert open_index(run).refused == []
+    assert plies not in [file.path for file in removable_shards(run, {}, age(), TIGHT)], "its shard may be on its way"
+    os.utime(plies, (old := time.time() - ASIDE_HOURS * 3600 - 60, old))
+    assert remove(run) and not plies.exists()
+    assert len(list((run.shards / "p0").iterdir())) == 8
 
 
-def known(index: Index) -> list[Any]:
-    return [index.connection.sql(f"from {name} order by all").fetchall() for name in ("decisions", "plies", "advantage_groups")]
+def test_a_damaged_shard_stays(run: RunPaths) -> None:
+    flip(run.shards / "p0" / "000002.arrow")
+    index = open_index(run)
+    assert [name for name, _ in index.refused] == ["p0/000002.arrow"]
+    retire(run, index.newest_versions, age(), TIGHT)
+    assert {path.name[:6] for path in (run.shards / "p0").iterdir()} == {"000002", "000006", "000007", "000008", "000009"}
 
 
-def test_nothing_is_removed_before_its_grace_nor_anything_else_under_its_name(
-    run: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.retire.GRACE_HOURS", 1.0)
-    assert retire(run, Index(run), age(), TIGHT) == 0
-    assert len(list((run.shards / "p0").iterdir())) == 20
-    assert open_index(run).gather(open_index(run).fresh_rows(policy_version=0, limit=9)).input_ids.size, "it is there until then"
-    assert going(run) == [], "what was given up is not counted twice"
-    stranger = run.shards / "p0" / "000002.arrow"
-    content = stranger.read_bytes()
-    stranger.unlink()
-    stranger.write_bytes(content + b"!")
-    freed = remove_retired_files(run, 0)
-    assert freed and sorted(path.name[:6] for path in (run.shards / "p0").glob("*.plies.arrow")) == [
-        "000002",
-        *(f"{number:06d}" for number in range(6, 10)),
-    ]
-    assert stranger.exists() and remove_retired_files(run, 0) == 0
-
-
-RETIRER = """
-import os, signal, sys
-from pathlib import Path
-from storage.index import open_index, Index
-from storage.retention import RetentionSettings
-import storage.retire
-from storage.retire import RunAge, retire
-from storage.runs import RunPaths
-
-storage.retire.STALE_VERSIONS, storage.retire.GRACE_HOURS = 2, 0.0
-calls_left = int(sys.argv[2])
-
-def dying(call):
-    def wrapped(*arguments, **named):
-        global calls_left
-        if calls_left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        calls_left -= 1
-        return call(*arguments, **named)
-    return wrapped
-
-os.fsync, os.link, os.unlink = dying(os.fsync), dying(os.link), dying(os.unlink)
-settings = RetentionSettings(shards_gb=1e-9, replay_steps=3)
-paths = RunPaths(Path(sys.argv[1]))
-retire(paths, Index(paths), RunAge(policy_version=10, oldest_checkpoint=8, max_policy_lag=2), settings)
-"""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("calls", [0, 3])
-def test_killed_anywhere_it_loses_nothing_and_the_next_call_goes_on(run: RunPaths, calls: int) -> None:
-    expected = known(open_index(run))
-    command = [sys.executable, "-c", RETIRER, str(run.root), str(calls)]
-    ended = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, env={"PYTHONPATH": "."}
-    )
-    assert ended.returncode == -9, ended.stderr
-    assert known(index := open_index(run)) == expected and index.refused == []
-    retire(run, Index(run), age(), TIGHT)
-    assert len(list((run.shards / "p0").glob("*[0-9].arrow"))) == 4
-    assert known(open_index(run)) == expected
-
-
-def test_clean_says_which_shards_go_and_removes_those_after_their_grace(
-    run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.retire.GRACE_HOURS", 2.0)
+def test_clean_says_which_shards_go_and_removes_them(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     run.settings.write_text("{}")
     for step in (9, 10):
         run.checkpoint(step).mkdir()
@@ -210,12 +135,8 @@ def test_clean_says_which_shards_go_and_removes_those_after_their_grace(
         return capsys.readouterr().out
 
     before = sorted(run.root.rglob("*"))
-    told = said(dry_run=True)
-    assert "shard too old to train on" in told and "12 " in told and "would be given up: clean again in 2 h" in told
+    message = said(dry_run=True)
+    assert "shard too old to train on" in message and "12 " in message and "would be freed" in message
     assert [path for path in sorted(run.root.rglob("*")) if ".lock" not in path.name] == before
-    assert "were given up" in said() and len(list((run.shards / "p0").iterdir())) == 20
-    monkeypatch.setattr("storage.retire.GRACE_HOURS", 0.0)
-    told = said(dry_run=True)
-    assert "shard retired before" in told and "would be freed" in told
     assert "were freed" in said() and len(list((run.shards / "p0").iterdir())) == 8
     assert "nothing is old enough to go" in said()

@@ -33,7 +33,6 @@ LAG, STALE, REPLAYED = 2, 1, 2
 def _no_grace() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.retire.STALE_VERSIONS", STALE)
-        patch.setattr("storage.retire.GRACE_HOURS", 0.0)
         yield
 
 
@@ -54,7 +53,7 @@ class Run(RuleBasedStateMachine):
         self.ledgers: dict[int, list[int]] = {}
         self.trained = 0
         self.gone: set[str] = set()
-        self.index = Index(self.paths)
+        self.index = Index(self.paths, oldest=-LAG)
         self.write(2, 0, crash=False)
 
     def teardown(self) -> None:
@@ -125,19 +124,14 @@ class Run(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         """A new process: it knows what the files say and nothing else."""
-        self.index = Index(self.paths)
-
-    @rule()
-    def snapshot(self) -> None:
-        self.index.refresh()
-        self.index.snapshot_if_due(1)
+        self.index = Index(self.paths, oldest=self.trained - LAG)
 
     @rule()
     def retire(self) -> None:
         """All that may go goes; the oldest checkpoint is the newest one here."""
         age = RunAge(policy_version=self.trained, oldest_checkpoint=self.trained, max_policy_lag=LAG)
-        retire(self.paths, self.index, age, self.retention)
-        newest = max((step for step, ids in self.ledgers.items() if ids), default=0)
+        retire(self.paths, self.index.newest_versions, age, self.retention)
+        newest = max(self.ledgers, default=0)
         pinned = {row for step, ids in self.ledgers.items() if step > min(newest - REPLAYED, self.trained) for row in ids}
         self.gone |= {
             name
@@ -153,8 +147,12 @@ class Run(RuleBasedStateMachine):
         if not hasattr(self, "index"):
             return
         self.index.refresh()
+        asked = {"step": self.trained + 1, "policy_version": self.trained, "max_policy_lag": LAG, "max_uses": self.max_uses}
+        could = self.index.eligible(SelectionQuery(**asked, start_groups=2, seed=0))
+        assert could.advantage_groups == len(self.eligible())
         known = {row for (row,) in self.index.fetch("SELECT decision_id FROM decisions")}
-        assert known == {row.decision_id for some in self.rows.values() for row in some}
+        within = [some for some in self.rows.values() if max(row.policy_version for row in some) >= self.trained - LAG]
+        assert known == {row.decision_id for some in within for row in some}
         assert self.index.fetch("SELECT count(*) FROM decisions") == [(len(known),)]
         assert self.index.refused == []
         uses = Counter(row for ids in self.ledgers.values() for row in ids)

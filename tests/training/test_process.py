@@ -16,6 +16,7 @@ from storage.adapters import read_adapter
 from storage.files import held
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
+from storage.totals import count_run
 from telemetry.errors import InputError, TrainingError
 from training import process, serve_steps
 from training.process import TrainerProcess
@@ -39,7 +40,7 @@ def test_one_process_trains_tells_errors_as_sentences_and_is_ended_where_it_hang
             trainer.step(5, 2)
 
         trainer.step(2, 2)
-        assert trainer.totals().decisions > 0
+        assert count_run(paths).decisions > 0
         trainer.step(3, 2)
 
         trainer._answers_within_s = 0.5
@@ -103,6 +104,7 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path, processes: int):
         from pathlib import Path
         from storage.runs import RunPaths
         from storage.settings import StorageSettings
+from storage.totals import count_run
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
         paths, model = RunPaths(Path({str(tmp_path)!r}) / "run").create(), Path({str(model)!r})

@@ -275,17 +275,6 @@ def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model, monkeypatch)
     assert checkpoint_steps(paths) == [3, 4]
 
 
-def test_a_step_writes_an_index_snapshot_when_one_is_due(paths, model, monkeypatch: pytest.MonkeyPatch):
-    """From where the next trainer, and whoever asks of the run, opens without reading every shard."""
-    Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings()).step(1, 4)
-    assert list(paths.index.glob("*")) == []
-    monkeypatch.setattr("training.trainer.SNAPSHOT_EVERY_SHARDS", 1)
-    Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings()).step(2, 4)
-    assert [path.name for path in paths.index.glob("snap-000001.parquet")] == ["snap-000001.parquet"]
-    index = open_index(paths)
-    assert index.totals().decisions == len(whole_batch(paths).decision_ids) and index.refused == []
-
-
 def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_on(paths, model, tmp_path):
     """One bit, flipped below the mapping after the shard was taken in."""
     from records.rows import Decision, Ply
@@ -305,7 +294,7 @@ def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_o
             next_start_group=first + 2,
         )
     trainer = trainer_for(split, model)
-    assert trainer.totals().decisions == len(decisions)
+    assert trainer.eligible(1, 4).start_groups == 4
     damaged = split.shards / "local" / "000002.arrow"
     content = damaged.read_bytes()
     with damaged.open("r+b", buffering=0) as file:
