@@ -28,9 +28,10 @@ from benchmarks.laptop_run import cache_of
 from benchmarks.old_way.prompts import make_json_model
 from benchmarks.old_way.run import newest_within
 from benchmarks.outcome import Outcome, Target
-from pipeline.run_settings import MODEL_FOLDER, RunSettings, layered_settings
+from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
+from storage.runs import MODEL_FOLDER
 from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
 

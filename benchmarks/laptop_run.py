@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.entente_run import run_entente
-from pipeline.run_settings import CACHE_FOLDER, RunSettings, layered_settings
+from pipeline.run_settings import RunSettings, layered_settings
 from storage.gather import Batch
 from storage.index import open_index
 from storage.ledger import last_step, read_ledger
-from storage.runs import RunPaths
+from storage.runs import CACHE_FOLDER, RunPaths
 from telemetry.errors import TrainingError
 from telemetry.progress import reporter
 from training.advantages import advantages_of

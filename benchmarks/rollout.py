@@ -23,10 +23,10 @@ from benchmarks.played_steps import RunInputs, play_step, uncached_per_decision
 from decoding.codec import Codec
 from inference.embedded import EmbeddedEngine
 from inference.engine import forget_prefixes
-from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from pipeline.run_settings import RunSettings
 from rollouts.fork import Tokens
 from state_cache.store import open_cache
-from storage.runs import RunPaths
+from storage.runs import MODEL_FOLDER, RunPaths
 from storage.shards import publish_shard
 from telemetry.errors import InputError
 from telemetry.progress import reporter

@@ -22,8 +22,9 @@ from benchmarks.old_way.learn import KL_WEIGHT
 from benchmarks.outcome import Outcome, Target
 from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
 from benchmarks.trainer_cases import CASES, MANY_SMALL, TINY, TINY_32K, Case, Shape
-from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from pipeline.run_settings import RunSettings
 from storage.gather import Batch
+from storage.runs import MODEL_FOLDER
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 from training.policy import Policy

@@ -107,8 +107,8 @@ def decode(
     from benchmarks.laptop_run import cache_of, run_settings
     from benchmarks.played_steps import RunInputs
     from cli.screen import progress_shown
-    from pipeline.run_settings import MODEL_FOLDER
     from state_cache.store import open_cache
+    from storage.runs import MODEL_FOLDER
 
     run = run_settings(None, runs_root=runs_root, seed=seed)
     with progress_shown():

@@ -159,8 +159,8 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
 
 
 def _folders(runs_root: Path) -> list[Path]:
-    from pipeline.run_settings import CACHE_FOLDER
     from state_cache.verify import list_caches
+    from storage.runs import CACHE_FOLDER
     from telemetry.errors import InputError
 
     folders = list_caches(runs_root / CACHE_FOLDER)

@@ -126,7 +126,7 @@ def _finished_run(runs_root: Path, name: str) -> RunPaths:
 
 
 def _shared_folders(runs_root: Path) -> list[Path]:
-    from pipeline.run_settings import CACHE_FOLDER, MODEL_FOLDER
+    from storage.runs import CACHE_FOLDER, MODEL_FOLDER
 
     return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
 

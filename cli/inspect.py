@@ -151,9 +151,9 @@ WHERE standing = 'eligible' ORDER BY group_lag, start_group, power, phase
 @contextmanager
 def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
     from pipeline.find_model import TINY, find_tiny, model_here
-    from pipeline.run_settings import MODEL_FOLDER, settings_of
+    from pipeline.run_settings import settings_of
     from reports.inspect_rows import Inspector
-    from storage.runs import RunPaths
+    from storage.runs import MODEL_FOLDER, RunPaths
 
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)

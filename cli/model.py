@@ -41,8 +41,8 @@ def make(
         entente model make --prompts.order-notation slot
     """
     from cli.screen import progress_shown
-    from pipeline.run_settings import MODEL_FOLDER
     from pipeline.threads import apply_threads, usable_cores
+    from storage.runs import MODEL_FOLDER
     from telemetry.progress import reporter
 
     apply_threads(usable_cores())
@@ -88,7 +88,7 @@ def imitate(
 
         entente model imitate strong --dry-run
     """
-    from pipeline.run_settings import MODEL_FOLDER
+    from storage.runs import MODEL_FOLDER
     from training.imitation.work import begin, begun_games, finish, work_folder
 
     work = work_folder(runs_root / MODEL_FOLDER, name)

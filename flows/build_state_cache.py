@@ -13,11 +13,10 @@ from prefect.events import emit_event
 from flows.given_parameters import check_given
 from flows.run_names import cache_name
 from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
-from pipeline.run_settings import CACHE_FOLDER
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
 from storage.files import folders_in
-from storage.runs import GAMES_FOLDER, RunPaths
+from storage.runs import CACHE_FOLDER, GAMES_FOLDER, RunPaths
 from tasks.artifacts import show_cache
 from tasks.preparation import freeze_positions, refresh_positions, take_in_games
 from telemetry.errors import InputError

@@ -14,9 +14,9 @@ from prefect.context import FlowRunContext
 
 from game.players import SEARCHES
 from outside.endpoint import read_endpoint
-from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from pipeline.run_settings import RunSettings
 from rollouts.opponents import is_endpoint
-from storage.runs import check_name
+from storage.runs import MODEL_FOLDER, check_name
 from telemetry.errors import InputError
 
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"

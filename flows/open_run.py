@@ -33,24 +33,16 @@ from pipeline.league import check_opponent_versions
 from pipeline.past_versions import open_opponent_engine
 from pipeline.resources import Resources
 from pipeline.rollout_side import SideSettings
-from pipeline.run_settings import (
-    MODEL_FOLDER,
-    RunSettings,
-    check_objective,
-    check_prompts,
-    check_resumed,
-    check_settings,
-    settings_of,
-)
+from pipeline.run_settings import RunSettings, check_objective, check_prompts, check_resumed, check_settings, settings_of
 from pipeline.threads import apply_threads
 from pipeline.work_record import record_work
 from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
-from storage.files import check_runs_root, durable_write, entries_in, folders_in, held, remove_folder, set_aside
+from storage.files import durable_write, entries_in, folders_in, held, remove_folder, set_aside
 from storage.learnable import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
-from storage.runs import CACHE_FOLDER, RunPaths
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.alerts import hooks_of
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model

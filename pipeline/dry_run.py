@@ -33,16 +33,15 @@ from pipeline.find_model import (
     trainer_gpu_bytes,
 )
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
-from pipeline.run_settings import MODEL_FOLDER, RunSettings, check_objective, check_prompts, check_settings, settings_of
+from pipeline.run_settings import RunSettings, check_objective, check_prompts, check_settings, settings_of
 from pipeline.search_teacher import DECISION_S, SearchTeacher
 from reports.read_run import read_run
 from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
-from storage.files import check_runs_root
 from storage.ledger_copies import check_ledgers
-from storage.runs import CACHE_FOLDER, RunPaths, matches_folder, runs_in
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root, matches_folder, runs_in
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 from training.imitation.settings import ImitationSettings

@@ -18,7 +18,8 @@ from inference.memory_plan import (
     trainer_memory,
 )
 from inference.settings import InferenceSettings
-from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from pipeline.run_settings import RunSettings
+from storage.runs import MODEL_FOLDER
 from telemetry.cards import CardPlan, check_cards, plan_cards, torch_cuda
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.publish import Source, find_version, publish_model
-from pipeline.run_settings import MODEL_FOLDER, RunSettings, layered_settings, merge_layers, settings_of
+from pipeline.run_settings import RunSettings, layered_settings, merge_layers, settings_of
 from storage.adapters import published_versions
-from storage.runs import RunPaths, check_name
+from storage.runs import MODEL_FOLDER, RunPaths, check_name
 from telemetry.errors import InputError
 
 

@@ -40,13 +40,13 @@ from evaluation.strength import POLICY
 from game.players import SEARCHES
 from inference.publish_weights import publish_weights
 from pipeline.find_model import model_of
-from pipeline.run_settings import MODEL_FOLDER, RunSettings, changed_settings, layered_settings, settings_of
+from pipeline.run_settings import RunSettings, changed_settings, layered_settings, settings_of
 from records.policy_version import BASE_VERSION
 from reports.imitation_plot import CURVE
 from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory
 from storage.json_files import read_object
-from storage.runs import RunPaths
+from storage.runs import MODEL_FOLDER, RunPaths
 from telemetry.errors import EntenteError, InputError
 
 CARD = "README.md"

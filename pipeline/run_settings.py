@@ -36,8 +36,6 @@ from telemetry.sinks import TelemetrySettings
 from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
 
-CACHE_FOLDER, MODEL_FOLDER = "_state_cache", "_models"
-"""Folders under `runs_root`: state caches, and models made on this machine."""
 _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
 _PRESETS = Path(__file__).with_name("presets")
 

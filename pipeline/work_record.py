@@ -7,6 +7,7 @@ locks and ledgers do.
 
 import json
 import os
+import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Literal
 
 import psutil
 
-from storage.files import durable_write, entries_in, machine, make_directory
+from storage.files import durable_write, entries_in, make_directory
 from storage.runs import RunPaths
 
 WORK_FOLDER = "_flow_runs"
@@ -97,3 +98,12 @@ def _read(file: Path) -> Work | None:
         return Work(**json.loads(file.read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another version
         return None
+
+
+def machine() -> str:
+    """Identifies where a pid is valid: host name, boot and pid namespace."""
+    try:
+        boot, numbers = Path("/proc/sys/kernel/random/boot_id").read_text()[:8], os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return socket.gethostname()
+    return f"{socket.gethostname()} {boot} {numbers}"

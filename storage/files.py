@@ -8,13 +8,11 @@ have it mapped. Names that begin with a dot are not listed. docs/operations.md s
 import errno
 import fcntl
 import os
-import re
 import secrets
 import shutil
-import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -25,7 +23,6 @@ from telemetry.errors import DataError, InputError
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_LOCKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 _LINK_S = 60.0
-_URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 
 
 def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
@@ -138,12 +135,6 @@ def folders_in(parent: Path) -> list[str]:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except FileNotFoundError:
         return []
-
-
-def existing_names(folder: Path, names: Iterable[str]) -> set[str]:
-    """Which of these names are in a folder."""
-    within = f"{folder}/"  # a string: to build a Path for each name would cost more than the stat
-    return {name for name in names if os.path.exists(f"{within}{name}")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,19 +251,6 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def check_runs_root(folder: Path) -> None:
-    """Check that runs can be written below a folder of runs.
-
-    Raises:
-        InputError: they cannot.
-    """
-    if _URL.match(str(folder)):
-        raise InputError(f"'{folder}' is a URL, and runs lie in a folder: mount the store, or copy the run, and name that folder")
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not there.is_dir():
-        raise InputError(f"'{there}' is no folder, so runs cannot be written below it: name another one with --runs-root")
-
-
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; a pipe or device is refused at once.
 
@@ -301,17 +279,6 @@ def name_aside(final: Path) -> Path:
     return final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-def is_running(pid: int) -> bool:
-    """Whether this machine has a process `pid`, such as the one in a temporary name; True for a number too large to be one."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
-
-
 def sync_file(path: Path) -> None:
     """Write the file's content to the disk."""
     with open(path, "rb") as file:
@@ -325,12 +292,3 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def machine() -> str:
-    """Identifies where a pid is valid: host name, boot and pid namespace."""
-    try:
-        boot, numbers = Path("/proc/sys/kernel/random/boot_id").read_text()[:8], os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return socket.gethostname()
-    return f"{socket.gethostname()} {boot} {numbers}"

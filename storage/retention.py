@@ -7,6 +7,7 @@ nor anything of a run in use.
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Collection, Iterator
@@ -17,7 +18,7 @@ from typing import Annotated
 from pydantic import Field
 
 from storage.adapters import published_versions
-from storage.files import Entry, entries_in, folders_in, is_running, names_in, remove_folder
+from storage.files import Entry, entries_in, folders_in, names_in, remove_folder
 from storage.league_files import LEAGUE_EVERY
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
 from storage.lessons import recorded_lessons
@@ -215,7 +216,7 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
         if match is None or now - entry.touched() < age_s:
             continue
         maker = match.groupdict().get("maker")
-        if maker is None or not is_running(int(maker)):
+        if maker is None or not _is_running(int(maker)):
             yield _removable(entry, why)
 
 
@@ -259,3 +260,14 @@ def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
     named = {int(match[1]) for name in names if (match := _OPPONENT.fullmatch(name))}
     members = {version for version in published if version % LEAGUE_EVERY == 0} if "league" in names else set()
     return frozenset(named | members)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether this machine has a process `pid`, such as the one in a temporary name; True for a number too large to be one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True

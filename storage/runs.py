@@ -14,6 +14,7 @@ browser."""
 LATEST = "latest"
 """Stands for the run that last wrote metrics or began last. No run has this name."""
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems
+_URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -162,6 +163,19 @@ def check_run_name(name: str) -> str:
     if name == LATEST:
         raise InputError(f"a run cannot be named '{LATEST}', which means the run that wrote last: choose another name")
     return check_name(name, "run")
+
+
+def check_runs_root(folder: Path) -> None:
+    """Check that runs can be written below a folder of runs.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if _URL.match(str(folder)):
+        raise InputError(f"'{folder}' is a URL, and runs lie in a folder: mount the store, or copy the run, and name that folder")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise InputError(f"'{there}' is no folder, so runs cannot be written below it: name another one with --runs-root")
 
 
 def run_names(runs_root: Path) -> list[str]:

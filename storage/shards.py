@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from records.rows import Decision, Ply
 from storage.arrow_files import MappedFile, content_crc, map_arrow, metadata_of, read_arrow, read_metadata, write_arrow
-from storage.files import existing_names, folders_in, names_in, set_aside
+from storage.files import folders_in, names_in, set_aside
 from storage.runs import RunPaths, check_name
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
 from telemetry.errors import DataError, InputError
@@ -168,11 +168,10 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
     places = {number: shard_path(paths, producer, number) for number in range(first, end)}
-    there = existing_names(paths.shards / producer, (path.name for path in places.values()))
     while at < end:
         path = places[at]
         shard = None
-        if path.name in there:
+        if path.exists():
             try:
                 shard = describe_shard(path, open_shard(path), already=True)
             except DataError as error:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import entente
-from pipeline.run_settings import MODEL_FOLDER
 from reports.replay_page import replay_html
 from reports.replayed import read_game
 from storage.asking import connect
-from storage.runs import RunPaths
+from storage.runs import MODEL_FOLDER, RunPaths
 from telemetry.errors import DataError, EntenteError, InputError
 from tests.reports.conftest import Page
 from tests.test_project import HEAVY, ROOT

@@ -10,7 +10,8 @@ from typing import Any
 
 from benchmarks.outcome import Outcome, Target
 from benchmarks.peers.environments import PEERS, missing_sentence
-from pipeline.run_settings import MODEL_FOLDER, RunSettings
+from pipeline.run_settings import RunSettings
+from storage.runs import MODEL_FOLDER
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 

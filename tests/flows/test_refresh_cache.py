@@ -8,9 +8,10 @@ import pytest
 
 from flows.build_state_cache import _made
 from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
-from pipeline.run_settings import CACHE_FOLDER, layered_settings
+from pipeline.run_settings import layered_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import write_cache
+from storage.runs import CACHE_FOLDER
 from telemetry.errors import InputError
 
 

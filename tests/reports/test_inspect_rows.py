@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pipeline.run_settings import MODEL_FOLDER, settings_of
+from pipeline.run_settings import settings_of
 from reports.inspect_rows import Inspector
 from storage.ledger import read_ledger
-from storage.runs import RunPaths
+from storage.runs import MODEL_FOLDER, RunPaths
 from storage.shards import open_shard
 
 

@@ -11,11 +11,10 @@ import pytest
 
 from game.board import Board
 from game.snapshot import POWERS
-from pipeline.run_settings import MODEL_FOLDER
 from reports.order_odds import odds_by_line
 from reports.replay_page import as_data, replay_html
 from reports.replayed import ReplayedGame, read_game
-from storage.runs import RunPaths
+from storage.runs import MODEL_FOLDER, RunPaths
 from telemetry.errors import DataError, InputError
 from tests.conftest import Entente
 from tests.damage import flip

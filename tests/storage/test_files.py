@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage.files import check_runs_root, folders_in, held, names_in, publish_file, publish_once
+from storage.files import folders_in, held, names_in, publish_file, publish_once
+from storage.runs import check_runs_root
 from telemetry.errors import InputError
 
 
