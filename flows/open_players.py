@@ -181,7 +181,7 @@ def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tupl
         return [([player], inference.model_copy(update={"adapters": "merge_reload"})) for player in policies]
     slots = max(inference.adapter_slots, len(policies))
     update: dict = {"adapter_slots": slots}
-    if len(policies) > 1 and kind == "vllm_async":
+    if len(policies) > 1 and kind == "vllm":
         update["adapters"] = "slots"
     return [(list(policies), inference.model_copy(update=update))]
 

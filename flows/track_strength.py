@@ -74,7 +74,7 @@ class StrengthTrack:
         if wanted == "deployment":
             return True
         # A second engine on the same GPU would run out of memory.
-        shares_a_gpu = not inference.urls and engine_here(inference)[0] == "vllm_async"
+        shares_a_gpu = not inference.urls and engine_here(inference)[0] == "vllm"
         return not shares_a_gpu and await has_evaluation_worker()
 
     async def _measure_here(self, version: int) -> None:

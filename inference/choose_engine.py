@@ -15,26 +15,27 @@ from inference.engine_cards import has_cuda, vllm_build
 from inference.settings import InferenceSettings
 from telemetry.errors import InputError
 
-EngineKind = Literal["vllm", "vllm_async", "torch"]
+EngineKind = Literal["vllm", "torch"]
+_PLACES = {"vllm": "a server of vLLM draws, which this process starts", "torch": "torch draws in this process"}
 
 
 def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cuda: bool) -> tuple[EngineKind, str]:
     """The engine for `inference.engine = wanted`, and the reason as one sentence.
 
     Raises:
-        InputError: `wanted` is a vLLM engine and vLLM is not installed.
+        InputError: `wanted` is 'vllm' and vLLM is not installed.
     """
-    if wanted in ("vllm", "vllm_async") and not has_vllm:
+    if wanted == "vllm" and not has_vllm:
         raise InputError(
-            f"inference.engine is '{wanted}' but no vLLM is installed: install it (`make setup-vllm` on a CPU, the extra `gpu` "
+            "inference.engine is 'vllm' but no vLLM is installed: install it (`make setup-vllm` on a CPU, the extra `gpu` "
             "on a card), or set inference.engine to 'auto', which then takes the torch engine"
         )
     if wanted != "auto":
-        return wanted, f"{wanted} draws in this process, because inference.engine says so"
+        return wanted, f"{_PLACES[wanted]}, because inference.engine says so"
     if has_vllm and has_cuda:
-        return "vllm_async", "vllm draws on this machine's GPU, in a process of its own"
+        return "vllm", f"{_PLACES['vllm']}, because this machine has a GPU"
     why = "no vLLM is installed" if not has_vllm else "vLLM is worth its start on a GPU only"
-    return "torch", f"torch draws in this process, because {why}"
+    return "torch", f"{_PLACES['torch']}, because {why}"
 
 
 def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:
@@ -43,24 +44,20 @@ def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:
     return engine_kind(settings.engine, has_vllm=has_vllm, has_cuda=vllm_build() == "cuda" and has_cuda())
 
 
-def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", series: bool = True) -> Engine:
+def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", log: Path | None = None) -> Engine:
     """The engine for `settings` and the model in the folder `model`, not started yet.
 
     Args:
-        series: keep vLLM's Prometheus series; only a worker shows them.
+        log: file of the log of vLLM's server; None: a temporary one.
 
     Raises:
-        InputError: the settings name a vLLM engine and vLLM is not installed.
+        InputError: the settings name vLLM and vLLM is not installed.
     """
     kind, _ = engine_here(settings)
-    if kind == "vllm_async":
-        from inference.async_engine import AsyncEngine
-
-        return AsyncEngine(model, settings, name=name or "async")
     if kind == "vllm":
-        from inference.embedded import EmbeddedEngine
+        from inference.served_vllm import ServedVllm
 
-        return EmbeddedEngine(model, settings, name=name or "embedded", series=series)
+        return ServedVllm(model, settings, name=name or "vllm", log=log)
     from inference.torch_engine import TorchEngine
 
     return TorchEngine(model, settings, name=name or "torch")

@@ -74,11 +74,11 @@ def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card
         cards = visible_cards()
     if settings.urls:
         return cards
-    several, kind = settings.tensor_parallel > 1, settings.engine
-    if several and (kind in ("torch", "vllm") or (cards and engine_family(settings) == "torch")):
+    several = settings.tensor_parallel > 1
+    if several and (settings.engine == "torch" or (cards and engine_family(settings) == "torch")):
         raise InputError(
-            f"inference.tensor_parallel {settings.tensor_parallel} needs a process for each card, which inference.engine "
-            f"'{kind}' does not have here: set the engine to 'vllm_async', or inference.tensor_parallel to 1"
+            f"inference.tensor_parallel {settings.tensor_parallel} needs vLLM, but the engine is torch here: set inference.engine "
+            "to 'vllm', or inference.tensor_parallel to 1"
         )
     if (several or settings.cards) and not (cards and computes_on_card(settings)):
         wanted = f"inference.tensor_parallel {settings.tensor_parallel}" if several else f"inference.cards {list(settings.cards)}"

@@ -18,9 +18,9 @@ class InferenceSettings(Settings):
     """'tiny' (made on the spot), a local folder, or a hub id such as 'Qwen/Qwen2.5-7B-Instruct'."""
     urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
     """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
-    engine: Literal["auto", "vllm", "vllm_async", "torch"] = "auto"
-    """'vllm' in this process (for a CPU), 'vllm_async' in its own process (for a GPU), 'torch' without vLLM; 'auto': vLLM
-    on a GPU if it is installed, else torch."""
+    engine: Literal["auto", "vllm", "torch"] = "auto"
+    """'torch' in this process, or 'vllm': a server of vLLM that this process starts; 'auto': vLLM on a GPU if it is installed,
+    else torch."""
     adapters: AdapterMode = "auto"
     """'slots': several versions as LoRA adapters; 'merge_reload': one version at a time as merged weights; 'auto': slots,
     unless measured too slow."""

@@ -15,12 +15,13 @@ from telemetry.progress import reporter
 from workers.pool import RemoteEngine
 
 
-def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path | None = None) -> Engine:
+def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path | None = None, log: Path | None = None) -> Engine:
     """The engine for `settings`, not started yet: a pool of `settings.urls`, or a supervised engine in this process.
 
     Args:
         model: folder of the base model.
         scraped_into: file for readings of the workers' Prometheus pages.
+        log: file of the log of a server that is started here; None: a temporary one.
     """
     if settings.urls:
         key = os.environ.get(KEY_VARIABLE)
@@ -28,7 +29,7 @@ def make_engine(settings: InferenceSettings, model: Path, *, scraped_into: Path 
     reporter().say(engine_here(settings)[1])
     if unused := unused_card():
         reporter().say(unused)
-    return EngineSupervisor(lambda: choose_engine(settings, model, series=False))
+    return EngineSupervisor(lambda: choose_engine(settings, model, log=log))
 
 
 def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Literal["one", "each"]:
@@ -40,11 +41,9 @@ def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Li
     Raises:
         InputError: remote workers may hold one version at a time.
     """
-    if versions < 2 or kind == "torch" or adapters == "slots":
+    if versions < 2 or kind is not None or adapters == "slots":
         return "one"
-    if kind is None:
-        raise InputError(
-            f"{versions} policy versions are to play and inference.adapters is '{adapters}', so workers by URL may hold one at a "
-            "time: set it to 'slots' here and there, or leave inference.urls out"
-        )
-    return "one" if kind == "vllm_async" and adapters == "auto" else "each"
+    raise InputError(
+        f"{versions} policy versions are to play and inference.adapters is '{adapters}', so workers by URL may hold one at a "
+        "time: set it to 'slots' here and there, or leave inference.urls out"
+    )

@@ -54,11 +54,7 @@ def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
     ("kind", "adapters", "versions", "expected"),
     [
         ("vllm", "merge_reload", 1, "one"),
-        ("vllm", "merge_reload", 2, "each"),
-        ("vllm", "auto", 2, "each"),
-        ("vllm", "slots", 2, "one"),
-        ("vllm_async", "auto", 3, "one"),
-        ("vllm_async", "merge_reload", 3, "each"),
+        ("vllm", "auto", 3, "one"),
         ("torch", "merge_reload", 3, "one"),
         (None, "slots", 3, "one"),
     ],

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from inference.settings import InferenceSettings
 from telemetry import cards
 from telemetry.errors import InputError
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
-from workers.make_engine import make_engine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Build = Callable[..., None]
@@ -76,9 +74,8 @@ def test_an_engine_on_the_cpu_takes_no_card(build: Build):
     ("here", "settings", "sentence"),
     [
         pytest.param(
-            {}, {"engine": "vllm", "tensor_parallel": 2},
-            "inference.tensor_parallel 2 needs a process for each card, which inference.engine 'vllm' does not have here: set "
-            "the engine to 'vllm_async', or inference.tensor_parallel to 1", id="embedded",
+            {}, {"engine": "torch", "tensor_parallel": 2},
+            "inference.tensor_parallel 2 needs vLLM, but the engine is torch here: set inference.engine to 'vllm', or", id="torch",
         ),
         pytest.param(
             {"vllm": "cpu", "torch": None}, {"tensor_parallel": 2},
@@ -139,7 +136,7 @@ def test_vllm_spawns_its_processes_with_the_engine_s_cards_and_our_time_limit(bu
     build(3)
     environment = dict(os.environ)
     monkeypatch.setattr(os, "environ", environment)
-    settings = InferenceSettings(engine="vllm_async", cards=(2,))
+    settings = InferenceSettings(engine="vllm", cards=(2,))
     monkeypatch.setattr(vllm_arguments, "start_limit_s", lambda settings: 45.5)
     for _ in range(2):  # and when it is started again
         vllm_arguments.prepare_environment(settings, own_process=True)
@@ -170,11 +167,11 @@ def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(
     "wanted, has_vllm, has_cuda, kind, reason",
     [
         ("auto", True, False, "torch", "on a GPU only"),
-        ("auto", True, True, "vllm_async", "this machine's GPU"),
+        ("auto", True, True, "vllm", "this machine's GPU"),
         ("auto", False, True, "torch", "no vLLM is installed"),
         ("torch", True, True, "torch", "inference.engine says so"),
         ("vllm", True, True, "vllm", "inference.engine says so"),
-        ("vllm_async", True, False, "vllm_async", "inference.engine says so"),
+        ("vllm", True, False, "vllm", "inference.engine says so"),
     ],
 )
 def test_the_setting_and_what_is_there_decide(wanted, has_vllm: bool, has_cuda: bool, kind: str, reason: str):
@@ -190,15 +187,3 @@ def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure():
 def test_the_engine_chosen_bears_the_name_given(model: Path):
     engine = choose_engine(InferenceSettings(engine="torch"), model, name="worker-3")
     assert (engine.name, type(engine).__name__) == ("worker-3", "TorchEngine")
-
-
-@pytest.mark.vllm
-@pytest.mark.system
-def test_an_engine_that_was_made_and_closed_leaves_no_folder(model: Path, host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One is made, not one more to say which."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    engine = make_engine(InferenceSettings(engine="vllm"), model)
-    assert len(list(tmp_path.glob("entente-merged-*"))) == 1
-    host.submit(engine.close()).result(timeout=30)
-    assert list(tmp_path.iterdir()) == []

@@ -180,7 +180,7 @@ def card(place: int, *, total: int = 80, free: int = 80, mig: bool = False) -> C
 
 def test_an_engine_over_two_cards_holds_half_of_weights_and_cache_on_each():
     machine = Machine(memory=100 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB)
-    settings = InferenceSettings(engine="vllm_async", dtype="bfloat16")
+    settings = InferenceSettings(engine="vllm", dtype="bfloat16")
     one = plan_memory(SEVEN_B, settings, machine)
     two = plan_memory(SEVEN_B, settings.model_copy(update={"tensor_parallel": 2}), machine)
     assert (two.weights, two.token) == (one.weights // 2, one.token // 2), "of four key-value heads each card holds two"
@@ -188,7 +188,7 @@ def test_an_engine_over_two_cards_holds_half_of_weights_and_cache_on_each():
     assert two.needed == one.needed + ENGINE_PROCESS_BYTES["vllm"], "a process for each card"
     eight = plan_memory(SEVEN_B, settings.model_copy(update={"tensor_parallel": 8}), machine)
     assert eight.token == one.token // 4, "with fewer heads than cards each card holds one"
-    said = refusal(SEVEN_B, machine, engine="vllm_async", dtype="bfloat16", tensor_parallel=3)
+    said = refusal(SEVEN_B, machine, engine="vllm", dtype="bfloat16", tensor_parallel=3)
     assert said == "inference.tensor_parallel 3 must divide the 28 attention heads of the model: change it"
 
 
@@ -200,7 +200,7 @@ def test_the_memory_is_that_of_the_cards_that_each_side_takes():
     assert shared.trainer_total is None and shared.trainer_gpu == (80 * GIB, 80 * GIB)
     alone = this_machine(CardPlan(trainer=(card(0),)))
     assert alone.gpu_total == 0 and alone.trainer_gpu[1] == 80 * GIB
-    wanted = InferenceSettings(engine="vllm_async", dtype="bfloat16", gpu_memory_share=0.9)
+    wanted = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_share=0.9)
     fits = Machine(memory=100 * GIB, gpu_free=79 * GIB, gpu_total=80 * GIB, trainer_free=20 * GIB, trainer_total=24 * GIB)
     check_memory(SEVEN_B, wanted, machine=fits, trainer_gpu=19 * GIB)
     with pytest.raises(InputError, match=r"the trainer needs at least 21.0 GiB of the GPU, but 20.0 GiB are free"):
@@ -210,10 +210,10 @@ def test_the_memory_is_that_of_the_cards_that_each_side_takes():
 def test_a_trainer_on_the_engine_s_card_leaves_room_for_the_engine_to_start_again():
     both = CardPlan(engine=(card(0),), trainer=(card(0),))
     for share in (0.3, 0.45, 0.6):
-        settings = InferenceSettings(engine="vllm_async", gpu_memory_share=share)
+        settings = InferenceSettings(engine="vllm", gpu_memory_share=share)
         taken = trainer_share(both, settings) * 80 * GIB
         # What vLLM finds free at its start: the card less the trainer's tensors, and a context for each process.
         assert 80 * GIB - taken - 2 * CONTEXT_BYTES >= share * 80 * GIB - 1
         assert taken > (0.97 - share) * 80 * GIB, "and no more than that"
-    assert trainer_share(CardPlan(engine=(card(0),), trainer=(card(1),)), InferenceSettings(engine="vllm_async")) == 0.0
+    assert trainer_share(CardPlan(engine=(card(0),), trainer=(card(1),)), InferenceSettings(engine="vllm")) == 0.0
     assert trainer_share(both, InferenceSettings(engine="torch")) == 0.0

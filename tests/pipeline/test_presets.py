@@ -48,7 +48,7 @@ CARDS = (24, 40, 80, 141)
 
 
 def preset(card: int) -> tuple[RunSettings, ModelShape]:
-    settings = layered_settings(f"gpu-{card}", (), {"inference": {"engine": "vllm_async"}, "training": {"device": "cuda"}})
+    settings = layered_settings(f"gpu-{card}", (), {"inference": {"engine": "vllm"}, "training": {"device": "cuda"}})
     return settings, SHAPES[settings.inference.model]
 
 
