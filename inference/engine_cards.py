@@ -77,8 +77,8 @@ def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card
     several = settings.tensor_parallel > 1
     if several and (settings.engine == "torch" or (cards and engine_family(settings) == "torch")):
         raise InputError(
-            f"inference.tensor_parallel {settings.tensor_parallel} needs vLLM, but the engine is torch here: set inference.engine "
-            "to 'vllm', or inference.tensor_parallel to 1"
+            f"inference.tensor_parallel {settings.tensor_parallel} needs vLLM, but the engine is torch here: set "
+            "inference.engine to 'vllm', or inference.tensor_parallel to 1"
         )
     if (several or settings.cards) and not (cards and computes_on_card(settings)):
         wanted = f"inference.tensor_parallel {settings.tensor_parallel}" if several else f"inference.cards {list(settings.cards)}"

@@ -75,7 +75,7 @@ def test_an_engine_on_the_cpu_takes_no_card(build: Build):
     [
         pytest.param(
             {}, {"engine": "torch", "tensor_parallel": 2},
-            "inference.tensor_parallel 2 needs vLLM, but the engine is torch here: set inference.engine to 'vllm', or", id="torch",
+            "inference.tensor_parallel 2 needs vLLM, but the engine is torch here: set inference.engine to 'vllm'", id="torch",
         ),
         pytest.param(
             {"vllm": "cpu", "torch": None}, {"tensor_parallel": 2},
@@ -167,7 +167,7 @@ def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(
     "wanted, has_vllm, has_cuda, kind, reason",
     [
         ("auto", True, False, "torch", "on a GPU only"),
-        ("auto", True, True, "vllm", "this machine's GPU"),
+        ("auto", True, True, "vllm", "this machine has a GPU"),
         ("auto", False, True, "torch", "no vLLM is installed"),
         ("torch", True, True, "torch", "inference.engine says so"),
         ("vllm", True, True, "vllm", "inference.engine says so"),

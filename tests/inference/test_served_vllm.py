@@ -128,7 +128,7 @@ def test_a_model_that_vllm_cannot_load_is_refused_with_the_end_of_the_log(tmp_pa
 
     (tmp_path / "config.json").write_text('{"model_type": "none", "eos_token_id": 0}')
     engine = ServedVllm(tmp_path, SETTINGS, log=tmp_path / "vllm.log")
-    with pytest.raises(EngineError, match="(?s)ended with exit code 1; the last lines of its log.*model"):
+    with pytest.raises(EngineError, match=r"(?s)ended with exit code 1; the last lines of its log.*model"):
         host.submit(engine.start()).result(timeout=START_S)
     host.submit(engine.close()).result(timeout=30)
 
