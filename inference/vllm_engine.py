@@ -30,8 +30,9 @@ from inference.engine_cards import vllm_build
 from inference.memory_plan import adapter_mode
 from inference.scratch import Scratch
 from inference.served import LoadedVersion, ServedVersions
+from inference.server_arguments import SLOT_RANKS
 from inference.settings import AdapterMode, InferenceSettings
-from inference.vllm_arguments import SLOT_RANKS, may_jump, refusals
+from inference.vllm_arguments import may_jump, refusals
 from inference.warm_up import throwaway_request
 from records.generation import Generation, GenerationCost, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
