@@ -1,7 +1,7 @@
 """A policy loss: a value for each drawn token, and what their sum is divided by. Settings name one as `module:attribute`."""
 
-from training.losses.choose import PolicyLoss
-from training.losses.token_loss import DrawnTokens, TokenLoss, clipped, decision_means, log_ratio, numbered, outliers
+from training.choose_loss import PolicyLoss
+from training.losses import DrawnTokens, TokenLoss, clipped, decision_means, log_ratio, numbered, outliers
 from training.settings import TrainingSettings
 
 __all__ = [

@@ -32,8 +32,7 @@ from storage.retention import drop_old_adapters
 from storage.totals import count_run
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result
-from tasks.finished_tasks import forget_finished_tasks
-from tasks.quoted import quoted
+from tasks.quoted import forget_finished_tasks, quoted
 from tasks.report import write_report_page
 from tasks.training import train_step
 from telemetry.memory import freeze_old_objects

@@ -12,7 +12,10 @@ import numpy as np
 
 from decoding.open_set import excluded_ids
 from storage.gather import Batch
-from training.mass_probe import probed
+
+SHARE = 1 / 8
+"""Share of the branching tokens whose legal mass is computed."""
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +152,11 @@ def _column_of(drawn: np.ndarray, legal_ids: np.ndarray, legal_mask: np.ndarray)
     if not hit.any(axis=1).all():
         raise ValueError(f"{int((~hit.any(axis=1)).sum())} drawn tokens are not in their own legal sets")
     return hit.argmax(axis=1)
+
+
+def probed(completion_index: np.ndarray) -> np.ndarray:
+    """bool [positions]: which of these completion positions of a batch are probed for their legal mass, which needs the logits of
+    the whole vocabulary: token c is if frac(c * golden ratio) < 1 / 8. Multiples of the golden ratio are spread evenly (Weyl), so
+    every part of a batch is sampled. The choice depends only on the token's place in the batch, not on how an update is split.
+    """
+    return np.mod(np.asarray(completion_index, np.float64) * _GOLDEN, 1.0) < SHARE

@@ -9,11 +9,11 @@ from telemetry.errors import InputError, TrainingError
 from telemetry.extensions import check_named
 
 BUILT_IN = ("cispo", "clipped", "dppo", "gspo", "sequence_mean")
-"""Names of the losses in `training/losses/`."""
+"""Names of the losses in `training/losses.py`."""
 _TRIAL = """
 import sys
 from telemetry.errors import InputError
-from training.losses.choose import policy_loss
+from training.choose_loss import policy_loss
 try:
     policy_loss(sys.argv[1])
 except InputError as error:

@@ -5,6 +5,12 @@
 The softmax is computed in float32, also for a bfloat16 model. For order tokens, packed micro-batches multiply only the rows of
 the head whose ids are legal; padded micro-batches, which serve as the oracle, multiply the whole head. For thought tokens, whose
 legal sets are open, see training/thought_logprobs.py.
+
+    KL_t = sum over a in L of pi(a) (log pi(a) - log ref(a))       H_t = - sum over a in L of pi(a) log pi(a)
+
+Both are sums over the whole legal set L, which is small, so nothing is estimated from samples. The reference is the base model
+(the policy with its adapter disabled) on the same rows and legal sets, without gradient. It is computed only if its weight is
+above 0. It is not the policy that drew the tokens.
 """
 
 from dataclasses import dataclass
@@ -14,11 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.branching import BranchingTokens
-from training.mass_probe import probed
+from training.branching import BranchingTokens, probed
 from training.packed_forward import legal_logits, packed_hidden, to_device
 from training.padded_rows import PaddedRows
-from training.reference_kl import exact_kl, legal_entropy
 from training.thought_logprobs import chunk_rows, thought_figures
 from training.trie_plan import PackedMicroBatch
 
@@ -147,3 +151,25 @@ def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: BranchingTokens
     total = torch.cat([torch.logsumexp(head(states).float() / heat, dim=1) for states, heat in chunks])
     mass = torch.exp(torch.logsumexp(legal[index], dim=1) - total)
     return torch.full_like(legal[:, 0], float("nan")).index_copy(0, index, mass)
+
+
+def _expected(values: Tensor, logprobs: Tensor) -> Tensor:
+    """Expectation of `values` under the policy at each position, [positions]; padding adds 0, to the gradient too."""
+    legal = torch.isfinite(logprobs)
+    return (torch.where(legal, logprobs, 0.0).exp() * torch.where(legal, values, 0.0) * legal).sum(dim=1)
+
+
+def legal_entropy(logprobs: Tensor) -> Tensor:
+    """Entropy of each position, nats [positions].
+
+    Args:
+        logprobs: [positions, largest legal set], -inf as padding.
+    """
+    return _expected(-torch.where(torch.isfinite(logprobs), logprobs, 0.0), logprobs)
+
+
+def exact_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """KL divergence of each position from the reference, nats [positions]; both arguments as in `legal_entropy`."""
+    legal = torch.isfinite(logprobs)
+    gap = torch.where(legal, logprobs, 0.0) - torch.where(legal, reference, 0.0)
+    return _expected(gap, logprobs)

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.losses.choose import policy_loss
-from training.losses.token_loss import DrawnTokens
+from training.choose_loss import policy_loss
+from training.losses import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.results import Gauges
 from training.settings import TrainingSettings

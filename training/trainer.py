@@ -33,14 +33,13 @@ from storage.settings import StorageSettings
 from storage.totals import Eligible
 from telemetry.errors import DataError, InputError, TrainingError
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
-from training.entropy_target import entropy_weight
 from training.messages import ResumePoint, TrainedStep
 from training.mismatch import Mismatch, check_mismatch, measure_mismatch
 from training.not_finite import write_skipped_rows
 from training.parallel import Peers
 from training.policy import Policy
 from training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
-from training.schedule import rate_at, set_rate
+from training.schedule import entropy_weight, rate_at, set_rate
 from training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings
 from training.settings_hash import settings_hash
 from training.step_metrics import (

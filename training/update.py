@@ -24,10 +24,9 @@ from training.branching import (
     probed_tokens,
     thought_tokens,
 )
-from training.entropy_target import entropy_weight, next_entropy_weight
+from training.choose_loss import policy_loss
 from training.layout import Cut, Layout
-from training.losses.choose import policy_loss
-from training.losses.token_loss import DrawnTokens
+from training.losses import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
 from training.not_finite import MAX_SKIPPED_UPDATES, SkippedUpdate
 from training.objective import Objective
@@ -35,6 +34,7 @@ from training.padded_rows import PaddedRows
 from training.parallel import ForwardWork, Peers, UpdateWork, lead
 from training.policy import Policy
 from training.results import Accumulated, Evaluated, Gauges
+from training.schedule import entropy_weight, next_entropy_weight
 from training.settings import MAX_GRADIENT_NORM, TrainingSettings
 from training.step_metrics import Update
 from training.token_budget import TokenBudget
@@ -61,7 +61,7 @@ class Updater:
         budget: largest size of a packed micro-batch.
         optimiser: AdamW; its state is saved in checkpoints.
         skipped_in_a_row: updates since the last finite one; saved in checkpoints.
-        entropy: state of the entropy weight (training/entropy_target.py); saved in checkpoints.
+        entropy: state of the entropy weight (training/schedule.py); saved in checkpoints.
         skipped: updates of the current step that were not finite.
     """
 

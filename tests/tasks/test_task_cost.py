@@ -13,8 +13,7 @@ from prefect.utilities.collections import visit_collection
 from prefect.utilities.engine import collect_task_run_inputs_sync, link_state_to_task_run_result, resolve_to_final_result
 
 from tasks.dask_rollouts import roll_out_elsewhere
-from tasks.finished_tasks import forget_finished_tasks
-from tasks.quoted import quoted
+from tasks.quoted import forget_finished_tasks, quoted
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from tasks.training import check_mismatch, train_step
 

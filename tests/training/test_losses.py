@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.training.loss_oracle import ORACLES, Token
+from training.choose_loss import LOSSES
 from training.loss_name import BUILT_IN
-from training.losses.choose import LOSSES
-from training.losses.token_loss import DrawnTokens
+from training.losses import DrawnTokens
 from training.settings import TrainingSettings
 
 EDGES = (1e-4, 0.8, 1.28, 3.0, 100.0)

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
-from training.losses.choose import LOSSES
-from training.losses.token_loss import DrawnTokens
-from training.masked_logprobs import MaskedLogprobs
+from training.choose_loss import LOSSES
+from training.losses import DrawnTokens
+from training.masked_logprobs import MaskedLogprobs, exact_kl, legal_entropy
 from training.objective import Objective
-from training.reference_kl import exact_kl, legal_entropy
 from training.results import Gauges
 from training.settings import TrainingSettings
 

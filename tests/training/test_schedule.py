@@ -7,8 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.entropy_target import RATE, WEIGHT_MAX, entropy_weight, next_entropy_weight
-from training.schedule import rate_at, set_rate
+from training.schedule import RATE, WEIGHT_MAX, entropy_weight, next_entropy_weight, rate_at, set_rate
 from training.settings import TrainingSettings
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from storage.outcome import UpdateOutcome
 from telemetry.metrics import check
-from training.mass_probe import SHARE, probed
+from training.branching import SHARE, probed
 from training.results import Accumulated, Gauges
 from training.step_metrics import (
     MISMATCH_ALARM,

@@ -14,8 +14,7 @@ from storage.gather import Batch
 from tests.training.batches import VOCABULARY, three_levels, with_thoughts
 from tests.training.loss_oracle import ORACLES, Part, Token
 from tests.training.test_packed_forward import SETTINGS, apart, base, gradient_of, policy_of, step
-from training.branching import branching_tokens, probed_tokens, thought_tokens
-from training.mass_probe import probed
+from training.branching import branching_tokens, probed, probed_tokens, thought_tokens
 from training.padded_rows import pad
 from training.policy import Policy
 from training.settings import TrainingSettings

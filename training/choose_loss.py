@@ -7,12 +7,15 @@ from functools import cache
 import torch
 
 from telemetry.extensions import Misfit, check_arguments, check_named, load_part
-from training.losses.cispo import cispo_loss
-from training.losses.clipped import clipped_loss
-from training.losses.dppo import dppo_loss
-from training.losses.gspo import gspo_loss
-from training.losses.sequence_mean import sequence_mean_loss
-from training.losses.token_loss import DrawnTokens, TokenLoss
+from training.losses import (
+    DrawnTokens,
+    TokenLoss,
+    cispo_loss,
+    clipped_loss,
+    dppo_loss,
+    gspo_loss,
+    sequence_mean_loss,
+)
 from training.settings import TrainingSettings
 
 

@@ -1,1 +1,0 @@
-"""Policy losses, one file each. `choose.py` maps names to losses; docs/training.md has the formulas."""
