@@ -6,10 +6,10 @@ workers send it to servers on this machine only. If the user has set Prefect's o
 
 import os
 import secrets
-import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from storage.files import publish_once
 from telemetry.errors import InputError
 
 _HERE = ("127.0.0.1", "localhost", "::1")
@@ -49,20 +49,13 @@ def want_key() -> str:
 
 
 def _make() -> None:
-    """Create the key in a temporary file that only its owner can read, then link it, unless another process was faster."""
-    file = key_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=".key-")
-    try:
-        with os.fdopen(descriptor, "w") as out:
-            out.write(f"{_USER}:{secrets.token_urlsafe(32)}\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.link(aside, file)
-    except FileExistsError:
-        return
-    finally:
-        os.unlink(aside)
+    """Create the key in a file that only its owner can read, unless another process is faster."""
+
+    def write(aside: Path) -> None:
+        aside.touch(mode=0o600)
+        aside.write_text(f"{_USER}:{secrets.token_urlsafe(32)}\n")
+
+    publish_once(key_file(), write)
 
 
 def _read() -> str:

@@ -24,13 +24,13 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_a_key_is_made_once_for_its_owner_alone_from_its_first_byte_on(home: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
-    real = os.fdopen
+    real = Path.write_text
 
-    def opened(descriptor: int, mode: str):
-        seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
-        return real(descriptor, mode)
+    def written(file: Path, text: str) -> int:
+        seen.append(stat.S_IMODE(file.stat().st_mode))
+        return real(file, text)
 
-    monkeypatch.setattr(os, "fdopen", opened)
+    monkeypatch.setattr(Path, "write_text", written)
     before = os.umask(0)
     try:
         key = want_key()
