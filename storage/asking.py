@@ -5,6 +5,7 @@ and cannot change anything. Token lists stay in the mapped shards until a query 
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from storage.played_games import game_files, game_rows
 from storage.runs import GAMES_FOLDER, RunPaths
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.selection import make_standings
-from storage.suggestions import suggest_names
 from telemetry.errors import DataError, InputError
 
 VIEWS = (
@@ -35,6 +35,8 @@ QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent
 """Ready queries by name; the first line of each says what it answers."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
+_NEAR = re.compile(r'^(?:Did you mean |Candidate bindings: :? ?)("[^"\n]+")', re.MULTILINE)
+"""The name that DuckDB thinks was meant."""
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 _FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
 _LESSON_COLUMNS = (
@@ -197,7 +199,7 @@ def ask(
                     )
         return pa.Table.from_batches(batches, schema)
     except (duckdb.Error, pa.ArrowException, OSError) as error:  # errors while rows are fetched come through Arrow
-        raise InputError(_refusal(connection, question, str(error).strip())) from error
+        raise InputError(_refusal(str(error).strip())) from error
 
 
 def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.DuckDBPyRelation:
@@ -212,15 +214,16 @@ def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.Duc
             raise InputError("ask one question with SELECT: a run cannot be changed here")
         return connection.sql(question)
     except duckdb.Error as error:
-        raise InputError(_refusal(connection, question, str(error).strip())) from error
+        raise InputError(_refusal(str(error).strip())) from error
 
 
-def _refusal(connection: duckdb.DuckDBPyConnection, question: str, message: str) -> str:
+def _refusal(message: str) -> str:
     """DuckDB's error as one sentence."""
     said = message.splitlines()[0]
     if said.startswith("Out of Memory"):
         return f"SQL failed: {said}; ask for less, or raise --memory-gib"
-    return f"SQL failed: {said}{suggest_names(connection, question, message, VIEWS)}; the views are {', '.join(VIEWS)}"
+    near = f"; did you mean {found[1]}?" if (found := _NEAR.search(message)) else ""
+    return f"SQL failed: {said}{near}; the views are {', '.join(VIEWS)}"
 
 
 def ready_query(name: str) -> str:

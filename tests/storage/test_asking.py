@@ -83,8 +83,7 @@ def test_json_has_no_number_that_is_none_and_no_control_character(run: duckdb.Du
     [
         ("select step from batchs", '"batches"'),
         ("select powr from decisions", '"power"'),
-        ("select d.retrun from decisions as d", '"return"'),
-        ("select legal_tokns from decisions", '"legal_tokens" of tokens'),
+        ("select d.polcy_version from decisions as d", '"policy_version"'),
         ("select avgg(1)", '"avg"'),
     ],
 )
