@@ -18,8 +18,7 @@ from prefect.runtime import flow_run
 
 from game.snapshot import Snapshot
 from pipeline.resources import RolloutResources
-from pipeline.run_settings import ROLLOUT_TIMEOUT_S
-from pipeline.stretches import ROLLOUT_RETRIES
+from pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache

@@ -40,7 +40,6 @@ _CURVES = (
     ("their queue", "workers/waiting_mean", "{0:.1f} requests waiting"),
     ("their cache", "workers/kv_cache_share_max", "{0:.0%} of the fullest worker's"),
     ("their GPUs", "workers/gpu_utilisation_mean", "{0:.0%} busy"),
-    ("ahead", "queue/ahead", "{0:.0f} start groups, as the controller has it"),
     ("in flight", "queue/in_flight", "{0:.0f} start groups"),
     ("ready", "queue/ready", "{0:.0f} start groups"),
     ("memory", "memory/trainer_mib", "{0:,.0f} MiB of the trainer"),

@@ -7,14 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from inference.start_engine import start_limit_s
-from pipeline.buffered_queue import BufferedQueue
-from pipeline.lockstep_queue import LockstepQueue
 from pipeline.play import RolloutReport
 from pipeline.resources import Resources
 from pipeline.rollout_queue import RolloutQueue
-from pipeline.rollout_source import RolloutSource, Stretch
-from pipeline.run_settings import ROLLOUT_TIMEOUT_S, PipelineSettings, RunSettings
-from pipeline.stretches import ROLLOUT_RETRIES
+from pipeline.rollout_source import RolloutSource, Stretch, groups_per_task
+from pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S, RunSettings
 from pipeline.threads import usable_cores
 from tasks.dask_rollouts import DaskPlan, dask_source
 from tasks.quoted import quoted
@@ -24,8 +21,8 @@ from tasks.rollouts import roll_out_groups
 class LocalSource:
     """Plays in this process, with one Prefect task for each stretch; tasks have a time limit and retries."""
 
-    def __init__(self, resources: Resources, pipeline: PipelineSettings) -> None:
-        self._resources = resources
+    def __init__(self, resources: Resources, settings: RunSettings) -> None:
+        self._resources, self.groups_per_task = resources, groups_per_task(settings)
         self._task = roll_out_groups.with_options(
             timeout_seconds=ROLLOUT_TIMEOUT_S,
             retries=ROLLOUT_RETRIES,
@@ -41,14 +38,12 @@ class LocalSource:
 @asynccontextmanager
 async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutQueue]:
     """The queue of the run's rollouts."""
-    pipeline, step_done = settings.pipeline, resources.resume_point.step_done
-    async with rollout_source(settings, resources) as source:
-        if pipeline.in_lockstep:
-            queue: RolloutQueue = LockstepQueue(resources, source, pipeline, settings.steps, step_done=step_done)
-        else:
-            queue = BufferedQueue(resources, source, pipeline, settings.steps, step_done=step_done)
-        async with queue:
-            yield queue
+    depth, step_done = settings.pipeline.buffer_depth, resources.resume_point.step_done
+    async with (
+        rollout_source(settings, resources) as source,
+        RolloutQueue(resources, source, depth, settings.steps, step_done=step_done) as queue,
+    ):
+        yield queue
 
 
 @asynccontextmanager
@@ -58,7 +53,7 @@ async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIt
         async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
             yield source
     else:
-        yield LocalSource(resources, settings.pipeline)
+        yield LocalSource(resources, settings)
 
 
 def _dask_plan(settings: RunSettings) -> DaskPlan:

@@ -26,7 +26,7 @@ from pipeline.run_settings import RunSettings
 from pipeline.run_summary import run_summary
 from pipeline.run_tables import step_tables
 from pipeline.settings_form import SettingsParameter
-from pipeline.step_figures import StepClock, observe_step
+from pipeline.step_figures import StepClock
 from storage.files import durable_write
 from storage.retention import drop_old_adapters
 from storage.totals import count_run
@@ -93,7 +93,6 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
             if track.due(step):
                 await track.measure(step)
             figures |= await clock.end_step(rollouts, trained) | track.figures()
-            queue.learn(observe_step(figures))
             for sink in (log.log, desk.step, page.step):
                 sink(step, figures)
             reporter().step(step, settings.steps, figures)

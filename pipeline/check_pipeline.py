@@ -26,9 +26,3 @@ def check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> No
             f"pipeline.dask_address '{pipeline.dask_address}' is for pipeline.task_runner 'dask', not "
             f"'{pipeline.task_runner}': set one of the two"
         )
-    lockstep = "pipeline.deterministic" if pipeline.deterministic else "pipeline.lockstep"
-    if pipeline.in_lockstep and pipeline.buffer_depth > 1:
-        raise InputError(
-            f"{lockstep} needs pipeline.buffer_depth 0 or 1, not {pipeline.buffer_depth}: "
-            "steps further ahead end in any order; set one of the two"
-        )

@@ -33,6 +33,7 @@ from pipeline.find_model import (
     trainer_gpu_bytes,
 )
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
+from pipeline.rollout_source import groups_per_task
 from pipeline.run_settings import RunSettings, check_objective, check_prompts, check_settings, settings_of
 from pipeline.search_teacher import DECISION_S, SearchTeacher
 from reports.read_run import read_run
@@ -286,7 +287,7 @@ def _memory(settings: RunSettings, shape: ModelShape | None, machine: Machine, t
 
 
 def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | None, folder: Path) -> Forecast:
-    tasks = -(-settings.rollouts.start_groups // settings.pipeline.groups_per_task) if settings.pipeline.groups_per_task else 1
+    tasks = -(-settings.rollouts.start_groups // groups_per_task(settings))
     sizes = {"shards_bytes_about": round(rows) + steps * tasks * _FILE_BYTES}
     if shape is not None:
         training = settings.training

@@ -5,7 +5,6 @@ waits for it.
 """
 
 import asyncio
-from collections.abc import Callable
 
 from pipeline.resources import Resources
 from records.policy_version import PolicyVersion
@@ -14,16 +13,15 @@ from records.policy_version import PolicyVersion
 class Publisher:
     """Publishes trained policy versions to the engines."""
 
-    def __init__(self, resources: Resources, on_served: Callable[[int], None]) -> None:
-        """`on_served`: called with each version once all engines serve it."""
-        self._resources, self._on_served = resources, on_served
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
         self._held: PolicyVersion | None = None
         self._publishing: asyncio.Task[None] | None = None
 
     async def publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
         """Publish a version. Returns when it is served (`at_once`), or immediately."""
         await self._wait()
-        self._publishing = asyncio.create_task(self._publish(policy))
+        self._publishing = asyncio.create_task(self._resources.serve(policy))
         if at_once:
             await self._wait()
 
@@ -45,10 +43,6 @@ class Publisher:
         elif self._publishing is not None:
             self._publishing.cancel()
             await asyncio.gather(self._publishing, return_exceptions=True)
-
-    async def _publish(self, policy: PolicyVersion) -> None:
-        await self._resources.serve(policy)
-        self._on_served(policy.version)
 
     async def _wait(self) -> None:
         """Wait until the current version is published, if there is one."""

@@ -42,31 +42,23 @@ _PRESETS = Path(__file__).with_name("presets")
 
 ROLLOUT_TIMEOUT_S = 900.0
 """Seconds after which a rollout task is cancelled and tried again; whole games with a search take minutes."""
+ROLLOUT_RETRIES = 2
+"""Retries of a rollout task. A second success is harmless, because its shard's name is taken."""
 
 
 class PipelineSettings(Settings):
     """How rollouts and training overlap, and how Prefect runs them."""
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
-    """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag."""
-    lockstep: bool = False
-    """Train each step on exactly its own start groups; needs a buffer_depth of 0 or 1. Faster with merged weights, where a new
-    version waits until the engine is idle."""
-    deterministic: bool = False
-    """Run in lockstep and decide nothing by measured time, so that two CPU runs with one seed are equal."""
-    groups_per_task: Annotated[int, Field(ge=0)] = 0
-    """Start groups per rollout task; 0: all of a step in lockstep, else enough to keep Prefect's cost under 2 %."""
+    """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag. With 0 or 1
+    each step trains on exactly its own start groups, and two CPU runs with one seed are equal; from 2 on it begins as soon as
+    enough start groups are ready."""
     task_runner: Literal["threads", "dask"] = "threads"
     """Where rollouts are played: in the flow's process, or in processes of a Dask cluster (extra `dask`)."""
     dask_address: str = ""
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes of the cluster on this machine; they share the cores not used by the trainer."""
-
-    @property
-    def in_lockstep(self) -> bool:
-        """Whether each step trains on exactly its own start groups."""
-        return self.lockstep or self.deterministic
 
 
 class RunSettings(Settings):
@@ -353,11 +345,6 @@ def _check_endpoints(settings: RunSettings) -> None:
         raise InputError(
             f"rollouts.opponents names '{endpoints[0]}', and pipeline.task_runner is '{pipeline.task_runner}': one process asks "
             "the endpoints, because there is one token budget and one file of answers; leave the one or the other out"
-        )
-    if endpoints and pipeline.deterministic:
-        raise InputError(
-            f"rollouts.opponents names '{endpoints[0]}', whose answers nobody can repeat, and pipeline.deterministic needs that: "
-            "set pipeline.deterministic to false, or name other opponents"
         )
 
 

@@ -2,13 +2,12 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigures
 from outside.reading import AnswerCounts
-from pipeline.controller import StepObservation
 from pipeline.play import EngineWork
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
@@ -144,14 +143,3 @@ def outside_figures(counts: AnswerCounts) -> dict[str, float]:
         "rollout/outside_missing_share": counts.missing / max(1, counts.orders),
         "rollout/outside_illegal": float(counts.illegal),
     }
-
-
-def observe_step(figures: Mapping[str, float]) -> StepObservation:
-    """The controller's observation of a step, from the step's metrics."""
-    ready, trained = figures.get("queue/ready", 0.0), figures.get("train/start_groups", 0.0)
-    return StepObservation(
-        waited_share=figures["time/rollout_wait_s"] / max(figures["time/step_s"], 1e-9),
-        lag_max=figures.get("train/policy_lag_max", 0.0),
-        expired=figures["queue/expired"],
-        ready=max(0, int(ready - trained)),
-    )

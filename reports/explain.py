@@ -120,10 +120,7 @@ def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], sett
         ],
         "save": ["Checkpoints and adapters are synced to disk each step: put the run's folder (runs_root) on a faster one."],
         "publish": ["Merging and reloading stops the engine: inference.adapters 'slots' serves versions side by side."],
-        "orchestration": [
-            "Prefect's cost is by task: raise pipeline.groups_per_task, or play more start groups in a step "
-            "(rollouts.start_groups)."
-        ],
+        "orchestration": ["Prefect's cost is by step: play more start groups in one (rollouts.start_groups)."],
     }[limit]
 
 

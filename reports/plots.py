@@ -122,13 +122,13 @@ def lags(facts: RunFacts) -> str | None:
 
 
 def queue(facts: RunFacts) -> str | None:
-    """Start groups ready, in flight and allowed ahead at each step; None if nothing was ever ahead."""
-    ahead, ready, flying = (np.array(facts.series(f"queue/{name}")) for name in ("ahead", "ready", "in_flight"))
-    if not np.nansum(ahead) and not np.nansum(flying):
+    """Start groups ready, and in flight at each step; None if nothing was ever ahead."""
+    ready, flying = (np.array(facts.series(f"queue/{name}")) for name in ("ready", "in_flight"))
+    if not np.nansum(flying):
         return None
     figure, (axes,) = new_plot()
     steps = range(1, facts.done + 1)
-    lines = [("ready", GREEN, ready), ("in flight", BLUE, flying), ("allowed ahead", GREY, ahead)]
+    lines = [("ready", GREEN, ready), ("in flight", BLUE, flying)]
     for name, colour, values in lines:
         axes.plot(steps, values, color=colour, marker=marker(facts.done), markersize=3.5, label=name, drawstyle="steps-mid")
     axes.set_ylim(bottom=0)

@@ -141,15 +141,9 @@ def lag(facts: Run) -> str:
 
 
 def queue(facts: Run) -> str:
-    """What the queue and its controller did over the whole run."""
-    counted = {
-        "advantage groups became too old untrained": facts.total("queue/expired"),
-        "rollout tasks failed for good": facts.total("queue/failed"),
-        "took so long that others were begun in their place": facts.total("queue/passed_over"),
-        "were given up because their rows would be too old": facts.total("queue/cancelled"),
-    }
-    said = [f"{count:,.0f} {what}" for what, count in counted.items() if count]
-    return ("In all, " + ", ".join(said) + ".") if said else "Nothing became too old, failed or was given up."
+    """What the queue lost over the whole run."""
+    expired = facts.total("queue/expired")
+    return f"In all, {expired:,.0f} advantage groups became too old untrained." if expired else "Nothing became too old."
 
 
 def ladder(points: Sequence[TrackPoint]) -> str:

@@ -54,7 +54,6 @@ start_groups = {groups}
 forks_per_group = {groups}
 [pipeline]
 buffer_depth = 1
-deterministic = true
 [evaluation]
 positions = 4
 powers_per_position = 1

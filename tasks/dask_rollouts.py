@@ -165,6 +165,8 @@ class DaskSource:
             timeout_seconds=plan.timeout_s, retries=plan.retries, retry_delay_seconds=1, retry_jitter_factor=1
         )
 
+    groups_per_task = 1
+
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`.
 

@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State, TaskRun
 
 from pipeline.improve_rounds import ImproveSettings
 from pipeline.resources import Resources
-from pipeline.stretches import ROLLOUT_RETRIES
+from pipeline.run_settings import ROLLOUT_RETRIES
 from pipeline.teach import TeacherPool, label, visit
 from telemetry.errors import DataError, InputError
 

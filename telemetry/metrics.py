@@ -172,13 +172,9 @@ METRICS: dict[str, Metric] = (
     )
     | _group(
         "queue",
-        ahead=("start groups", "start groups that may be ready or in flight beyond those of the step, as the controller has it"),
         in_flight=("start groups", "start groups being played as the step began to train"),
         ready=("start groups", "start groups that the step could train on when it began"),
         expired=("groups", "advantage groups with spread that became too old since the step before, untrained"),
-        failed=("tasks", "rollout tasks that failed for good, to be played again"),
-        passed_over=("tasks", "rollout tasks that took so long that others were begun in their place"),
-        cancelled=("tasks", "rollout tasks given up because their rows would be too old, to be played again"),
     )
     | _group(
         "memory",

@@ -58,7 +58,7 @@ REFUSED = [
     (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),
     (["train", "--inference.model", "bare"], "model 'bare' has no tokenizer.json"),
     (
-        ["train", "--pipeline.buffer-depth", "3", "--pipeline.no-deterministic"],
+        ["train", "--pipeline.buffer-depth", "3"],
         "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
     ),
     (["train", "--run", "taken"], "run 'taken' exists already in runs: continue it with --resume, or choose"),

@@ -35,7 +35,7 @@ class Run:
         return {"mismatch/mean": 0.0}
 
     def step(self, step: int, pipeline: dict[str, Any]) -> list[str]:
-        self.in_step = pipeline.get("deterministic", False)
+        self.in_step = pipeline["buffer_depth"] <= 1
         settings = RunSettings.model_validate({"pipeline": pipeline})
         resources: Any = self
         asyncio.run(check_agreement.check_agreement(resources, resources, settings, step))
@@ -43,8 +43,7 @@ class Run:
         return asked
 
 
-IN_TURN, ONE_BEHIND = {"buffer_depth": 0, "deterministic": True}, {"buffer_depth": 1, "deterministic": True}
-IN_FLOW = {"buffer_depth": 1}
+IN_TURN, ONE_BEHIND, IN_FLOW = {"buffer_depth": 0}, {"buffer_depth": 1}, {"buffer_depth": 2}
 
 
 @pytest.mark.parametrize("pipeline", [IN_TURN, ONE_BEHIND, IN_FLOW])

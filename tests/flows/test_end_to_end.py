@@ -86,7 +86,7 @@ def test_every_trained_row_was_played_and_stands_in_one_step_at_lag_zero(trained
 @pytest.fixture(scope="module")
 def ahead(workplace, trained) -> tuple[dict[str, Any], RunPaths, list[str]]:
     """A run with vLLM whose rollouts are one step ahead; its summary, its folder, and what `entente sql` answered meanwhile."""
-    flags = ["--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--steps", "4", "--inference.engine", "vllm"]
+    flags = ["--pipeline.buffer-depth", "1", "--steps", "4", "--inference.engine", "vllm"]
     paths, answers = RunPaths(workplace.folder / "runs" / "ahead"), []
     with workplace.start("train", "--config", "small.toml", "--run", "ahead", "--json", *flags) as process:
         try:

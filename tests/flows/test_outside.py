@@ -28,7 +28,7 @@ def test_a_match_against_an_endpoint_is_continued_without_it(entente, prefect_se
 def test_a_run_trains_against_an_endpoint_and_its_key_is_in_no_file(workplace):
     with EndpointServer(plays) as server:
         key = {f"ENTENTE_KEY_127_0_0_1_{server.server_port}": "sk-very-secret"}
-        words = ("--config", "small.toml", "--run", "outside", "--steps", "1", "--pipeline.no-deterministic")
+        words = ("--config", "small.toml", "--run", "outside", "--steps", "1")
         done = workplace.process("train", *words, "--rollouts.opponents", server.player, **key)
         assert done.returncode == 0, done.stderr
     paths = RunPaths(workplace.folder / "runs" / "outside")

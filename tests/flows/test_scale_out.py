@@ -18,7 +18,7 @@ from storage.runs import RunPaths
 from storage.shards import open_shard
 
 ROOT = Path(__file__).resolve().parents[2]
-OVERLAPPED = ("--pipeline.buffer-depth", "1", "--pipeline.no-deterministic", "--inference.engine", "torch")
+OVERLAPPED = ("--pipeline.buffer-depth", "1", "--inference.engine", "torch")
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def kill(pid: int) -> None:
 def test_a_cluster_of_two_processes_plays_a_run_and_one_of_them_may_die(workplace: Any):
     paths = RunPaths(workplace.folder / "runs" / "dask")
     words = ("train", "--config", "small.toml", "--run", "dask", "--steps", "6", "--json", "--pipeline.task-runner", "dask")
-    with workplace.start(*words, *OVERLAPPED, "--pipeline.groups-per-task", "1") as process:
+    with workplace.start(*words, *OVERLAPPED) as process:
         try:
             both = wait(300, "shards of both processes", lambda: len(sides(paths)) == 2 and sides(paths), process)
             kill(int(sorted(both)[0].rsplit("-", 1)[1]))

@@ -232,7 +232,7 @@ def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, p
 
 
 NAME = "openai:qwen3@http://127.0.0.1:8000/v1"
-ALONE = {"rollouts": {"opponents": NAME}, "pipeline": {"deterministic": False}}
+ALONE = {"rollouts": {"opponents": NAME}}
 
 
 def test_an_endpoint_is_one_name_of_a_table_with_its_weight():
@@ -241,16 +241,9 @@ def test_an_endpoint_is_one_name_of_a_table_with_its_weight():
     assert settings.endpoints == (NAME,) and settings.scripted_opponents == ("dumbbot",)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        pytest.param({"task_runner": "dask"}, "pipeline.task_runner is 'dask'", id="Dask"),
-        pytest.param({"deterministic": True}, "whose answers nobody can repeat", id="deterministic"),
-    ],
-)
-def test_what_more_than_one_process_or_equal_runs_need_is_refused(change, sentence):
-    with pytest.raises(InputError, match=sentence):
-        layered_settings("laptop", (), {"rollouts": {"opponents": NAME}, "pipeline": {"deterministic": False} | change})
+def test_more_than_one_process_that_asks_is_refused():
+    with pytest.raises(InputError, match=r"pipeline\.task_runner is 'dask'"):
+        layered_settings("laptop", (), {"rollouts": {"opponents": NAME}, "pipeline": {"task_runner": "dask"}})
     check_settings(layered_settings("laptop", (), ALONE))
 
 

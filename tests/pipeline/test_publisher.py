@@ -7,23 +7,19 @@ from typing import Any
 
 import pytest
 
-from pipeline import lockstep_queue
-from pipeline.buffered_queue import BufferedQueue
-from pipeline.lockstep_queue import LockstepQueue
+from pipeline import rollout_queue
 from pipeline.publisher import Publisher
 from pipeline.rollout_queue import RolloutQueue
-from pipeline.run_settings import PipelineSettings
 from records.policy_version import BASE, PolicyVersion
 from storage.runs import RunPaths
 from training.messages import ResumePoint, TrainedStep
 
 
 class Engines:
-    """Resources and queue in one: what was served, and what the queue was told."""
+    """Resources and queue in one: what was served."""
 
     def __init__(self, step_done: int = 0) -> None:
         self.served: list[int] = []
-        self.heard: list[int] = []
         last = TrainedStep(published=step(step_done) if step_done else BASE, metrics={})
         self.resume_point = ResumePoint(last=last, set_aside=())
         self.paths = self.control = None
@@ -40,20 +36,20 @@ def step(version: int) -> PolicyVersion:
 
 def test_a_version_that_is_held_back_is_served_when_it_is_released_and_only_once():
     async def run(engines: Any) -> None:
-        publisher = Publisher(engines, engines.heard.append)
+        publisher = Publisher(engines)
         publisher.hold(step(1))
         await asyncio.sleep(0)
         assert engines.served == []
         await publisher.release()
         await publisher.release()
-        assert engines.served == engines.heard == [1]
+        assert engines.served == [1]
 
     asyncio.run(run(Engines()))
 
 
 def test_a_run_that_fails_serves_nothing_more():
     async def run(engines: Any) -> None:
-        publisher = Publisher(engines, engines.heard.append)
+        publisher = Publisher(engines)
         publisher.hold(step(1))
         await publisher.close(failed=True)
         assert engines.served == []
@@ -61,30 +57,28 @@ def test_a_run_that_fails_serves_nothing_more():
     asyncio.run(run(Engines()))
 
 
-def queue(engines: Any, *, overlapped: bool) -> RolloutQueue:
-    engines.rollouts, engines.max_policy_lag = SimpleNamespace(start_groups=2), 2
+def queue(engines: Any, depth: int) -> RolloutQueue:
+    engines.rollouts = SimpleNamespace(start_groups=2)
     engines.paths = RunPaths(Path("/nonexistent"))
-    if overlapped:
-        return LockstepQueue(engines, engines, PipelineSettings(deterministic=True, buffer_depth=1), 9)
-    return BufferedQueue(engines, engines, PipelineSettings(buffer_depth=0), 9)
+    return RolloutQueue(engines, engines, depth, 9)
 
 
-async def resumed(engines: Any, *, overlapped: bool) -> list[int]:
+async def resumed(engines: Any, depth: int) -> list[int]:
     """What the engines serve once a queue has opened; then the queue closes, as at the end of a run."""
-    async with queue(engines, overlapped=overlapped):
+    async with queue(engines, depth):
         return list(engines.served)
 
 
 @pytest.mark.parametrize(
-    ("step_done", "overlapped", "at_first", "at_the_end"),
-    [(0, True, [], []), (1, True, [], [1]), (5, True, [4], [4, 5]), (1, False, [1], [1]), (5, False, [5], [5])],
+    ("step_done", "depth", "at_first", "at_the_end"),
+    [(0, 1, [], []), (1, 1, [], [1]), (5, 1, [4], [4, 5]), (1, 0, [1], [1]), (5, 0, [5], [5]), (5, 2, [5], [5])],
 )
 def test_a_run_goes_on_with_the_version_that_it_would_have_played(
-    monkeypatch: pytest.MonkeyPatch, step_done: int, overlapped: bool, at_first: list[int], at_the_end: list[int]
+    monkeypatch: pytest.MonkeyPatch, step_done: int, depth: int, at_first: list[int], at_the_end: list[int]
 ):
-    monkeypatch.setattr(lockstep_queue, "read_adapter", lambda paths, version: adapter(version))
+    monkeypatch.setattr(rollout_queue, "read_adapter", lambda paths, version: adapter(version))
     engines: Any = Engines(step_done)
-    assert asyncio.run(resumed(engines, overlapped=overlapped)) == at_first
+    assert asyncio.run(resumed(engines, depth)) == at_first
     assert engines.served == at_the_end
 
 

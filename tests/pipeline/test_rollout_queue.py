@@ -1,4 +1,4 @@
-"""Which start groups are in flight, when a step may begin, and what takes the place of those that hang, fail or come too late."""
+"""Which start groups are in flight, when a step may begin, and what a failure ends."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import buffered_queue, rollout_queue
-from pipeline.buffered_queue import FAILURES_IN_A_ROW, BufferedQueue
-from pipeline.lockstep_queue import LockstepQueue
+from pipeline import rollout_queue
 from pipeline.play import RolloutReport
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import Stretch
-from pipeline.run_settings import PipelineSettings
 from records.policy_version import BASE
 from storage.runs import RunPaths
 from storage.totals import Eligible
@@ -37,7 +34,7 @@ class Field:
         """Start groups that teach nothing."""
         self.ready: list[int] = []
         self.expired = 0
-        self.seconds = 1.0
+        self.groups_per_task = 1
 
     async def play(self, stretch: Stretch) -> RolloutReport:
         self.begun.append(stretch)
@@ -52,8 +49,7 @@ class Field:
         numbers = range(stretch.first_group, stretch.first_group + stretch.count)
         self.ready += [number for number in numbers if number not in self.dull]
         nothing = {"decisions": 0, "failed_forks": 0, "orders_rejected": 0, "set_aside": 0}
-        seconds = self.seconds * stretch.count
-        return RolloutReport(start_groups=stretch.count, seconds=seconds, engine_work=None, engine_ms=None, **nothing)
+        return RolloutReport(start_groups=stretch.count, seconds=1.0, engine_work=None, engine_ms=None, **nothing)
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
         return Eligible(start_groups=len(self.ready), advantage_groups=3 * len(self.ready), expired=self.expired)
@@ -82,35 +78,27 @@ async def settled(task: "asyncio.Task[Any] | None" = None) -> None:
 
 
 @pytest.fixture
-def field(monkeypatch: pytest.MonkeyPatch) -> Field:
-    monkeypatch.setattr(buffered_queue, "POLL_S", 0.01)
+def field() -> Field:
     return Field()
 
 
-def queue(
-    field: Field,
-    paths: RunPaths | None = None,
-    **pipeline: Any,
-) -> RolloutQueue:
+def queue(field: Field, depth: int, groups_per_task: int = 1) -> RolloutQueue:
+    field.groups_per_task = groups_per_task
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS),
-        paths=paths or RunPaths(Path("/nonexistent")),
+        paths=RunPaths(Path("/nonexistent")),
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
         trainer=field,
         spans=Spans(),
-        max_policy_lag=2,
     )
-    settings = PipelineSettings(**pipeline)
-    if settings.deterministic:
-        return LockstepQueue(resources, field, settings, LAST_STEP)
-    return BufferedQueue(resources, field, settings, LAST_STEP)
+    return RolloutQueue(resources, field, depth, LAST_STEP)
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
-    return run_in_virtual_time(run(), buffered_queue, rollout_queue)
+    return run_in_virtual_time(run(), rollout_queue)
 
 
-async def take(rollouts: RolloutQueue, step: int, field: Field) -> asyncio.Task[Any]:
+async def take(rollouts: RolloutQueue, step: int) -> asyncio.Task[Any]:
     """Ask for a step's rollouts, and let all that can happen."""
     taken = asyncio.create_task(rollouts.take(step))
     await settled(taken)
@@ -118,141 +106,88 @@ async def take(rollouts: RolloutQueue, step: int, field: Field) -> asyncio.Task[
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_while_a_step_trains_as_many_steps_of_start_groups_as_the_buffer_is_deep_are_in_flight_or_ready(field: Field, depth: int):
+def test_while_a_step_trains_as_many_steps_of_start_groups_as_the_buffer_is_deep_are_in_flight(field: Field, depth: int):
     async def run() -> None:
-        async with queue(field, buffer_depth=depth, groups_per_task=1) as rollouts:
+        async with queue(field, depth) as rollouts:
             for step in range(1, LAST_STEP + 1):
-                taken = await take(rollouts, step, field)
-                await settled()  # what is played ahead may begin after the step has its own
-                coming = min(depth, LAST_STEP - step) * START_GROUPS
-                assert len(field.running) + len(field.ready) == START_GROUPS + coming
-                field.end()
+                taken = await take(rollouts, step)
+                field.end(*range((step - 1) * START_GROUPS, step * START_GROUPS))
                 await settled(taken)
-                assert taken.done() and len(field.running) + len(field.ready) == START_GROUPS + coming
+                assert taken.done()
                 field.train()
+                rollouts.play_ahead(step)
+                await settled()
+                assert len(field.running) == min(depth, LAST_STEP - step) * START_GROUPS
 
     scene(run)
     numbers = [stretch.first_group for stretch in field.begun]
-    assert numbers == list(range(LAST_STEP * START_GROUPS)), "each once, in order"
+    assert numbers == list(range(LAST_STEP * START_GROUPS)), "each once, in order, and none that no step would train on"
     assert all(stretch.step == stretch.first_group // START_GROUPS + 1 for stretch in field.begun)
 
 
-def test_a_step_begins_with_whichever_start_groups_are_ready_first_and_never_waits_for_the_slowest(field: Field):
+def test_with_a_buffer_a_step_begins_with_whichever_start_groups_are_ready_first_and_never_waits_for_the_slowest(field: Field):
     async def run() -> None:
-        async with queue(field, buffer_depth=1, groups_per_task=1) as rollouts:
-            taken = await take(rollouts, 1, field)
-            field.end(*range(1, START_GROUPS))  # all of the first step's but its first
+        async with queue(field, 2) as rollouts:
+            taken = await take(rollouts, 1)
+            field.end()
+            await taken
+            field.train()
+            rollouts.play_ahead(1)
+            taken = await take(rollouts, 2)
+            field.end(*range(START_GROUPS + 1, 2 * START_GROUPS))  # all of the second step's but its first
             await settled(taken)
             assert not taken.done(), "one is missing"
-            field.end(START_GROUPS + 3)  # one of the next step's
+            field.end(2 * START_GROUPS + 3)  # one of the next step's
             await settled(taken)
-            assert taken.done() and 0 in field.numbers_running
-
-    scene(run)
-
-
-def test_start_groups_that_teach_nothing_are_replaced_up_to_a_bound(field: Field, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.buffered_queue.BACKFILL_MAX", 0.5)
-    field.dull = set(range(1000))
-
-    async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=1) as rollouts:
-            taken = await take(rollouts, 1, field)
-            for _ in range(12):
-                field.end()
-                await settled(taken)
-            assert taken.done() and len(field.begun) == START_GROUPS * 1.5, "half as many again, then the step has what it has"
-            field.dull = {number for number in field.dull if number % 2}
-            field.begun.clear()
-            taken = await take(rollouts, 2, field)
-            for _ in range(12):
-                field.end()
-                await settled(taken)
-            assert taken.done() and len(field.ready) >= START_GROUPS - 2
-
-    scene(run)
-
-
-def test_a_stretch_that_hangs_is_replaced_by_new_start_groups_and_what_it_brings_late_is_used(
-    field: Field, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("pipeline.buffered_queue.STRAGGLER_FACTOR", 2.0)
-    field.seconds = 0.2
-
-    async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=1) as rollouts:
-            taken = await take(rollouts, 1, field)
-            field.end(*range(1, START_GROUPS))
-            async with asyncio.timeout(20):  # until there is another in its place
-                while [each.first_group for each in field.running] != [0, START_GROUPS]:
-                    await asyncio.sleep(0.02)
+            assert taken.done() and START_GROUPS in field.numbers_running
+            field.train()
             field.end(START_GROUPS)
-            await settled(taken)
-            assert taken.done() and taken.result().queue["queue/passed_over"] == 1
-            field.train()
-            field.end(0)
             await settled()
-            assert field.ready == [0]
+            assert field.ready == [START_GROUPS], "what comes late is used"
 
     scene(run)
 
 
-def test_a_stretch_that_fails_is_played_again_and_several_in_a_row_end_the_run_with_the_last_ones_sentence(field: Field):
+def test_a_step_whose_start_groups_teach_nothing_takes_what_there_is(field: Field):
+    field.dull = set(range(1, 1000))
+
     async def run() -> None:
-        async with queue(field, buffer_depth=0, groups_per_task=3) as rollouts:
-            taken = await take(rollouts, 1, field)
-            field.end(0, error=RuntimeError("no luck"))
-            await settled()
-            assert field.numbers_running == list(range(START_GROUPS)), "the same start groups, again"
+        async with queue(field, 2) as rollouts:
+            taken = await take(rollouts, 1)
             field.end()
-            await settled(taken)
-            assert taken.result().queue["queue/failed"] == 1
-            field.train()
-            taken = await take(rollouts, 2, field)
-            for attempt in range(FAILURES_IN_A_ROW):
-                assert not taken.done()
-                field.end(START_GROUPS, error=RuntimeError(f"attempt {attempt + 1}"))
-                await settled(taken)
-            with pytest.raises(RuntimeError, match=f"attempt {FAILURES_IN_A_ROW}"):
-                await taken
-        assert field.running == {}
+            assert (await taken).queue["queue/ready"] == 1
 
     scene(run)
 
 
-def test_what_can_only_bring_rows_beyond_the_budget_is_cancelled_and_its_start_groups_are_played_anew(field: Field):
+def test_what_became_too_old_is_counted_since_the_step_before(field: Field):
     async def run() -> None:
-        async with queue(field, buffer_depth=1, groups_per_task=1) as rollouts:
-            taken = await take(rollouts, 1, field)
-            field.end(*range(1, 2 * START_GROUPS))
-            await settled(taken)
-            for version in (1, 2):
-                rollouts._on_served(version)
-                await settled()
-                assert field.cancelled == [], "a lag of two is allowed"
-            rollouts._on_served(3)
-            await settled()
-            assert [each.first_group for each in field.cancelled] == [0]
-            field.train()
-            taken = await take(rollouts, 4, field)
-            assert [each.first_group for each in field.begun].count(0) == 2, "its position is not lost"
-            taken.cancel()
+        counted = []
+        async with queue(field, 2) as rollouts:
+            for step, expired in ((1, 5), (2, 5), (3, 7)):
+                field.expired = expired
+                taken = await take(rollouts, step)
+                field.end()
+                counted.append((await taken).queue["queue/expired"])
+                field.train()
+        assert counted == [0, 0, 2], "the first step of a resumed run does not count those of before"
 
     scene(run)
 
 
-def test_in_step_all_of_a_steps_own_start_groups_are_waited_for_and_one_that_fails_ends_the_run(field: Field):
+@pytest.mark.parametrize("depth", [0, 1])
+def test_without_a_buffer_a_step_waits_for_all_its_own_start_groups_and_one_that_fails_ends_the_run(field: Field, depth: int):
     async def run() -> None:
         with pytest.raises(RuntimeError, match="no luck"):
-            async with queue(field, buffer_depth=0, deterministic=True, groups_per_task=3) as rollouts:
-                taken = await take(rollouts, 1, field)
+            async with queue(field, depth, groups_per_task=3) as rollouts:
+                taken = await take(rollouts, 1)
                 field.ready = list(range(100))
                 field.end(0)
                 await settled(taken)
                 assert not taken.done(), "whatever lies ready"
                 field.end(3)
                 await taken
-                taken = await take(rollouts, 2, field)
+                taken = await take(rollouts, 2)
                 field.end(START_GROUPS, error=RuntimeError("no luck"))
                 await taken
         assert field.running == {}
@@ -264,8 +199,9 @@ def test_in_step_all_of_a_steps_own_start_groups_are_waited_for_and_one_that_fai
 def test_whatever_ends_the_training_ends_the_rollouts_in_flight(field: Field, error: type[BaseException]):
     async def run() -> None:
         with pytest.raises(error):
-            async with queue(field, buffer_depth=2, groups_per_task=2) as rollouts:
-                await take(rollouts, 1, field)
+            async with queue(field, 2, groups_per_task=2) as rollouts:
+                rollouts.play_ahead(1)
+                await settled()
                 assert len(field.running) == 9
                 raise error
         assert len(field.cancelled) == 9 and field.running == {}
@@ -273,10 +209,10 @@ def test_whatever_ends_the_training_ends_the_rollouts_in_flight(field: Field, er
     scene(run)
 
 
-def test_in_step_and_overlapped_the_next_steps_start_groups_are_begun_once_and_held_until_this_step_has_chosen(field: Field):
+def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step_has_chosen(field: Field):
     async def run() -> None:
-        async with queue(field, buffer_depth=1, deterministic=True) as rollouts:
-            taken = await take(rollouts, 1, field)
+        async with queue(field, 1, groups_per_task=START_GROUPS) as rollouts:
+            taken = await take(rollouts, 1)
             assert [(each.step, each.after) for each in field.running] == [(1, None)], "nothing ahead of the first is begun"
             field.end()
             assert (await taken).ready_share == 0.0
@@ -290,7 +226,7 @@ def test_in_step_and_overlapped_the_next_steps_start_groups_are_begun_once_and_h
                 if not slow:
                     field.end()
                     await settled()
-                taken = await take(rollouts, step + 1, field)
+                taken = await take(rollouts, step + 1)
                 assert taken.done() is not bool(slow), "all of it is waited for"
                 field.end()
                 assert (await taken).ready_share == (0.0 if slow else 1.0)

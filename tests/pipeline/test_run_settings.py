@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
+from pipeline.rollout_source import groups_per_task
 from pipeline.run_settings import (
     PipelineSettings,
     RunSettings,
@@ -23,7 +24,6 @@ from pipeline.run_settings import (
     resumed_settings,
     settings_of,
 )
-from pipeline.stretches import TASK_COST_S, TASK_COST_SHARE, groups_per_task
 from pipeline.threads import apply_threads, plan_threads
 from storage.runs import RunPaths
 from telemetry.errors import InputError
@@ -46,7 +46,7 @@ def test_every_preset_is_sound(name: str):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"pipeline": {"buffer_depth": 3, "deterministic": False}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
+        ({"pipeline": {"buffer_depth": 3}}, "buffer_depth 3 exceeds storage.max_policy_lag 2"),
         ({"prompts": {"thinking_tokens": 512}}, "thinking_tokens 512 leaves no room .* inference.max_model_length 512: lower"),
         ({"rollouts": {"horizon_schedule": "40:2,20:3"}}, "'40:2,20:3' is no list of step:years with rising steps"),
         (
@@ -169,16 +169,11 @@ def test_threads_are_set_before_torch_is_there_and_never_against_the_user(monkey
     assert environment["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_rollout_task_takes_as_many_groups_as_keep_prefect_cheap():
-    settings = PipelineSettings()
-    assert groups_per_task(16, settings, None) == 16, "nothing is measured yet"
-    for group_s in (0.05, 0.2, 0.9, 5.0):
-        taken = groups_per_task(1000, settings, group_s)
-        assert TASK_COST_SHARE * taken * group_s + 1e-9 >= TASK_COST_S
-        assert taken == 1 or TASK_COST_SHARE * (taken - 1) * group_s < TASK_COST_S
-    assert groups_per_task(8, settings, 0.001) == 8
-    assert groups_per_task(8, PipelineSettings(deterministic=True, buffer_depth=0), 60.0) == 8
-    assert groups_per_task(8, PipelineSettings(groups_per_task=3), 60.0) == 3
+@pytest.mark.parametrize(
+    ("pipeline", "groups"), [({"buffer_depth": 1}, 10), ({"buffer_depth": 2}, 3), ({"task_runner": "dask"}, 1)]
+)
+def test_a_rollout_task_takes_a_whole_step_where_it_must_repeat_and_less_where_others_play_too(pipeline: dict, groups: int):
+    assert groups_per_task(layered_settings("laptop", (), {"pipeline": pipeline, "rollouts": {"start_groups": 10}})) == groups
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def planted(seconds: float, *names: str) -> dict[str, float]:
         (planted(20, "time/rollout_wait_s", "time/rollout_s"), "rollouts", "pipeline.buffer_depth is 0"),
         (planted(20, "train/plan_s", "train/update_s"), "plan", "training.token_budget"),
         (planted(20, "train/update_s", "train/backward_s"), "backward", "training.threads"),
-        (planted(20), "orchestration", "pipeline.groups_per_task"),
+        (planted(20), "orchestration", "rollouts.start_groups"),
     ],
 )
 def test_a_planted_bottleneck_is_named_with_the_setting_that_moves_it(figures: dict[str, float], part: str, setting: str):

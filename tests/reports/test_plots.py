@@ -20,7 +20,6 @@ STEP = {
     "train/update_s": 5.0,
     "train/policy_lag_0_share": 0.25,
     "train/policy_lag_1_share": 0.75,
-    "queue/ahead": 8.0,
     "queue/ready": 4.0,
     "queue/in_flight": 6.0,
     "queue/expired": 3.0,
@@ -64,7 +63,7 @@ def match() -> MatchRecord:
 
 
 def test_what_a_run_does_not_have_is_not_drawn():
-    bare = facts(steps={1: {"time/step_s": 1.0, "queue/ahead": 0.0, "train/policy_lag_0_share": 1.0}})
+    bare = facts(steps={1: {"time/step_s": 1.0, "queue/in_flight": 0.0, "train/policy_lag_0_share": 1.0}})
     assert [plot(bare) for plot in PIPELINE] == [None, None]
     assert plots.times(facts()) is None and plots.lags(facts()) is None
     assert plots.ladder([]) is None and plots.ladder([point(0, 0.1), point(8, 0.2)]) is None
@@ -77,7 +76,7 @@ def test_the_pipeline_s_plots_say_the_run_s_figures():
     )
     lags, queue = (alt(plot(run)) for plot in PIPELINE)
     assert "its own 25%, 1 behind 50%, 2 behind 25%, more 0%" in lags
-    assert "ready 4.0, in flight 4.0, allowed ahead 8.0" in queue
+    assert "ready 4.0, in flight 4.0" in queue
     assert sentences.queue(run) == "In all, 6 advantage groups became too old untrained."
     assert "Nothing became too old" in sentences.queue(facts())
 
