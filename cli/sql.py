@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from decoding.codec import Codec
     from pipeline.run_settings import RunSettings
-    from storage.asking import AskedRun
+    from storage.run_views import AskedRun
 
 Format = Literal["table", "csv", "json", "parquet"]
 _BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -81,8 +81,7 @@ def sql(
 
         entente sql --runs 'mine,sweep-*' "select run, step, value from metrics where name = 'train/return_mean'"
     """
-    from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
-    from storage.asking_runs import connect_runs, ready_query_of_runs
+    from storage.asking import QUERIES, ask, connect_run, connect_runs, left_out, ready_query, ready_query_of_runs
     from storage.interruptible import run_interruptible
 
     if query == "@":
@@ -190,7 +189,7 @@ def _form(format: Format | None, output: Path | None) -> Format:
 
 def asked_run(settings: "RunSettings", run: Path) -> "tuple[AskedRun, RunText]":
     """The run in this folder with its own blend and discount, so that "return" is the trainer's, and the text of its tokens."""
-    from storage.asking import AskedRun
+    from storage.run_views import AskedRun
 
     text = RunText(settings, run)
     blend, discount = settings.storage.blend, settings.storage.discount

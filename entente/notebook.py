@@ -129,14 +129,14 @@ class Run:
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
-            from storage.asking import VIEWS
+            from storage.run_views import VIEWS
 
             if name in VIEWS:
                 return self.sql(f"FROM {name}")
         raise AttributeError(f"a run has no '{name}'")
 
     def __dir__(self) -> list[str]:
-        from storage.asking import VIEWS
+        from storage.run_views import VIEWS
 
         return sorted({*super().__dir__(), *VIEWS})
 

@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from cli.commands import command_line
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
-from storage.asking import AskedRun, ask, connect, ready_query
-from storage.asking_runs import connect_runs, ready_query_of_runs
+from storage.asking import ask, connect, connect_runs, ready_query, ready_query_of_runs
+from storage.run_views import AskedRun
 from storage.runs import RunPaths
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS

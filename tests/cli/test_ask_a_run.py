@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.sql import sql
-from storage.asking import QUERIES, VIEWS, ask, connect, ready_query
+from storage.asking import QUERIES, ask, connect, ready_query
+from storage.run_views import VIEWS
 
 
 def names(folder: Path) -> list[str]:

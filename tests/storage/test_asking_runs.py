@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from storage.asking import QUERIES, VIEWS, AskedRun, ask, connect_run, ready_query
-from storage.asking_runs import connect_runs, ready_query_of_runs
+from storage.asking import QUERIES, ask, connect_run, connect_runs, ready_query, ready_query_of_runs
+from storage.run_views import VIEWS, AskedRun
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from telemetry.errors import InputError

@@ -15,7 +15,7 @@ import pytest
 from records.lesson import Lesson
 from records.rows import Decision, Ply
 from storage import schema
-from storage.asking import VIEWS
+from storage.run_views import VIEWS
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_decision, make_ply, make_shard_rows

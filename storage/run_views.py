@@ -1,0 +1,225 @@
+"""Makes the views of a run for queries: its rows, tokens, plies, lessons, ledgers and metrics, and games played in the browser.
+
+Token lists stay in the mapped shards until a query reads them. `storage/asking.py` connects and asks.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from duckdb.func import ARROW, SPECIAL
+
+from storage.as_of import next_query, read_past_choice
+from storage.files import folders_in, names_in
+from storage.index import Index, open_index
+from storage.lessons import open_lessons
+from storage.played_games import game_files, game_rows
+from storage.runs import GAMES_FOLDER, RunPaths
+from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
+from storage.selection import make_standings
+from telemetry.errors import DataError, InputError
+
+VIEWS = (
+    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
+    "worker_log", "devices", "refused", "trained", "thoughts", "lessons", "played",
+)  # fmt: skip
+_VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
+_LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
+_LESSON_COLUMNS = (
+    "lesson_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher", "orders",
+    "values", "visits", "probabilities",
+)  # fmt: skip
+_THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
+_THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
+_PLAYED = (
+    "STRUCT(game VARCHAR, turn INTEGER, phase VARCHAR, power VARCHAR, player VARCHAR, opponents VARCHAR, snapshot_id VARCHAR, "
+    'orders VARCHAR[], probability DOUBLE, proposals STRUCT(orders VARCHAR[], "value" DOUBLE, playouts INTEGER, '
+    "probability DOUBLE)[], centres INTEGER, centres_at_end INTEGER)[]"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRun:
+    """A run to ask, and what the answers depend on beside its files."""
+
+    folder: Path
+    blend: Mapping[str, float] | None = None
+    """Weights of the reward components in the column "return"; None: centres alone."""
+    discount: float = 1.0
+    """Discount factor of the return."""
+    token_text: Callable[[int], str | None] = lambda token: None
+    """Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""
+    read_thought: Callable[[list[int]], tuple[str, bool] | None] = lambda tokens: None
+    """Text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise."""
+
+
+def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConnection | None, suffix: str = "") -> Index:
+    """Make the tables and views of a run; returns its index.
+
+    Args:
+        connection: a database of several runs, in whose current schema they are made; None: the run's own.
+        suffix: makes names that a database has only once differ between its runs.
+    """
+    paths = RunPaths(Path(run.folder))
+    if not paths.shards.is_dir():
+        raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
+    how: dict[str, Any] = {
+        "blend": run.blend,
+        "discount": run.discount,
+        "threads": 0,
+        "keep_rows": True,
+        "connection": connection,
+    }
+    if as_of is None:
+        index, query = open_index(paths, **how), next_query(paths)
+    else:
+        then = read_past_choice(paths, as_of)
+        index, query = then.open(paths, **how), then.query
+    connection = index.connection
+    make_standings(connection, query)
+    tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
+    for name, rows in {
+        "payload": _stacked(tables, _LISTS),
+        "stored_lessons": _lessons(paths, index, as_of),
+        "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
+        "metrics": _metrics(index, paths.metrics),
+        "workers": _workers(index, paths.workers),
+        "worker_log": _worker_log(index, paths.worker_log),
+        "devices": _devices(index, paths.devices),
+    }.items():
+        connection.register(name + suffix, rows)
+        if suffix:
+            connection.execute(f"CREATE VIEW {name} AS FROM {name}{suffix}")
+    token_text, read_thought = f"token_text{suffix}", f"read_thought{suffix}"
+    connection.create_function(token_text, _texts(run.token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
+    connection.create_function(
+        read_thought, _thoughts(run.read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
+    )
+    if suffix:
+        connection.execute(f"CREATE MACRO token_text(token) AS {token_text}(token)")
+        connection.execute(f"CREATE MACRO read_thought(tokens) AS {read_thought}(tokens)")
+        connection.execute("CREATE TABLE own_standings AS FROM standings")  # else the next run would replace them
+        connection.execute("DROP TABLE temp.standings")
+        connection.execute("CREATE VIEW standings AS FROM own_standings")
+    if not suffix or suffix == "_0":
+        connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
+    connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
+    connection.execute(_VIEWS_SQL)
+    return index
+
+
+def _texts(text_of: Callable[[int], str | None]) -> Callable[[pa.Array], pa.Array]:
+    """A function from a column of token ids to their texts; each id is looked up once."""
+    known: dict[int | None, str | None] = {None: None}
+
+    def texts(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
+        one = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+        encoded = one.dictionary_encode()
+        for token in encoded.dictionary.to_pylist():
+            if token not in known:
+                known[token] = text_of(token)
+        return pa.array([known[token] for token in encoded.dictionary.to_pylist()], pa.string()).take(encoded.indices)
+
+    return texts
+
+
+def _thoughts(
+    read: Callable[[list[int]], tuple[str, bool] | None],
+) -> Callable[[pa.Array | pa.ChunkedArray], pa.Array]:
+    """A function from a column of thoughts' tokens to their texts and ends."""
+
+    def thoughts(tokens: pa.Array | pa.ChunkedArray) -> pa.Array:
+        found = [read(ids) for ids in tokens.to_pylist()]
+        return pa.array([one and {"text": one[0], "by_force": one[1]} for one in found], _THOUGHT_ARROW)
+
+    return thoughts
+
+
+def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
+    """These columns of all shards as one table, without a copy."""
+    wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
+    return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
+
+
+def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
+    """The lessons of all rounds, without tokens. With `as_of`, those of students that are older than that step.
+
+    A file that is damaged is left out, and a row of `refused` says why.
+    """
+    empty = pa.schema([("round", pa.string()), *(LESSON_SCHEMA.field(name) for name in _LESSON_COLUMNS)]).empty_table()
+    found = [empty]
+    for name in folders_in(paths.lessons):
+        for file in sorted(names_in(paths.lessons / name)):
+            try:
+                table = open_lessons(paths.lessons / name / file).table.select(_LESSON_COLUMNS)
+            except DataError as error:
+                index.connection.execute("INSERT INTO refused VALUES (?, ?)", [f"lessons/{name}/{file}", str(error)])
+                continue
+            rounds = pa.array([name] * table.num_rows, pa.string())
+            found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
+    stacked = pa.concat_tables(found)
+    return stacked if as_of is None else stacked.filter(pc.field("policy_version") < as_of)
+
+
+def _game_files(folder: Path) -> pa.Table:
+    """Files of games played in the browser. They are read, and played again, only when a query asks for their rows."""
+    return pa.table({"file": pa.array([str(file) for file in game_files(folder)], pa.string())})
+
+
+def _metrics(index: Index, file: Path) -> pa.Table:
+    """The run's metrics as rows (step, name, value)."""
+    return _long(index, file, {"step": pa.int32()})
+
+
+def _workers(index: Index, file: Path) -> pa.Table:
+    """Metrics of the workers as rows (time, worker, name, value); a value is stored when it changes; time is Unix time in
+    seconds.
+    """
+    return _long(index, file, {"time": pa.float64(), "worker": pa.string()})
+
+
+def _worker_log(index: Index, file: Path) -> pa.Table:
+    """Log lines of the workers as rows (time, worker, level, text)."""
+    kinds = {"time": pa.float64(), "worker": pa.string(), "level": pa.string(), "text": pa.string()}
+    rows = [dict(zip(kinds, place, strict=True)) for place, _ in _lines(index, file, list(kinds))]
+    return pa.Table.from_pylist(rows, pa.schema(list(kinds.items())))
+
+
+def _devices(index: Index, file: Path) -> pa.Table:
+    """Metrics of the trainer host's GPUs as rows (time, device, name, value)."""
+    return _long(index, file, {"time": pa.float64(), "device": pa.string()})
+
+
+def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:
+    """JSON lines as rows: the values of `keys`, then name and value of each number."""
+    rows = [
+        [*place, name, float(value)]
+        for place, figures in _lines(index, file, list(keys))
+        for name, value in figures.items()
+        if isinstance(value, int | float)
+    ]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * (len(keys) + 2)
+    types = {**keys, "name": pa.string(), "value": pa.float64()}
+    return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(types.items(), columns, strict=True)})
+
+
+def _lines(index: Index, file: Path, keys: list[str]) -> list[tuple[list[Any], dict[str, Any]]]:
+    """For each JSON line: the values of `keys`, and what else it has.
+
+    Damaged lines are left out, and a row of `refused` counts them. A last line without an end may still be written.
+    """
+    found, damaged = [], 0
+    for line in file.read_text(errors="replace").splitlines(keepends=True) if file.is_file() else ():
+        try:
+            figures = json.loads(line)
+            found.append(([figures.pop(key) for key in keys], figures))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            damaged += line.endswith("\n")
+    if damaged:
+        index.connection.execute("INSERT INTO refused VALUES (?, ?)", [file.name, f"{damaged} lines of {file} cannot be read"])
+    return found
