@@ -58,9 +58,13 @@ class ServedVllm:
             log=self._log or self._temporary_log(),
         )
         doing = "it loads the model, compiles it and records CUDA graphs" if compiles(settings) else "it loads the model"
-        await self._server.start(limit_s=start_limit_s(settings), doing=doing)
-        self._client = VllmClient([self._server.url], settings, model, self._server.key, name=self.name)
-        await self._while_it_runs(self._client.start())
+        try:
+            await self._server.start(limit_s=start_limit_s(settings), doing=doing)
+            self._client = VllmClient([self._server.url], settings, model, self._server.key, name=self.name)
+            await self._while_it_runs(self._client.start())
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine.generate`."""
@@ -77,6 +81,10 @@ class ServedVllm:
     async def stats(self) -> EngineStats:
         """See `Engine.stats`."""
         return EngineStats() if self._client is None else await self._client.stats()
+
+    def events(self) -> dict[str, int]:
+        """See `EngineWithEvents`."""
+        return {} if self._client is None else self._client.events()
 
     def scraped(self) -> dict[str, float]:
         """See `EngineWithWorkerFigures`."""

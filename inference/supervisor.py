@@ -6,12 +6,13 @@ loop.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
-from inference.engine import Engine, EngineStats, EngineWithPrefixes
+from inference.engine import Engine, EngineStats, EngineWithEvents, EngineWithPrefixes, EngineWithWorkerFigures
 from records.generation import Generation, GenerationRequest
 from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError
@@ -40,6 +41,7 @@ class EngineSupervisor:
         self._closed = False
         self._published: dict[int, PolicyVersion] = {}
         self._earlier_counts = dict.fromkeys(_COUNTS, 0)
+        self._earlier_events = Counter[str]()
         self._repair: asyncio.Task[None] | None = None
         self._last_attempt = asyncio.Lock()
         """Held during a request's last attempt, so that a request which makes the engine fail does not fail others with it."""
@@ -118,8 +120,13 @@ class EngineSupervisor:
         return EngineStats(running=now.running, policy_version=now.policy_version, **sums)
 
     def events(self) -> dict[str, int]:
-        """Counts since the start, by event name."""
-        return {"engine_restarts": self.restarts}
+        """Counts since the start, by event name, over all engines so far."""
+        own = {name: count + self._earlier_events[name] for name, count in _events_of(self._engine).items()}
+        return {"engine_restarts": self.restarts, **own}
+
+    def scraped(self) -> dict[str, float]:
+        """See `EngineWithWorkerFigures`."""
+        return self._engine.scraped() if isinstance(self._engine, EngineWithWorkerFigures) else {}
 
     async def close(self) -> None:
         """See `Engine.close`."""
@@ -171,7 +178,7 @@ class EngineSupervisor:
                 error = EngineLostError(str(again))
 
     async def _rebuild(self, old: Engine) -> None:
-        counts = await old.stats()
+        counts, events = await old.stats(), _events_of(old)
         try:
             await old.close()
         except Exception as error:
@@ -188,5 +195,10 @@ class EngineSupervisor:
                 del self._published[version]  # an old version, whose folder may be removed; requests for it will fail
         for name in _COUNTS:
             self._earlier_counts[name] += getattr(counts, name)
+        self._earlier_events.update(events)
         self._engine, self.ready = fresh, True
         self.restarts += 1
+
+
+def _events_of(engine: Engine) -> Counter[str]:
+    return Counter(engine.events() if isinstance(engine, EngineWithEvents) else {})
