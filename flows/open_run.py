@@ -32,7 +32,6 @@ from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
 from pipeline.past_versions import open_opponent_engine
 from pipeline.resources import Resources
-from pipeline.rollout_side import SideSettings
 from pipeline.run_settings import RunSettings, check_objective, check_prompts, check_resumed, check_settings, settings_of
 from pipeline.threads import apply_threads
 from pipeline.work_record import record_work
@@ -218,7 +217,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         control = ControlDesk(
             paths,
             base_model=provenance["base_model"],
-            plays=SideSettings.model_validate(settings.model_dump()).plays,
+            plays=settings.plays,
             max_policy_lag=settings.storage.max_policy_lag,
         )
         await asyncio.to_thread(control.serve, resume_point.last.published)

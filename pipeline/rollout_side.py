@@ -6,85 +6,37 @@ version to its engine and retires old ones. It writes only shards.
 
 import asyncio
 import concurrent.futures
-import hashlib
-import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from decoding.codec import Codec
-from decoding.model_files import model_fingerprint, resolve_model
-from game.prompt_settings import PromptSettings
+from decoding.model_files import model_fingerprint
 from inference.host import EngineHost
-from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
+from pipeline.find_model import model_of
 from pipeline.past_versions import open_opponent_engine
 from pipeline.resources import RolloutResources
+from pipeline.run_settings import RunSettings, settings_of
 from records.policy_version import BASE
 from rollouts.fork import Tokens
-from rollouts.settings import RolloutSettings
-from state_cache.settings import CacheSettings
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
 from storage.learnable import PastReturnsProcess
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths
-from storage.settings import StorageSettings
+from storage.runs import CACHE_FOLDER, RunPaths
 from telemetry.errors import DataError, EntenteError, InputError
 from telemetry.progress import reporter
-from training.recipe import find_tiny
-from training.settings import TinyModelSettings
 from workers.make_engine import make_engine
 
 FOLLOW_S = 1.0
 """Seconds between two reads of the control file."""
 
 
-class SideSettings(BaseModel):
-    """The run's settings that a rollout side needs, read from settings.json."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    run: str
-    seed: int
-    inference: InferenceSettings
-    tiny_model: TinyModelSettings
-    cache: CacheSettings
-    prompts: PromptSettings
-    rollouts: RolloutSettings
-    storage: StorageSettings
-
-    @property
-    def plays(self) -> str:
-        """Hash of the settings on which rows depend. A side may play for a run only if its hash is the run's."""
-        content = self.model_dump_json(include={"seed", "tiny_model", "cache", "prompts", "rollouts"})
-        return hashlib.sha256(f"{content} {self.inference.model}".encode()).hexdigest()[:16]
-
-
-def side_settings(paths: RunPaths) -> SideSettings:
-    """The settings of the run in this folder.
-
-    Raises:
-        InputError: there is no run in the folder, or its settings are of another version.
-    """
-    if not paths.settings.is_file():
-        raise InputError(f"there is no run in '{paths.root}': it has no settings.json; is its folder shared with this machine?")
-    try:
-        return SideSettings.model_validate(json.loads(paths.settings.read_bytes()))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"'{paths.settings}' is not of this version or was changed: {name}: {first['msg']}") from error
-    except ValueError as error:
-        raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
-
-
 class RolloutSide:
     """One run's rollouts, played in this process; made by `open`."""
 
-    def __init__(self, resources: RolloutResources, settings: SideSettings, stack: AsyncExitStack) -> None:
+    def __init__(self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack) -> None:
         self.resources = resources
         self.settings = settings
         self._trouble = ""  # why the last read of the control file failed
@@ -106,7 +58,7 @@ class RolloutSide:
             DataError: the control file, the state cache or the adapter is damaged.
         """
         paths = RunPaths(root.resolve())
-        settings = side_settings(paths)
+        settings = settings_of(paths)
         control = await asyncio.to_thread(read_control, paths)
         _check_wanted(paths, settings, control)
         model = await asyncio.to_thread(_model, paths, settings, control)
@@ -196,7 +148,7 @@ class RolloutSide:
                 self._trouble = str(error)
 
 
-def _check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> None:
+def _check_wanted(paths: RunPaths, settings: RunSettings, control: Control) -> None:
     """Check that this program may play the run's rollouts.
 
     Raises:
@@ -211,13 +163,13 @@ def _check_wanted(paths: RunPaths, settings: SideSettings, control: Control) -> 
         raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
 
 
-def _model(paths: RunPaths, settings: SideSettings, control: Control) -> Path:
+def _model(paths: RunPaths, settings: RunSettings, control: Control) -> Path:
     """Folder of the run's base model on this machine.
 
     Raises:
         InputError: it is not here, or it is another model.
     """
-    model = _find_model(paths, settings)
+    model = model_of(settings, paths.root.parent, settings.run)
     if (found := model_fingerprint(model)) != control.base_model:
         raise InputError(
             f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
@@ -226,17 +178,7 @@ def _model(paths: RunPaths, settings: SideSettings, control: Control) -> Path:
     return model
 
 
-def _find_model(paths: RunPaths, settings: SideSettings) -> Path:
-    if settings.inference.model != "tiny":
-        return resolve_model(settings.inference.model).resolve()
-    root = paths.root.parent / MODEL_FOLDER
-    found = find_tiny(root, settings.tiny_model, settings.prompts)
-    if found is None:
-        raise InputError(f"the model of run '{settings.run}' is not in '{root}': share the whole runs folder with this machine")
-    return found.resolve()
-
-
-def _cache(paths: RunPaths, settings: SideSettings) -> StateCache:
+def _cache(paths: RunPaths, settings: RunSettings) -> StateCache:
     root = paths.root.parent / CACHE_FOLDER
     found = find_cache(root, settings.cache)
     if found is None:

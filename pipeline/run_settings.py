@@ -3,6 +3,7 @@
 Layers, later ones win: a preset, TOML files, command-line flags. The resolved tree is written to the run's folder.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
@@ -115,6 +116,12 @@ class RunSettings(Settings):
     def paths(self) -> RunPaths:
         """The run's folder."""
         return RunPaths(self.runs_root / self.run)
+
+    @property
+    def plays(self) -> str:
+        """Hash of the settings on which rows depend. A process elsewhere may play for a run only if its hash is the run's."""
+        content = self.model_dump_json(include={"seed", "tiny_model", "cache", "prompts", "rollouts"})
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
     def threads(self) -> tuple[int, int]:

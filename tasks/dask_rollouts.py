@@ -12,13 +12,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -74,38 +73,24 @@ class DaskPlan:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-async def roll_out_elsewhere(
-    root: str, step: int, first_group: int, count: int, call: str, after: Path | None = None
-) -> RolloutReport:
+async def roll_out_elsewhere(root: str, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
     """Play a stretch in the worker process that runs this task."""
     # Dask pickles this function by value. The import makes it use this process's own module, which holds the open sides.
     from tasks.dask_rollouts import play_here
 
-    return await play_here(Path(root), step, first_group, count, call, after)
+    return await play_here(Path(root), step, first_group, count, after)
 
 
 _lock = threading.Lock()
 _sides: dict[tuple[Path, str], "concurrent.futures.Future[RolloutSide]"] = {}
 """Rollout sides that this process has open, by run folder and the hash of what they play."""
-_calls: dict[str, tuple[asyncio.AbstractEventLoop, "asyncio.Task[Any]"]] = {}
-"""Event loop and task of each stretch that this process plays, by call id."""
 
 
-async def play_here(root: Path, step: int, first_group: int, count: int, call: str, after: Path | None = None) -> RolloutReport:
-    """Play a stretch in this process; `cancel_call` cancels it."""
-    with _cancellable(call):
-        side = await _side_of(root)
-        await side.follow()
-        return await play_stretch(side.resources, step, first_group, count, after)
-
-
-async def cancel_call(call: str) -> None:
-    """Cancel a stretch if this process plays it."""
-    with _lock:
-        found = _calls.get(call)
-    if found is not None:
-        with suppress(RuntimeError):  # its event loop has just closed
-            found[0].call_soon_threadsafe(found[1].cancel)
+async def play_here(root: Path, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
+    """Play a stretch in this process."""
+    side = await _side_of(root)
+    await side.follow()
+    return await play_stretch(side.resources, step, first_group, count, after)
 
 
 async def close_sides(root: str) -> None:
@@ -115,19 +100,6 @@ async def close_sides(root: str) -> None:
     for each in mine:
         if each.done() and each.exception() is None:
             await each.result().close()
-
-
-@contextmanager
-def _cancellable(call: str) -> Iterator[None]:
-    current = asyncio.current_task()
-    assert current is not None, "a task of Prefect's runs in one of asyncio's"
-    with _lock:
-        _calls[call] = asyncio.get_running_loop(), current
-    try:
-        yield
-    finally:
-        with _lock:
-            del _calls[call]
 
 
 async def _side_of(root: Path) -> RolloutSide:
@@ -179,15 +151,15 @@ class DaskSource:
     async def _play(self, stretch: Stretch) -> RolloutReport:
         for _ in range(1 + self._plan.retries):
             await self._wait_for_scheduler()
-            call = uuid4().hex
             where = {"step": stretch.step, "first_group": stretch.first_group, "count": stretch.count, "after": stretch.after}
             # In a thread, because a busy or lost cluster would block the flow's event loop.
-            submitted = await asyncio.to_thread(self._runner.submit, self._task, {"root": self._root, "call": call, **where})
+            submitted = await asyncio.to_thread(self._runner.submit, self._task, {"root": self._root, **where})
             future = submitted.wrapped_future
             try:
                 await self._wait_for(future)
             except BaseException:
-                await asyncio.shield(asyncio.to_thread(self._cancel_future, future, call))
+                with suppress(Exception):  # a lost cluster plays nothing
+                    await asyncio.shield(asyncio.to_thread(future.cancel))
                 raise
             if future.status == "finished":
                 state = await asyncio.to_thread(future.result)
@@ -243,12 +215,6 @@ class DaskSource:
             return client.status == "running" and client.scheduler_info(n_workers=0).get("n_workers", 0) > 0
         except (OSError, TimeoutError):
             return False
-
-    def _cancel_future(self, future: Any, call: str) -> None:
-        """Cancel the call in Dask, and in the worker that plays it."""
-        with suppress(Exception):  # a lost cluster plays nothing
-            future.cancel()
-            self._runner.client.run(cancel_call, call, wait=False)
 
 
 @asynccontextmanager

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline import rollout_side
 from pipeline.play import play_missing
-from pipeline.rollout_side import RolloutSide, side_settings
+from pipeline.rollout_side import RolloutSide
+from pipeline.run_settings import settings_of
 from pipeline.start_positions import producer_positions
 from storage.asking import connect
 from storage.control import read_control
@@ -76,7 +77,7 @@ def altered(paths: RunPaths, **changes: Any) -> None:
         (lambda paths: altered(paths, base_model="0123456789abcdef"), InputError, "copy the same model"),
         (lambda paths: altered(paths, plays="other"), InputError, "other settings"),
         (lambda paths: altered(paths, version=1, adapter_hash="other"), DataError, "not the adapter"),
-        (lambda paths: (paths.root.parent / "_models").unlink(), InputError, "share the whole runs folder"),
+        (lambda paths: (paths.root.parent / "_models").unlink(), InputError, "is gone from this machine: restore it"),
     ],
     ids=["no run", "program", "model", "plays", "hash", "no model"],
 )
@@ -90,7 +91,7 @@ def test_what_cannot_be_played_for_is_one_sentence(run, spoil: Callable[[RunPath
 
 def test_the_hash_of_what_is_played_holds_what_shapes_rows_and_nothing_else(run):
     paths, _ = run()
-    settings = side_settings(paths)
+    settings = settings_of(paths)
     same = settings.model_copy(update={"run": "another", "inference": settings.inference.model_copy(update={"urls": ("u",)})})
     other = settings.model_copy(update={"rollouts": settings.rollouts.model_copy(update={"horizon_years": 9})})
     assert settings.plays == same.plays == read_control(paths).plays != other.plays

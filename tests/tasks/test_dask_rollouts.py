@@ -1,4 +1,4 @@
-"""A worker process of a cluster opens a run once, gives up what it is told to, and a cluster that is not there is one sentence.
+"""A worker process of a cluster opens a run once, and a cluster that is not there is one sentence.
 
 A real cluster plays a whole run in tests/flows/test_scale_out.py.
 """
@@ -12,10 +12,11 @@ import pytest
 
 from pipeline import rollout_side
 from pipeline.resources import PRODUCER
+from pipeline.run_settings import settings_of
 from storage.control import ControlDesk, read_control
 from storage.shards import shard_path
 from tasks import dask_rollouts
-from tasks.dask_rollouts import cancel_call, check_scheduler, close_sides, play_here
+from tasks.dask_rollouts import check_scheduler, close_sides, play_here
 from telemetry.errors import InputError
 
 FIRST = 100
@@ -41,49 +42,25 @@ def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: An
     size = 2  # start groups of a step of the small run
 
     async def play() -> list[Any]:
-        return list(
-            await asyncio.gather(*(play_here(paths.root, step, (step - 1) * size, size, f"call-{step}") for step in (51, 52)))
-        )
+        return list(await asyncio.gather(*(play_here(paths.root, step, (step - 1) * size, size) for step in (51, 52))))
 
     reports = asyncio.run(play())
     assert len(opened) == 1 and [report.start_groups for report in reports] == [size, size]
     assert all(shard_path(paths, PRODUCER, first).exists() for first in (FIRST, FIRST + size))
-    again = asyncio.run(play_here(paths.root, 51, FIRST, size, "again"))
+    again = asyncio.run(play_here(paths.root, 51, FIRST, size))
     assert len(opened) == 1 and again.decisions == reports[0].decisions, "what is published is not played again"
 
 
 def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: Any, opened: list[Any], serve: Any):
     paths, _ = run()
-    asyncio.run(play_here(paths.root, 51, FIRST, 1, "first"))
+    asyncio.run(play_here(paths.root, 51, FIRST, 1))
     settings = paths.settings.read_text().replace('"forks_per_group": 4', '"forks_per_group": 3')
     paths.settings.write_text(settings)
-    plays = rollout_side.side_settings(paths).plays
+    plays = settings_of(paths).plays
     other = ControlDesk(paths, base_model=read_control(paths).base_model, plays=plays, max_policy_lag=2)
     serve(paths, other, 1)
-    asyncio.run(play_here(paths.root, 51, FIRST + 1, 1, "second"))
+    asyncio.run(play_here(paths.root, 51, FIRST + 1, 1))
     assert len(opened) == 2 and [key[1] for key in dask_rollouts._sides] == [plays]
-
-
-def test_a_stretch_is_given_up_when_it_is_told_so(run: Any, opened: list[Any], monkeypatch: pytest.MonkeyPatch):
-    paths, _ = run()
-
-    async def never(*_: Any) -> Any:
-        await asyncio.sleep(600)
-
-    monkeypatch.setattr(dask_rollouts, "play_stretch", never)
-
-    async def play() -> None:
-        playing = asyncio.create_task(play_here(paths.root, 51, FIRST, 1, "mine"))
-        while "mine" not in dask_rollouts._calls or not opened:
-            await asyncio.sleep(0.02)
-        await cancel_call("another's")
-        assert not playing.done()
-        await cancel_call("mine")
-        await asyncio.wait({playing}, timeout=30)
-        assert playing.cancelled() and dask_rollouts._calls == {}
-
-    asyncio.run(play())
-    assert not shard_path(paths, PRODUCER, FIRST).exists()
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://host:many"])
