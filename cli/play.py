@@ -114,11 +114,10 @@ def _play(
     from flows.open_players import open_players
     from play.game import PlayedGame
     from play.game_file import GameFile, open_game
+    from play.http_server import bind, make_server, serve
     from play.seats import SeatedPlayers
     from play.server import new_key, play_app
     from storage.played_games import read_game
-    from workers.http_server import make_server, serve
-    from workers.worker import bind
 
     stored = None if seats else read_game(file)
     seats, players = _resolved(seats or dict(stored.seats if stored else {}), runs_root)

@@ -1,8 +1,7 @@
-"""`entente serve`: serve an inference worker."""
+"""`entente serve`: vLLM's own server with our processor, or legal orders for clients of the OpenAI API."""
 
-import asyncio
 import os
-from functools import partial
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,14 +26,13 @@ def serve(
         int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
     ] = 8100,
     runs_root: RunsRoot = Path("runs"),
-    adapters_root: Annotated[Path, Parameter(help="Adapters are loaded only from this folder.")] = Path("runs"),
-    name: Annotated[str, Parameter(help="Name in rows and metrics; default: host and port.")] = "",
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
-    """Serve one engine to training runs over HTTP, or with --openai legal orders to anybody, until SIGTERM or Ctrl-C.
+    """Serve a model to training runs with vLLM's own server, or with --openai legal orders to anybody, until SIGTERM or Ctrl-C.
 
-    The key, if any, is read from the environment variable that `--key-variable` names (ENTENTE_KEY). With --openai a client
-    of the OpenAI API sends a position and a power, and is answered with that power's orders.
+    The key, if any, is read from the environment variable ENTENTE_KEY. vLLM loads adapters by their path, so it must see the
+    runs' folder under the same path as the run. With --openai a client of the OpenAI API sends a position and a power, and is
+    answered with that power's orders.
 
     Examples
 
@@ -46,7 +44,7 @@ def serve(
 
         entente serve --openai --run mine --version 20 --port 8200
     """
-    from workers.worker import bind
+    from play.http_server import bind
 
     if openai:
         from cli.serve_orders import find_policy, serve_orders
@@ -56,34 +54,16 @@ def serve(
         with bind(host, port, key) as listener:
             return serve_orders(policy, listener, key, runs_root)
     if not model:
-        raise InputError("--model requires an argument: the model of a worker; or give --openai and --run")
+        raise InputError("--model requires an argument: the model to serve; or give --openai and --run")
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
     key = os.environ.get(KEY_VARIABLE)
-    with bind(host, port, key) as listener:  # closes the port if the model is refused
-        from decoding.codec import Codec
-        from decoding.model_files import resolve_model
-        from inference.choose_engine import choose_engine
-        from inference.host import EngineHost
-        from inference.memory_plan import check_memory, read_shape
-        from inference.supervisor import EngineSupervisor
-        from pipeline.threads import apply_threads, plan_threads, usable_cores
-        from telemetry.log_tail import follow_loggers
-        from workers.worker import serve as serve_app
-        from workers.worker import worker_app
+    bind(host, port, key).close()  # refuses what vLLM would refuse minutes later
+    from decoding.model_files import resolve_model
+    from inference.memory_plan import check_memory, read_shape
+    from inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment
 
-        folder = resolve_model(model)
-        check_memory(read_shape(folder), chosen)
-        engine_threads, _ = plan_threads(cores=usable_cores(), engine=chosen.threads, trainer=0, overlap=False)
-        apply_threads(engine_threads)
-        engine_host = EngineHost()
-        address = f"{host}:{listener.getsockname()[1]}"
-        engine = EngineSupervisor(lambda: choose_engine(chosen, folder, name=name or address))
-        try:
-            # vLLM's and uvicorn's loggers do not propagate to the root logger.
-            log = follow_loggers("", "vllm", "uvicorn.error")
-            app = worker_app(engine, engine_host, folder, adapters_root, key, Codec(folder).vocabulary_size, log=log)
-            ready = partial(print, f"serving {folder} on http://{address}", flush=True)
-            serve_app(app, listener, on_ready=ready)
-        finally:
-            asyncio.run(engine_host.run(engine.close()))
-            engine_host.close()
+    folder = resolve_model(model)
+    check_memory(read_shape(folder), chosen)
+    environment = os.environ | server_environment(chosen) | ({KEY_OF_SERVER: key} if key else {})
+    command = [sys.executable, "-m", MODULE, *server_arguments(folder, chosen, host=host, port=port)]
+    os.execve(sys.executable, command, environment)

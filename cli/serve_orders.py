@@ -45,10 +45,9 @@ def serve_orders(policy: "Contestant", listener: "socket.socket", key: str | Non
     from cli.prefect_server import prefect_server
     from evaluation.settings import PlaySettings
     from flows.open_players import open_players
+    from play.http_server import LOOPBACK, make_server, serve
     from play.orders_server import ApiConnection, Draws, ServedPolicy, orders_app
     from telemetry.memory import freeze_old_objects
-    from workers.http_server import make_server, serve
-    from workers.worker import LOOPBACK
 
     host, port = listener.getsockname()[:2]
 

@@ -63,8 +63,8 @@ def sql(
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
-    groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value), workers,
-    worker_log, devices (its GPUs), lessons (what a teacher answered), played (games in the browser), refused.
+    groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value),
+    devices (its GPUs), lessons (what a teacher answered), played (games in the browser), refused.
 
     With --runs each view has the rows of all of them, and the column run in front; a join of two views must join on it too. A
     ready question is asked of each run on its own.

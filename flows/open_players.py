@@ -22,6 +22,7 @@ from game.prompt_settings import DEFAULT_PROMPTS
 from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.make_engine import make_engine, serving
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.run_settings import RunSettings, settings_of
@@ -34,7 +35,6 @@ from search.settings import POLICY_PLAYS
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from telemetry.progress import reporter
-from workers.make_engine import make_engine, serving
 
 _HASHED_BYTES = 1 << 20
 """Bytes at the start of a weight file that are hashed to tell two models of one shape apart."""

@@ -25,6 +25,7 @@ from flows.build_state_cache import build_state_cache
 from flows.recovery.mark_crashed import mark_earlier_crashed
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.make_engine import make_engine
 from inference.memory_plan import trainer_share
 from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
@@ -53,7 +54,6 @@ from telemetry.progress import reporter
 from training.loss_name import try_loss
 from training.messages import ResumePoint
 from training.process import TrainerProcess
-from workers.make_engine import make_engine
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
@@ -202,7 +202,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.callback(past_returns.close)
         host = EngineHost()
         stack.callback(host.close)
-        engine = make_engine(settings.inference, model, scraped_into=paths.workers, log=paths.root / "vllm.log")
+        engine = make_engine(settings.inference, model, log=paths.root / "vllm.log")
         stack.push_async_callback(_close_engine, host, engine)
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
         if cards.shared:

@@ -46,7 +46,7 @@ class EngineWithEvents(Protocol):
 
 @runtime_checkable
 class EngineWithWorkerFigures(Protocol):
-    """An engine that reads its workers' Prometheus pages at regular intervals."""
+    """An engine that reads metrics pages of vLLM servers."""
 
     def scraped(self) -> dict[str, float]:
         """Registered `workers/` figures since the last call."""

@@ -207,7 +207,7 @@ def check_memory(
     trainer_gpu: int = 0,
     machine: Machine | None = None,
 ) -> None:
-    """Refuse a run that cannot fit this machine (or `machine`). Remote workers are not checked.
+    """Refuse a run that cannot fit this machine (or `machine`). Servers elsewhere are not checked.
 
     Args:
         trainer: main memory of the trainer, bytes.
@@ -290,7 +290,7 @@ def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, 
     if trainer and plan.gpu_needed + trainer + 2 * CONTEXT_BYTES > machine.gpu_free:
         room = max(0, machine.gpu_free - trainer - 2 * CONTEXT_BYTES)
         fits = int(100 * room / machine.gpu_total) / 100
-        lower = f"lower the share to {fits:g}" if room > plan.weights else "let workers on another card play (inference.urls)"
+        lower = f"lower the share to {fits:g}" if room > plan.weights else "let servers on other cards draw (inference.urls)"
         raise InputError(
             f"engine and trainer share the GPU: inference.gpu_memory_share {settings.gpu_memory_share} takes "
             f"{size_text(plan.gpu_needed)} and the trainer at least {size_text(trainer)}, but {size_text(machine.gpu_free)} are "

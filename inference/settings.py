@@ -7,17 +7,17 @@ from pydantic import Field
 from telemetry.setting_marks import MAY_CHANGE, HttpAddress, Settings
 
 KEY_VARIABLE = "ENTENTE_KEY"
-"""Name of the environment variable that holds the workers' key; the key itself is never written to a file."""
+"""Name of the environment variable that holds the servers' key; the key itself is never written to a file."""
 AdapterMode = Literal["auto", "slots", "merge_reload"]
 
 
 class InferenceSettings(Settings):
-    """The model that plays and the engine, or workers, that draw its decisions."""
+    """The model that plays and the engine, or servers, that draw its decisions."""
 
     model: str = "tiny"
     """'tiny' (made on the spot), a local folder, or a hub id such as 'Qwen/Qwen2.5-7B-Instruct'."""
     urls: Annotated[tuple[HttpAddress, ...], MAY_CHANGE] = ()
-    """Addresses of running workers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine in this process."""
+    """Addresses of vLLM servers (`entente serve`), such as 'http://127.0.0.1:8100'; none: an engine of this machine."""
     engine: Literal["auto", "vllm", "torch"] = "auto"
     """'torch' in this process, or 'vllm': a server of vLLM that this process starts; 'auto': vLLM on a GPU if it is installed,
     else torch."""
@@ -53,6 +53,6 @@ class InferenceSettings(Settings):
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the engine; 0: planned."""
     max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
-    """Most requests in flight at one worker; lowered while it queues or preempts."""
+    """Most requests in flight at one server of `urls`; lowered while it queues or preempts."""
     long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """Prompts of at least this many tokens go to the last worker of `urls`; 0: any prompt to any worker."""
+    """Prompts of at least this many tokens go to the last server of `urls`; 0: any prompt to any server."""

@@ -33,7 +33,7 @@ def start_limit_s(settings: InferenceSettings) -> float:
 
 
 def compiles(settings: InferenceSettings) -> bool:
-    """Whether the engine compiles at its start. Of workers elsewhere it is assumed, unless the settings say otherwise."""
+    """Whether the engine compiles at its start. Of servers elsewhere it is assumed, unless the settings say otherwise."""
     if settings.enforce_eager != "auto":
         return settings.enforce_eager == "off"
     return bool(settings.urls) or (engine_family(settings) == "vllm" and computes_on_card(settings))
@@ -54,7 +54,7 @@ async def start_engine(
     start = asyncio.ensure_future(host.run(engine.start()))
     doing = "vLLM loads the model, compiles it and records CUDA graphs" if compiles(settings) else "the model is loaded"
     if settings.urls:
-        doing = "workers are not ready"
+        doing = "vLLM servers are not ready"
     try:
         while not start.done():
             passed = time.monotonic() - began

@@ -304,7 +304,7 @@ def _uses(settings: RunSettings, cards: CardPlan, model: Path | None, cache: Pat
     engine, build, unused = settings.inference, vllm_build(), unused_card()
     _, reason = engine_kind(engine.engine, has_vllm=build is not None, has_cuda=build == "cuda" and has_cuda())
     to_make = "to be made from its recipe" if engine.model == TINY else "to be downloaded from the hub, which has it"
-    plan: Forecast = {"engine": f"workers at {', '.join(engine.urls)}" if engine.urls else reason}
+    plan: Forecast = {"engine": f"vLLM servers at {', '.join(engine.urls)}" if engine.urls else reason}
     for name, some in (("engine_cards", cards.engine), ("trainer_cards", cards.trainer)):
         plan |= {name: ", ".join(card.text for card in some)} if some else {}
     plan |= {"model": f"found: {model}" if model else to_make, "state_cache": f"found: {cache}" if cache else "to be built"}

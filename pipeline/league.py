@@ -181,7 +181,7 @@ def check_opponent_versions(paths: RunPaths, rollouts: RolloutSettings, inferenc
     """Check that the versions among the opponents exist, and that an engine can serve them.
 
     Raises:
-        InputError: the run has no such version, or its workers cannot serve it.
+        InputError: the run has no such version, or its servers cannot serve it.
     """
     there = {BASE_VERSION, *published_versions(paths)}
     if missing := sorted(rollouts.opponent_versions - there):

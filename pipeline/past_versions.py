@@ -15,6 +15,7 @@ from pathlib import Path
 from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
+from inference.make_engine import make_engine, serving
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.league import check_opponent_versions
@@ -25,7 +26,6 @@ from rollouts.settings import RolloutSettings
 from storage.adapters import read_adapter
 from storage.runs import RunPaths
 from telemetry.progress import reporter
-from workers.make_engine import make_engine, serving
 
 
 class PastVersions:
@@ -113,7 +113,7 @@ async def open_opponent_engine(
     """A second engine for the past versions among the opponents, which `stack` closes; None if the run's engine can serve them.
 
     Raises:
-        InputError: the run has no such version, or its workers cannot serve it.
+        InputError: the run has no such version, or its servers cannot serve it.
     """
     check_opponent_versions(paths, rollouts, inference)
     versions = rollouts.opponent_versions

@@ -1,6 +1,6 @@
 """Rollouts in a process without a trainer, opened from a run's folder.
 
-A rollout side has its own engine, or uses workers by URL. It reads `control.json` every `FOLLOW_S` seconds, publishes the newest
+A rollout side has its own engine, or vLLM servers by URL. It reads `control.json` every `FOLLOW_S` seconds, publishes the newest
 version to its engine and retires old ones. It writes only shards.
 """
 
@@ -13,6 +13,7 @@ from typing import Self
 from decoding.codec import Codec
 from decoding.model_files import model_fingerprint
 from inference.host import EngineHost
+from inference.make_engine import make_engine
 from inference.start_engine import start_engine
 from pipeline.find_model import model_of
 from pipeline.past_versions import open_opponent_engine
@@ -27,7 +28,6 @@ from storage.learnable import PastReturnsProcess
 from storage.runs import CACHE_FOLDER, RunPaths
 from telemetry.errors import DataError, EntenteError, InputError
 from telemetry.progress import reporter
-from workers.make_engine import make_engine
 
 FOLLOW_S = 1.0
 """Seconds between two reads of the control file."""

@@ -1,10 +1,9 @@
-"""Tables of a step for W&B: a sampled game with boards, readings of workers, and logs of workers and trainer.
+"""Tables of a step for W&B: a sampled game with boards, and the trainer's log.
 
 Only one game of one shard and the ends of a few files are read.
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from storage.runs import RunPaths
 from storage.shards import open_plies
 from telemetry.wandb_run import Picture, Table
 
-WORKER_LINES = 200
-"""Number of newest readings of workers, and of newest lines of their logs."""
 TRAINER_LINES = 50
 """Number of newest lines of the trainer's log."""
 _TAIL_BYTES = 1 << 20
@@ -30,10 +27,8 @@ _ONE_GAME = ("shard", "start_group", "fork")
 def step_tables(paths: RunPaths, step: int) -> list[Table]:
     """The tables of a trained step."""
     tables = [Table(name="sampled_game", columns=_GAME, rows=_sampled_game(paths, step))]
-    if readings := _readings(paths.workers):
-        tables.append(Table(name="workers", columns=("time", "worker", "series", "value"), rows=readings))
-    if logged := _logged(paths):
-        tables.append(Table(name="logs", columns=("time", "worker", "level", "text"), rows=logged))
+    if logged := [[line] for line in _tail(paths.trainer_log, TRAINER_LINES) if line.strip()]:
+        tables.append(Table(name="logs", columns=("text",), rows=logged))
     return tables
 
 
@@ -68,27 +63,6 @@ def _decision(step: int, row: dict[str, Any], ply: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _readings(file: Path) -> list[list[Any]]:
-    """(time, worker, series, value) of the newest readings, oldest first."""
-    return [row for line in _tail(file, WORKER_LINES) for row in _series(line)]
-
-
-def _logged(paths: RunPaths) -> list[list[Any]]:
-    """(time, worker, level, text) of the newest log lines of workers and trainer.
-
-    The trainer's lines have no times, so all get the time of the newest.
-    """
-    rows: list[list[Any]] = []
-    for line in _tail(paths.worker_log, WORKER_LINES):
-        try:
-            entry = json.loads(line)
-            rows.append([float(entry["time"]), str(entry["worker"]), str(entry["level"]), str(entry["text"])])
-        except (ValueError, KeyError, TypeError):  # the first line may be incomplete
-            continue
-    lines = [line for line in _tail(paths.trainer_log, TRAINER_LINES) if line.strip()]
-    return rows + [[paths.trainer_log.stat().st_mtime, "trainer", "", line] for line in lines]
-
-
 def _tail(file: Path, count: int) -> list[str]:
     """The newest lines of a file; empty if there is no file."""
     if not file.is_file():
@@ -96,12 +70,3 @@ def _tail(file: Path, count: int) -> list[str]:
     with file.open("rb") as lines:
         lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
         return lines.read().decode(errors="replace").splitlines()[-count:]
-
-
-def _series(line: str) -> Iterable[list[Any]]:
-    try:
-        reading = json.loads(line)
-        when, worker = float(reading.pop("time")), str(reading.pop("worker"))
-        return [[when, worker, name, float(value)] for name, value in sorted(reading.items())]
-    except (ValueError, KeyError, TypeError, AttributeError):  # the first line may be incomplete
-        return []

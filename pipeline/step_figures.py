@@ -128,7 +128,7 @@ def _thought_figures(work: Sequence[EngineWork]) -> dict[str, float]:
 
 
 def _events(resources: Resources) -> dict[str, int]:
-    """Counts of failures of engines or workers that were recovered from."""
+    """Counts of failures of engines or servers that were recovered from."""
     engine = resources.engine
     return engine.events() if isinstance(engine, EngineWithEvents) else {}
 

@@ -27,18 +27,18 @@ from game.prompts import board_text
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.supervisor import EngineSupervisor
+from play.http_bounds import BoundedConnection, RequestReader
+from play.http_guards import foreign_header, has_key, headers_of, is_too_long
 from play.orders_request import ApiError, ChatRequest, read_question, read_request
 from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
 from telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
-from workers.http_bounds import BoundedConnection, RequestReader
-from workers.http_guards import foreign_header, has_key, headers_of, is_too_long
 
 MOST_DRAWS = 512
 """Order sets drawn at the same time: four times what an engine decodes together by default, so that it has always work."""
 LARGEST_BODY = 2 << 20
 """Bytes; a whole game as the diplomacy package saves it has some hundred thousand."""
 _CODES = {"key": "invalid_api_key", "busy": "rate_limit_exceeded", "slow": "request_timeout", "too_long": "request_too_large"}
-"""Kind of a refusal of `workers.http_bounds` and its neighbours -> code."""
+"""Kind of a refusal of `play.http_bounds` and its neighbours -> code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,10 @@ from starlette.types import Scope
 from game.recorded import as_recorded
 from play.game import PlayedGame, StaleError
 from play.game_file import saved
+from play.http_bounds import RequestReader
+from play.http_guards import foreign_header, headers_of, is_too_long
 from play.page import as_data, page_html
 from telemetry.errors import EntenteError, InputError
-from workers.http_bounds import RequestReader
-from workers.http_guards import foreign_header, headers_of, is_too_long
 
 _LARGEST_BODY = 1 << 14
 _WAIT_S = 25.0

@@ -1,6 +1,6 @@
 """Generation requests and generations: what rollouts, inference workers and engines exchange.
 
-They hold token ids only, no text and no orders. `workers/wire.py` defines their form on the network.
+They hold token ids only, no text and no orders. `inference/vllm_wire.py` defines their form on the network.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class GenerationRequest:
     temperature: float = 1.0
     """Softmax temperature of the draw."""
     snapshot_id: str = ""
-    """Snapshot of the prompt. A pool sends all requests of one snapshot to one worker, which has its prefix in the cache."""
+    """Snapshot of the prompt. A client of several servers sends all its requests to one, whose cache has its prefix."""
     version: int | None = None
     """Policy version to draw with; the engine must serve it. None: the newest."""
 
@@ -39,9 +39,9 @@ class GenerationCost:
     queue_ms: float = 0.0
     """Milliseconds from the request's arrival at the engine to its first scheduling."""
     prefill_ms: float = 0.0
-    """Milliseconds from first scheduling to the first token."""
+    """Milliseconds from first scheduling to the first token; 0 of a vLLM server, which does not say."""
     decode_ms: float = 0.0
-    """Milliseconds from the first token to the last."""
+    """Milliseconds from the first token to the last; of a vLLM server, from sending to the answer."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
 

@@ -126,7 +126,7 @@ def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], sett
 
 def _troubles(chosen: list[Figures]) -> list[str]:
     names = {
-        "engine/ejections": "workers left the pool",
+        "engine/ejections": "vLLM servers failed",
         "engine/engine_restarts": "engines were built again",
         "engine/timeouts": "requests timed out",
         "engine/retries": "requests were asked again elsewhere",
@@ -134,7 +134,7 @@ def _troubles(chosen: list[Figures]) -> list[str]:
     }
     found = {words: _sum(chosen, name) for name, words in names.items()}
     said = ", ".join(f"{count:.0f} {words}" for words, count in found.items() if count)
-    return [f"Something was wrong meanwhile: {said}; see `entente report` and the workers' own logs."] if said else []
+    return [f"Something was wrong meanwhile: {said}; see `entente report` and the servers' own logs."] if said else []
 
 
 def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:

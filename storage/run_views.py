@@ -25,8 +25,8 @@ from storage.selection import make_standings
 from telemetry.errors import DataError, InputError
 
 VIEWS = (
-    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics", "workers",
-    "worker_log", "devices", "refused", "trained", "thoughts", "lessons", "played",
+    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics",
+    "devices", "refused", "trained", "thoughts", "lessons", "played",
 )  # fmt: skip
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
@@ -88,8 +88,6 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
         "stored_lessons": _lessons(paths, index, as_of),
         "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
         "metrics": _metrics(index, paths.metrics),
-        "workers": _workers(index, paths.workers),
-        "worker_log": _worker_log(index, paths.worker_log),
         "devices": _devices(index, paths.devices),
     }.items():
         connection.register(name + suffix, rows)
@@ -174,20 +172,6 @@ def _game_files(folder: Path) -> pa.Table:
 def _metrics(index: Index, file: Path) -> pa.Table:
     """The run's metrics as rows (step, name, value)."""
     return _long(index, file, {"step": pa.int32()})
-
-
-def _workers(index: Index, file: Path) -> pa.Table:
-    """Metrics of the workers as rows (time, worker, name, value); a value is stored when it changes; time is Unix time in
-    seconds.
-    """
-    return _long(index, file, {"time": pa.float64(), "worker": pa.string()})
-
-
-def _worker_log(index: Index, file: Path) -> pa.Table:
-    """Log lines of the workers as rows (time, worker, level, text)."""
-    kinds = {"time": pa.float64(), "worker": pa.string(), "level": pa.string(), "text": pa.string()}
-    rows = [dict(zip(kinds, place, strict=True)) for place, _ in _lines(index, file, list(kinds))]
-    return pa.Table.from_pylist(rows, pa.schema(list(kinds.items())))
 
 
 def _devices(index: Index, file: Path) -> pa.Table:

@@ -58,14 +58,6 @@ class RunPaths:
         return self.root / "metrics.jsonl"
 
     @property
-    def workers(self) -> Path:
-        return self.root / "workers.jsonl"
-
-    @property
-    def worker_log(self) -> Path:
-        return self.root / "workers.log.jsonl"
-
-    @property
     def devices(self) -> Path:
         return self.root / "devices.jsonl"
 

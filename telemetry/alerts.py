@@ -180,7 +180,7 @@ class Watch:
 
     def _worker_lost(self) -> str | None:
         lost = self._last("engine/ejections") or 0
-        return f"{lost:.0f} inference workers left the pool in this step" if lost else None
+        return f"{lost:.0f} vLLM servers failed in this step" if lost else None
 
     def _disk(self) -> str | None:
         free = shutil.disk_usage(self._folder).free / 2**30

@@ -172,7 +172,7 @@ def check_cards(plan: CardPlan, *, cuda: tuple[int, int] | None = None) -> None:
         if card.mig:
             raise InputError(
                 f"engine and trainer need a slice each, but {card.text} is the only one for both: make a second slice "
-                "(nvidia-smi mig), let workers elsewhere play (inference.urls), or set training.device to 'cpu'"
+                "(nvidia-smi mig), let servers elsewhere draw (inference.urls), or set training.device to 'cpu'"
             )
     for cards, setting in ((plan.engine, "inference.tensor_parallel"), (plan.trainer, "training.processes")):
         if len(cards) > 1 and any(card.mig for card in cards):

@@ -52,8 +52,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
             question="tokens_per_second",
         ),
         Panel(title="Prefix cache hits", metrics=("rollout/prefix_hit_share",)),
-        Panel(title="Requests at workers", metrics=("workers/running_mean", "workers/waiting_mean", "workers/waiting_max"),
-              question="worker_queue"),
+        Panel(title="Requests at vLLM servers", metrics=("workers/running_mean", "workers/waiting_mean", "workers/waiting_max")),
     ),
     "Policy lag": (
         Panel(title="Policy lag", metrics=("train/policy_lag_p50", "train/policy_lag_max"), question="lag_histogram"),
@@ -74,19 +73,18 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel(title="Prefect and the flow", metrics=("time/orchestration_share",)),
     ),
     "GPUs": (
-        Panel(title="GPUs busy", metrics=("gpu/utilisation", "gpu/utilisation_mean", "workers/gpu_utilisation_mean"),
-              question="gpu_use"),
+        Panel(title="GPUs busy", metrics=("gpu/utilisation", "gpu/utilisation_mean"), question="gpu_use"),
         Panel(
             title="Inside of the GPUs",
             metrics=("gpu/sm_activity_share", "gpu/sm_occupancy_share", "gpu/dram_bandwidth_share", "gpu/tensor_share"),
             question="gpu_use",
         ),
-        Panel(title="GPU memory", metrics=("gpu/memory_share", "workers/gpu_memory_share_max"), question="gpu_use"),
-        Panel(title="Power", metrics=("gpu/power_w", "workers/gpu_power_w"), question="gpu_use"),
+        Panel(title="GPU memory", metrics=("gpu/memory_share",), question="gpu_use"),
+        Panel(title="Power", metrics=("gpu/power_w",), question="gpu_use"),
     ),
 }  # fmt: skip
 """Section -> its panels."""
-TABLES = ("tables/sampled_game", "tables/policy_lag", "tables/workers", "tables/logs")
+TABLES = ("tables/sampled_game", "tables/policy_lag", "tables/logs")
 """Keys of the tables that a run logs (telemetry/sinks.py, pipeline/run_tables.py)."""
 
 
@@ -110,7 +108,7 @@ def workspace(entity: str, project: str) -> Any:
         for name, panels in PANELS.items()
     ]
     tables: list[Any] = [reports.MediaBrowser(num_columns=1, media_keys=[key]) for key in TABLES]
-    sections.append(workspaces.Section(name="Games and workers", is_open=True, panels=tables))
+    sections.append(workspaces.Section(name="Games and logs", is_open=True, panels=tables))
     return workspaces.Workspace(entity=entity, project=project, name=WORKSPACE, sections=sections)
 
 

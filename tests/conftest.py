@@ -99,7 +99,6 @@ the same; with this one both steps have two groups to learn from."""
 _ENGINE = {
     "tests/benchmarks/test_decode.py": "vLLM",
     "tests/inference/": "vLLM",
-    "tests/workers/test_worker.py": "vLLM",
 }
 _SERVER = {
     "tests/cli/": "Prefect",

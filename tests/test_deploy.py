@@ -27,7 +27,6 @@ from pipeline.settings_form import merge_more
 from telemetry.errors import InputError
 from tests.test_docs import DEPLOYMENTS as OF_ONE_MACHINE
 from tests.test_docs import OPERATIONS, PACKAGES, blocks, differing
-from workers.worker import READY
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
@@ -158,7 +157,7 @@ def test_the_inference_workers_serve_the_model_of_the_run_and_are_asked_without_
     assert (served["host"], served["port"]) == ("0.0.0.0", container["ports"][0]["containerPort"])
     for name in ("dtype", "max_model_length", "gpu_memory_share"):
         assert getattr(served["settings"], name) == getattr(settings, name)
-    assert container["readinessProbe"]["httpGet"]["path"] == READY
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health"
 
 
 def test_the_deployments_bear_the_names_of_one_machine_and_take_their_parameters():

@@ -31,8 +31,8 @@ HEAVY = {"torch", "vllm", "prefect", "wandb"}
 # The rooms that may import a library themselves (the design's rule, written down a second time on purpose).
 OWNERS = {
     "prefect": {"cli", "flows", "tasks"},
-    "torch": {"training", "inference", "workers", "benchmarks", "smoke"},
-    "vllm": {"inference", "workers"},
+    "torch": {"training", "inference", "benchmarks", "smoke"},
+    "vllm": {"inference"},
     "diplomacy": {"game"},
     "wandb": {"telemetry"},
 }

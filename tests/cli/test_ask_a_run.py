@@ -18,9 +18,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_every_view_that_the_help_names_and_every_ready_question_has_rows(trained):
-    # Nothing is damaged, no worker has a URL, there is no GPU, the model does not think, nobody taught it or played it.
-    may_be_empty = ("refused", "workers", "worker_log", "devices", "thoughts", "lessons", "played")
-    of_what_is_not_here = ("gpu_use", "worker_queue", "teacher_disagrees")  # tests/storage/test_asking.py has rows for these
+    # Nothing is damaged, there is no GPU, the model does not think, nobody taught it or played it.
+    may_be_empty = ("refused", "devices", "thoughts", "lessons", "played")
+    of_what_is_not_here = ("gpu_use", "teacher_disagrees")  # tests/storage/test_asking.py has rows for these
     with connect(trained[1].root) as run:
         for view in VIEWS:
             assert view in (sql.__doc__ or "")
@@ -56,7 +56,7 @@ def test_a_version_measured_again_scores_the_same(workplace, trained):
 
 
 @pytest.mark.system
-def test_a_worker_that_does_not_answer_is_named_and_the_run_s_name_stays_free(workplace, trained):
+def test_a_server_that_does_not_answer_is_named_and_the_run_s_name_stays_free(workplace, trained):
     before = names(workplace.folder)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -65,7 +65,7 @@ def test_a_worker_that_does_not_answer_is_named_and_the_run_s_name_stays_free(wo
     assert done.returncode == 2
     said, refusal = done.stderr.splitlines()
     assert said == "starting the engine and the trainer"
-    assert refusal.startswith(f"entente: worker {url} is not ready: nobody listens there")
+    assert refusal.startswith(f"entente: vLLM server {url} is not ready: nobody listens there")
     noted = "runs/_flow_runs/"  # who worked at what, for recovery; old ones go
     left = [name for name in names(workplace.folder) if not name.startswith(noted)]
     assert left == [name for name in before if not name.startswith(noted)]

@@ -12,10 +12,10 @@ from evaluation.tactics import TacticsScore, write_tactics
 from evaluation.track import read_track, track_label
 from flows.open_players import check_same_base
 from flows.track_strength import StrengthTrack, point_figures
+from inference.make_engine import serving
 from storage.runs import RunPaths
 from telemetry import metrics
 from telemetry.errors import InputError
-from workers.make_engine import serving
 
 
 def kept(paths: RunPaths, label: str, version: int, mean: float) -> None:
@@ -61,11 +61,6 @@ def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
 )
 def test_one_engine_serves_versions_side_by_side_where_it_can(kind, adapters, versions, expected):
     assert serving(kind, adapters, versions) == expected
-
-
-def test_workers_that_may_hold_one_version_at_a_time_are_refused_for_two():
-    with pytest.raises(InputError, match=r"inference\.adapters is 'auto'"):
-        serving(None, "auto", 2)
 
 
 def made_model(folder: Path, *, tokenizer: str = "{}", weights: bytes = b"w" * 64) -> Path:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.workers.plain_worker import PlainEngine, expected_tokens
+from tests.workers.test_pool import request_for
 
 from inference.supervisor import EngineSupervisor
 from records.generation import GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import EngineLostError
-from tests.workers.plain_worker import PlainEngine, expected_tokens
-from tests.workers.test_pool import request_for
 
 __all__ = ["request_for"]  # a fixture
 DEATH = EngineLostError("struck by the test")

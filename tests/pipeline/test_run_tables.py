@@ -1,9 +1,8 @@
-"""The tables that W&B shows of a step: a game that was really trained on, with its boards, and workers' newest readings."""
+"""The tables that W&B shows of a step: a game that was really trained on, with its boards, and the trainer's newest lines."""
 
-import json
 from pathlib import Path
 
-from pipeline.run_tables import WORKER_LINES, step_tables
+from pipeline.run_tables import TRAINER_LINES, step_tables
 from storage.as_of import read_past_choice
 from storage.runs import RunPaths
 from telemetry.wandb_run import Picture
@@ -23,11 +22,9 @@ def test_the_sampled_game_is_one_fork_that_the_step_trained_on_with_orders_and_b
         assert isinstance(row["board"], Picture) and row["board"].svg.startswith("<svg")
 
 
-def test_of_workers_the_newest_readings_are_shown_and_a_cut_line_is_left_out(tmp_path: Path):
+def test_of_the_trainer_s_log_the_newest_lines_are_shown(tmp_path: Path):
     paths = RunPaths(tmp_path / "run").create()
-    lines = [json.dumps({"time": float(n), "worker": "http://one", "entente_running": n}) for n in range(WORKER_LINES + 50)]
-    paths.workers.write_text("\n".join([*lines, '{"time": 9, "wor']) + "\n")
-    game, workers = step_tables(paths, 1)
+    paths.trainer_log.write_text("\n".join(f"line {number}" for number in range(TRAINER_LINES + 50)) + "\n")
+    game, logs = step_tables(paths, 1)
     assert game.rows == [], "a step that was not recorded has no game"
-    assert workers.rows[-1] == [float(WORKER_LINES + 49), "http://one", "entente_running", float(WORKER_LINES + 49)]
-    assert len(workers.rows) == WORKER_LINES - 1
+    assert logs.rows[-1] == [f"line {TRAINER_LINES + 49}"] and len(logs.rows) == TRAINER_LINES

@@ -6,11 +6,10 @@ from typing import Any
 
 from inference.engine import Engine
 from inference.host import EngineHost
+from play.http_server import bind, make_server
 from play.orders_server import ApiConnection, Draws, ServedPolicy, orders_app
 from rollouts.deciders import Tokens
 from tests.waiting import wait_until
-from workers.http_server import make_server
-from workers.worker import bind
 
 MODEL = "mine:v3"
 PUBLISHED = Path(__file__).parents[2] / "models" / "dumbbot-192"

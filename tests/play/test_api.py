@@ -276,7 +276,7 @@ def test_what_is_no_request_is_refused_in_the_same_form(api, path, method, body,
 
 
 def test_a_header_that_does_not_end_is_refused_in_the_same_form(api, monkeypatch):
-    from workers import http_bounds
+    from play import http_bounds
 
     monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 0.2)
     with socket.create_connection(("127.0.0.1", api.port), timeout=10) as line:

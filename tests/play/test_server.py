@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from play.game import PlayedGame
+from play.http_server import make_server, serve
 from play.server import play_app
-from workers.http_server import make_server, serve
 
 ADDRESS, KEY = "127.0.0.1:8765", "the-key"
 

@@ -37,9 +37,8 @@ for step in range(1, 100_000):
         told = {"time/step_s": 4.0, "time/trainer_wait_s": 1.0, "train/legal_mass_p50": 0.5, "train/legal_mass_p10": 0.1}
         told["rollout/tokens_per_s"] = 9.0
         figures.write(json.dumps({"step": step} | told) + "\\n")
-    for file, key in ((paths.devices, "device"), (paths.workers, "worker")):
-        with file.open("a") as readings:
-            readings.write(json.dumps({"time": 60.0 * step, key: "0", "utilisation": 0.5, "entente_running": 3}) + "\\n")
+    with paths.devices.open("a") as readings:
+        readings.write(json.dumps({"time": 60.0 * step, "device": "0", "utilisation": 0.5}) + "\\n")
     print(step, flush=True)
 """
 COUNTS = """
@@ -75,7 +74,6 @@ def test_ready_questions_are_answered_while_a_run_goes_on(paths: RunPaths) -> No
                 assert abs(sum(row["share"] for row in lags) - 1) < 1e-9 and {row["policy_lag"] for row in lags} <= {0, 1, 2}
                 assert {row["idle_share"] for row in answers["trainer_idle_share"].to_pylist()} == {0.25}
                 assert {row["utilisation"] for row in answers["gpu_use"].to_pylist()} == {0.5}
-                assert {row["running"] for row in answers["worker_queue"].to_pylist()} == {3}
                 assert {row["rollout/tokens_per_s"] for row in answers["tokens_per_second"].to_pylist()} == {9}
                 by_version = answers["return_by_version_and_power"]
                 assert set(by_version["policy_version"].to_pylist()) == set(range(counts["shards"] - 1))

@@ -120,7 +120,7 @@ def card(**values) -> Card:
         pytest.param(2, {"engine": (), "processes": 1}, ([0], [1], False), id="the trainer takes the free one"),
         pytest.param(4, {"engine": (), "tensor_parallel": 2, "processes": 1}, ([0, 1], [2], False), id="two for the engine"),
         pytest.param(4, {"engine": (1,), "processes": 3}, ([1], [0, 2, 3], False), id="a card for each process"),
-        pytest.param(2, {"engine": None, "processes": 1}, ([], [0], False), id="workers elsewhere"),
+        pytest.param(2, {"engine": None, "processes": 1}, ([], [0], False), id="servers elsewhere"),
     ],
 )
 def test_engine_and_trainer_take_different_cards_where_there_are_enough(count: int, wanted: dict, expected: tuple):

@@ -27,7 +27,7 @@ def test_the_workspace_has_every_panel_and_table_once_with_its_unit():
     plotted = [(panel.y, panel.title_y) for panel in panels if isinstance(getattr(panel, "y", None), list)]
     assert plotted == [(list(panel.metrics), panel.unit) for panel in ALL]
     assert [key for panel in panels for key in getattr(panel, "media_keys", [])] == list(TABLES)
-    assert [section.name for section in made.sections] == [*PANELS, "Games and workers"]
+    assert [section.name for section in made.sections] == [*PANELS, "Games and logs"]
 
 
 def test_a_missing_library_and_a_missing_login_are_one_sentence_each(monkeypatch: pytest.MonkeyPatch, capsys):

@@ -1,4 +1,4 @@
-"""What the HTTP servers of this project share: the bounds of connections, and their end by a signal."""
+"""What the HTTP servers of this project share: their socket, the bounds of connections, and their end by a signal."""
 
 import asyncio
 import signal
@@ -10,7 +10,29 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from workers.http_bounds import BoundedConnection
+from play.http_bounds import BoundedConnection
+from telemetry.errors import InputError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def bind(host: str, port: int, key: str | None) -> socket.socket:
+    """A listening socket, opened before the engine starts.
+
+    Raises:
+        InputError: the port is taken, or the address is not loopback and there is no key.
+    """
+    if host not in LOOPBACK and not key:
+        raise InputError(f"a server on {host} needs a key: set the key variable, or listen on 127.0.0.1")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    listener.listen(512)
+    return listener
 
 
 class _Server(uvicorn.Server):

@@ -1,33 +1,72 @@
-"""A client of a worker that is slow, silent, endless or many is refused plainly, and takes neither memory nor room for long."""
+"""A client that is slow, silent, endless or many is refused plainly, and takes neither memory nor room for long."""
 
+import asyncio
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+import httpx
 import pytest
+from fastapi import FastAPI, Request
+from starlette.types import Scope
 
+from play import http_bounds
+from play.http_bounds import RequestReader, error_response
+from play.http_guards import headers_of, is_too_long
+from play.http_server import bind, make_server
 from tests.waiting import wait_until
-from tests.workers.plain_worker import PlainEngine, WorkerHere
-from tests.workers.test_pool import request_for, root
-from tests.workers.test_worker_doors import knock
-from workers import http_bounds
-from workers.wire import pack_request
 
-__all__ = ["request_for", "root"]  # fixtures
-POST = b"POST /generate HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n"
+POST = b"POST /echo HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n"
+
+
+class End:
+    """A server in a thread that gives a body back, after a while."""
+
+    def __init__(self) -> None:
+        self.delay_s, self.in_flight = 0.0, 0
+        app = FastAPI()
+        app.add_middleware(RequestReader, refuse=self._refuse)
+
+        @app.get("/health")
+        async def health() -> str:
+            return "well"
+
+        @app.post("/echo")
+        async def echo(request: Request) -> int:
+            self.in_flight += 1
+            try:
+                await asyncio.sleep(self.delay_s)
+                return len(await request.body())
+            finally:
+                self.in_flight -= 1
+
+        listener = bind("127.0.0.1", 0, None)
+        self.port = listener.getsockname()[1]
+        self.server = make_server(app, drain_s=1)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self.thread.start()
+
+    @staticmethod
+    def _refuse(scope: Scope):
+        return error_response(413, "too_long", "no") if is_too_long(scope, headers_of(scope), 8 << 20) else None
+
+    def knock(self, path: str, body: bytes | None = None) -> int:
+        address = f"http://127.0.0.1:{self.port}{path}"
+        return (httpx.get(address) if body is None else httpx.post(address, content=body)).status_code
 
 
 @pytest.fixture
-def end(model: Path, root: Path) -> Iterator[WorkerHere]:
-    end = WorkerHere(PlainEngine("bounded"), model, root).start()
+def end() -> Iterator[End]:
+    end = End()
     yield end
-    end.stop()
+    end.server.should_exit = True
+    end.thread.join(timeout=10)
 
 
-def connect(end: WorkerHere, sent: bytes = b"") -> socket.socket:
+def connect(end: End, sent: bytes = b"") -> socket.socket:
     line = socket.create_connection(("127.0.0.1", end.port), timeout=10)
     line.sendall(sent)
     return line
@@ -47,16 +86,16 @@ def test_a_header_that_does_not_end_is_refused_in_time(end, monkeypatch: pytest.
     monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 0.3)
     lines = [connect(end, sent) for sent in (b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nhost: here\r\n")]
     assert {answer(line) for line in lines} == {(408, "slow")}
-    assert knock(end, "/health")[0] == 200
+    assert end.knock("/health") == 200
 
 
-def test_unfinished_bodies_hold_no_more_than_a_budget_and_give_it_back(end, request_for, monkeypatch: pytest.MonkeyPatch):
+def test_unfinished_bodies_hold_no_more_than_a_budget_and_give_it_back(end, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http_bounds, "MAX_BYTES_IN_FLIGHT", 3 << 20)
     monkeypatch.setattr(http_bounds, "BODY_TIMEOUT_S", 0.5)
     monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 0.5)
     lines = [connect(end, POST % (1 << 20) + b"x" * 1000) for _ in range(8)]
     assert sorted(answer(line) for line in lines) == [(408, "slow")] * 3 + [(429, "busy")] * 5
-    assert knock(end, "/generate", pack_request(request_for(1)))[0] == 200, "the budget is whole again"
+    assert end.knock("/echo", b"whole") == 200, "the budget is whole again"
 
 
 def test_one_connection_too_many_is_refused_and_the_next_is_taken_when_there_is_room(end, monkeypatch: pytest.MonkeyPatch):
@@ -65,7 +104,7 @@ def test_one_connection_too_many_is_refused_and_the_next_is_taken_when_there_is_
     held = [connect(end) for _ in range(4)]
     assert answer(connect(end)) == (429, "busy")
     assert {answer(line) for line in held} == {(408, "slow")}
-    assert knock(end, "/health")[0] == 200
+    assert end.knock("/health") == 200
 
 
 def test_a_body_in_pieces_without_its_length_is_not_read(end):
@@ -75,20 +114,17 @@ def test_a_body_in_pieces_without_its_length_is_not_read(end):
         line.close()
 
 
-def test_a_client_that_hangs_up_prints_no_traceback(end, request_for, capfd, caplog):
+def test_a_client_that_hangs_up_prints_no_traceback(end, capfd, caplog):
     caplog.set_level(logging.INFO)
-    end.engine.delay_s = 0.2
-    body = pack_request(request_for(1))
-    for sent in (b"", b"GET /hea", POST % 1000, POST % 1000 + b"half", POST % len(body) + body):
+    end.delay_s = 0.2
+    for sent in (b"", b"GET /hea", POST % 1000, POST % 1000 + b"half", POST % 4 + b"body"):
         for lingers in (True, False):
             line = connect(end, sent)
             time.sleep(0.05)
             if not lingers:  # a reset instead of an orderly end
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             line.close()
-    publish = b"POST /publish HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
-    connect(end, publish).close()
-    wait_until(lambda: end.worker.answers.in_flight == 0)
-    assert knock(end, "/health")[0] == 200
+    wait_until(lambda: end.in_flight == 0)
+    assert end.knock("/health") == 200
     out, err = capfd.readouterr()
     assert (out, err) == ("", "") and not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -22,7 +22,7 @@ BODY_TIMEOUT_S = 30.0
 MAX_HEAD = 1 << 16
 """Longest header, bytes; one read from the socket may exceed it."""
 MAX_CONNECTIONS = 4608
-"""Most open connections: one for each request in flight (`worker_memory.MOST_IN_FLIGHT`), and some for health checks."""
+"""Most open connections."""
 MAX_BYTES_IN_FLIGHT = 64 << 20
 """Total bytes of the bodies that are being read or answered."""
 _CONNECTION = "bounded_connection"

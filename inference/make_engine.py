@@ -1,0 +1,37 @@
+"""Makes the engine that the settings name: a client of vLLM servers, or a supervised engine in this process."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from inference.choose_engine import EngineKind, choose_engine, engine_here
+from inference.engine import Engine
+from inference.engine_cards import unused_card
+from inference.settings import KEY_VARIABLE, AdapterMode, InferenceSettings
+from inference.supervisor import EngineSupervisor
+from inference.vllm_client import VllmClient
+from telemetry.progress import reporter
+
+
+def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None) -> Engine:
+    """The engine for `settings`, not started yet: a client of `settings.urls`, or a supervised engine in this process.
+
+    Args:
+        model: folder of the base model.
+        log: file of the log of a vLLM server that is started here; None: a temporary one.
+    """
+    if settings.urls:
+        return VllmClient(settings.urls, settings, model, os.environ.get(KEY_VARIABLE))
+    reporter().say(engine_here(settings)[1])
+    if unused := unused_card():
+        reporter().say(unused)
+    return EngineSupervisor(lambda: choose_engine(settings, model, log=log))
+
+
+def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Literal["one", "each"]:
+    """Whether one engine can serve that many `versions` at a time, or each version needs its own engine.
+
+    Args:
+        kind: the engine of this machine; None: vLLM servers by URL.
+    """
+    return "one"
