@@ -177,8 +177,9 @@ def run_evaluation(
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
     """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
+    from pipeline.check_settings import check_settings
     from pipeline.find_model import check_room
-    from pipeline.run_settings import check_settings, settings_of
+    from pipeline.run_settings import settings_of
     from storage.runs import RunPaths
 
     settings = settings_of(RunPaths(runs_root / run))

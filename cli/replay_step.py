@@ -34,8 +34,9 @@ def replay_step(
 
         entente runs replay-step --run mine --step 7 --json
     """
+    from pipeline.check_settings import check_objective
     from pipeline.find_model import model_of
-    from pipeline.run_settings import check_objective, settings_of
+    from pipeline.run_settings import settings_of
     from pipeline.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 

@@ -29,11 +29,12 @@ from inference.make_engine import make_engine
 from inference.memory_plan import trainer_share
 from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from pipeline.check_settings import check_objective, check_settings
 from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
 from pipeline.past_versions import open_opponent_engine
 from pipeline.resources import Resources
-from pipeline.run_settings import RunSettings, check_objective, check_prompts, check_resumed, check_settings, settings_of
+from pipeline.run_settings import RunSettings, check_prompts, check_resumed, settings_of
 from pipeline.threads import apply_threads
 from pipeline.work_record import record_work
 from rollouts.fork import Tokens

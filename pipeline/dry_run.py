@@ -20,6 +20,7 @@ from game.snapshot import POWERS
 from inference.choose_engine import engine_kind
 from inference.engine_cards import has_cuda, unused_card, vllm_build
 from inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
+from pipeline.check_settings import check_objective, check_settings
 from pipeline.find_model import (
     TINY,
     check_length,
@@ -34,7 +35,7 @@ from pipeline.find_model import (
 )
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from pipeline.rollout_source import groups_per_task
-from pipeline.run_settings import RunSettings, check_objective, check_prompts, check_settings, settings_of
+from pipeline.run_settings import RunSettings, check_prompts, settings_of
 from pipeline.search_teacher import DECISION_S, SearchTeacher
 from reports.read_run import read_run
 from rollouts.fork import Tokens

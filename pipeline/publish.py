@@ -32,16 +32,10 @@ from decoding.model_files import (
 )
 from evaluation.adapter_folders import check_weights
 from evaluation.contestants import Contestant, resolve_contestant
-from evaluation.intervals import describe_interval, format_interval
-from evaluation.match_files import MatchRecord, read_match, read_matches
-from evaluation.match_table import MEASURES
-from evaluation.score_files import ScoreRecord, read_score
-from evaluation.strength import POLICY
-from game.players import SEARCHES
 from inference.publish_weights import publish_weights
 from pipeline.find_model import model_of
+from pipeline.published_figures import in_words, match_figures, measured_figures
 from pipeline.run_settings import RunSettings, changed_settings, layered_settings, settings_of
-from records.policy_version import BASE_VERSION
 from reports.imitation_plot import CURVE
 from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory
@@ -64,7 +58,6 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 _PATH_KEYS = ("_name_or_path", "name_or_path")
 """Keys of a saved config that may hold a folder."""
 _PRESET = "laptop"
-_SHOWN = ("centres", "sos", "win", "survival", "solo")
 _SLOT_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM's max_lora_rank may have."""
 
@@ -164,7 +157,7 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
             "lora": {key: config.get(key) for key in ("r", "lora_alpha", "target_modules")},
         }
         rank = next(rank for rank in _SLOT_RANKS if rank >= recipe["lora"]["r"])
-        _finish(folder, to.name, recipe, "adapter_card.md.jinja", _figures(source, "", ()), merged=merged, rank=rank)
+        _finish(folder, to.name, recipe, "adapter_card.md.jinja", measured_figures(source, "", ()), merged=merged, rank=rank)
     return to
 
 
@@ -190,7 +183,7 @@ def publish_model(
         _write_config(source.base, folder, {"dtype": dtype})
         recipe = _base_recipe(source.base) | _training(source) | {"weights": dtype}
         shown = f"models/{to.name}" if to.is_absolute() else to.as_posix()
-        found = _figures(source, weights_hash(folder), figures)
+        found = measured_figures(source, weights_hash(folder), figures)
         _finish(folder, shown, recipe, "model_card.md.jinja", found, has_curve=(folder / CURVE).is_file())
     return to
 
@@ -267,79 +260,11 @@ def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figu
     durable_write(folder / RECIPE, json.dumps(recipe, indent=1).encode())
     loader = FileSystemLoader(Path(reports.__file__).parent)
     card = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(template)
-    matches = [_match_figures(match, known_as, name) for match, known_as in figures["matches"]]
-    scores = {kind: [_in_words(score) for score in figures[kind]] for kind in ("scores", "base_scores")}
+    matches = [match_figures(match, known_as, name) for match, known_as in figures["matches"]]
+    scores = {kind: [in_words(score) for score in figures[kind]] for kind in ("scores", "base_scores")}
     made = recipe.get("settings", {}) | {f"prompts.{key}": value for key, value in recipe["prompts"].items()}
     text = card.render(name=name, recipe=recipe, made=made, matches=matches, **scores, **shown)
     durable_write(folder / CARD, text.encode())
-
-
-def _figures(source: Source, published: str, files: Sequence[Path]) -> dict[str, Any]:
-    """Scores of the version and of its base, one for each question, and matches, each with the model's name there.
-
-    Args:
-        published: hash of the published weights.
-        files: of matches; those of the version's run come first.
-    """
-    version, run, matches = source.version, source.run, list[tuple[MatchRecord, str]]()
-    known = {published, weights_hash(source.base)} if version is None else {published} - {""}
-    own = [] if run is None else read_matches(run.matches)
-    for place, match in enumerate([*own, *map(_read_match, files)]):
-        for player in match.players:
-            of_run = version is not None and (player.run, player.adapter_hash) == (version.run, version.adapter_hash)
-            if (of_run or player.weights_hash in known) and player.name in match.settings.players:
-                matches.append((match, player.name.removesuffix(SEARCHES)))
-                break
-        else:
-            if place >= len(own):
-                raise InputError(
-                    f"'{source.name}' is none of the players measured in '{files[place - len(own)]}': leave the file out"
-                )
-    found: dict[int, dict[Any, ScoreRecord]] = {}
-    if run is not None:
-        for file in sorted(run.scores.rglob("*.json")):
-            score = read_score(run, file.relative_to(run.scores).with_suffix("").as_posix())
-            if score is not None and score.player == POLICY:
-                found.setdefault(score.policy_version, {}).setdefault((score.opponents, score.settings.question), score)
-    number = BASE_VERSION if version is None else version.version
-    return {"matches": matches, "scores": found.get(number, {}).values(), "base_scores": found.get(BASE_VERSION, {}).values()}
-
-
-def _read_match(file: Path) -> MatchRecord:
-    if not file.is_file():
-        raise InputError(f"there is no file '{file}' with figures: name one of a match")
-    return read_match(file)
-
-
-def _match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
-    """What `figures.md.jinja` shows of a match; `name` replaces the name that the model has there."""
-    settings, table = record.settings, record.table
-
-    def renamed(player: str) -> str:
-        return name + player.removeprefix(known_as) if player.removesuffix(SEARCHES) == known_as else player
-
-    def cell(found: Any, form: str) -> str:
-        return f"{found.mean:{form}} {format_interval(found.interval, form)}"
-
-    forms = {measure: ".1%" if MEASURES[measure][1] else ".2f" for measure in _SHOWN}
-    rows = [[renamed(row.player), *(cell(row.measures[each], form) for each, form in forms.items())] for row in table.players]
-    opponents = renamed(settings.opponents) if settings.opponents else ""
-    return {
-        "games": table.games,
-        "seats": f"one seat against six of {opponents}" if opponents else "all players at one table",
-        "start": "spring 1901" if settings.start == "standard" else "held-out positions",
-        "years": settings.years,
-        "how": settings.how((*map(renamed, settings.players), opponents)),
-        "rows": rows,
-    }
-
-
-def _in_words(record: ScoreRecord) -> str:
-    """A score with its interval, as the end of a sentence."""
-    score = record.score
-    found = describe_interval(score.estimate.interval, score.source_games, "+.2f", "source games")
-    years = record.settings.horizon_years
-    return f"{score.mean:+.2f} centres in {years} game year{'s' * (years > 1)} against {record.opponents}, {found}"
 
 
 @contextmanager

@@ -14,27 +14,22 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from decoding.model_files import recipe_prompts
 from evaluation.settings import EvaluationSettings
-from game.players import check_player
 from game.prompt_settings import PromptSettings
-from inference.engine_cards import engine_family
 from inference.settings import InferenceSettings
-from outside.endpoint import OutsideSettings, read_endpoint
-from pipeline.check_pipeline import check_pipeline
-from pipeline.league import slots_for
+from outside.endpoint import OutsideSettings
+from pipeline.check_settings import check_objective, check_settings
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
 from storage.retention import RetentionSettings
-from storage.rewards import check_blend
-from storage.runs import RunPaths, check_name, check_run_name, resolve_run, run_names
+from storage.runs import RunPaths, check_name, resolve_run, run_names
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
 from telemetry.setting_marks import MAY_CHANGE, STAYS, ChangeRule, Seed, Settings, change_rule
 from telemetry.sinks import TelemetrySettings
-from training.loss_name import check_loss_name
 from training.settings import TinyModelSettings, TrainingSettings
 
 _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
@@ -283,95 +278,6 @@ def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
         model = str(copied) if copied.is_dir() else model
     inference = settings.inference.model_copy(update={"model": model})
     return settings.model_copy(update={"run": paths.root.name, "runs_root": root, "inference": inference})
-
-
-def check_settings(settings: RunSettings) -> None:
-    """Check that settings do not contradict each other.
-
-    Raises:
-        InputError: names the settings, their values and the cure.
-    """
-    if settings.run:
-        check_run_name(settings.run)
-    if "\0" in str(settings.runs_root):
-        raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: remove the zero byte")
-    check_pipeline(settings.pipeline, settings.storage)
-    for name in {
-        *settings.rollouts.scripted_opponents,
-        *settings.evaluation.opponents,
-        *settings.cache.players,
-    }:
-        check_player(name)
-    thinking, longest = settings.prompts.thinking_tokens, settings.inference.max_model_length
-    if thinking >= longest:
-        raise InputError(
-            f"prompts.thinking_tokens {thinking} leaves no room for a prompt and its orders within inference.max_model_length "
-            f"{longest}: lower the one or raise the other"
-        )
-    wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
-    if wanted > held_out:
-        raise InputError(
-            f"evaluation.positions {wanted} exceeds cache.held_out_snapshots {held_out}: lower the one or raise the other"
-        )
-    horizons, steps = settings.rollouts.horizons, settings.steps
-    if horizons and horizons[0][0] > steps:
-        raise InputError(
-            f"rollouts.horizon_schedule {settings.rollouts.horizon_schedule!r} begins at step {horizons[0][0]}, after the last "
-            f"of {steps} steps: let it begin earlier, or raise steps"
-        )
-    if settings.prompts.chat == "template" and settings.inference.model == "tiny":
-        raise InputError(
-            "prompts.chat is 'template', but a tiny model has no chat template: set prompts.chat to 'auto', or inference.model "
-            "to a model that has one"
-        )
-    _check_slots(settings)
-    _check_endpoints(settings)
-    _ = settings.threads  # raises InputError if they do not fit the cores
-
-
-def check_objective(settings: RunSettings) -> None:
-    """Check that the loss and the reward components exist, here or in an installed package, and that the baseline foretells these
-    components. The loss is not loaded.
-
-    Raises:
-        InputError: names it, its package if there is one, and the cure.
-    """
-    check_blend(settings.storage.blend)
-    check_loss_name(settings.training.loss)
-    if settings.storage.selection:
-        from storage.own_selection import check_selection  # DuckDB is loaded only where it is needed
-
-        check_selection(settings.storage.selection)
-
-
-def _check_endpoints(settings: RunSettings) -> None:
-    pipeline, endpoints = settings.pipeline, settings.rollouts.endpoints
-    for name in endpoints:
-        read_endpoint(name)
-    if endpoints and pipeline.task_runner != "threads":
-        raise InputError(
-            f"rollouts.opponents names '{endpoints[0]}', and pipeline.task_runner is '{pipeline.task_runner}': one process asks "
-            "the endpoints, because there is one token budget and one file of answers; leave the one or the other out"
-        )
-
-
-def _check_slots(settings: RunSettings) -> None:
-    inference, lag = settings.inference, settings.storage.max_policy_lag
-    opponents = slots_for(settings.rollouts, lag)
-    needed = lag + 2 + opponents
-    if inference.adapters == "merge_reload" or (not inference.urls and engine_family(inference) == "torch"):
-        return
-    if settings.training.lora_rank > inference.adapter_rank:
-        raise InputError(
-            f"training.lora_rank {settings.training.lora_rank} exceeds inference.adapter_rank {inference.adapter_rank}: "
-            f"set adapter_rank to {settings.training.lora_rank}"
-        )
-    if inference.adapter_slots < needed:
-        raise InputError(
-            f"inference.adapter_slots {inference.adapter_slots} cannot hold the versions that storage.max_policy_lag "
-            f"{lag} keeps in play{f' and {opponents} past versions as opponents' if opponents else ''}: set adapter_slots to at "
-            f"least {needed}"
-        )
 
 
 def one_sentence(error: ValidationError) -> str:

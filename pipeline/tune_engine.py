@@ -18,7 +18,8 @@ from pydantic import ConfigDict, Field
 
 from inference.engine_cards import computes_on_card
 from inference.settings import InferenceSettings
-from pipeline.run_settings import RunSettings, check_settings
+from pipeline.check_settings import check_settings
+from pipeline.run_settings import RunSettings
 from pipeline.tuning_candidate import recorded_rows
 from records.policy_version import PolicyVersion
 from storage.adapters import published_versions, read_adapter

@@ -8,7 +8,8 @@ import pytest
 
 from cli import main
 from cli.commands import command_line
-from pipeline.run_settings import RunSettings, check_settings
+from pipeline.check_settings import check_settings
+from pipeline.run_settings import RunSettings
 from reports.read_run import list_runs
 from storage.runs import RunPaths, resolve_run
 from telemetry.errors import InputError

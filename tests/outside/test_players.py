@@ -20,7 +20,8 @@ from outside import players as players_module
 from outside.endpoint import OutsideSettings
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
-from pipeline.run_settings import check_settings, layered_settings
+from pipeline.check_settings import check_settings
+from pipeline.run_settings import layered_settings
 from rollouts import roll_out as roll_out_module
 from rollouts.deciders import DecisionRequest
 from rollouts.opponents import read_opponents, read_table
