@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
-from flows.recovery.mark_crashed import mark_earlier_crashed
+from flows.mark_crashed import mark_earlier_crashed
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.make_engine import make_engine

@@ -32,8 +32,8 @@ from prefect.types import DateTime
 from prefect.types._datetime import now
 
 from flows.given_parameters import check_given, check_inside
+from flows.mark_crashed import mark_children_crashed
 from flows.open_run import finished_summary
-from flows.recovery.mark_crashed import mark_children_crashed
 from flows.run_names import recovery_name
 from pipeline.improve_rounds import ImproveSettings, rounds_left
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide

@@ -21,8 +21,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Pending, Running
 
+from flows import mark_crashed
 from flows.recover_training import SILENT, recover_training
-from flows.recovery import mark_crashed
 from flows.train_policy import train_policy
 from pipeline.improve_rounds import end_round
 from pipeline.run_settings import RunSettings, layered_settings

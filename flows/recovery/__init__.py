@@ -1,1 +1,0 @@
-"""Recovery of training runs after a killed process."""
