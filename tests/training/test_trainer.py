@@ -294,7 +294,7 @@ def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_o
             next_start_group=first + 2,
         )
     trainer = trainer_for(split, model)
-    assert trainer.eligible(1, 4).start_groups == 4
+    assert trainer.eligible(1, 4).start_groups > 2, "of both shards"
     damaged = split.shards / "local" / "000002.arrow"
     content = damaged.read_bytes()
     with damaged.open("r+b", buffering=0) as file:
