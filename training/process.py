@@ -53,6 +53,12 @@ def trainer_command(processes: int) -> list[str]:
     return [*torchrun, *alone, "--max-restarts", "0", "--log-dir", os.devnull, "--no-python", *trainer]
 
 
+def _loopback() -> str:
+    """Name of the network interface that only this machine reaches."""
+    interfaces = psutil.net_if_addrs().items()
+    return next(name for name, found in interfaces if any(each.address == "127.0.0.1" for each in found))
+
+
 class TrainerProcess:
     """A running trainer child. Every call blocks until the child answers, so call it from a thread, not from an event loop.
 
@@ -88,6 +94,8 @@ class TrainerProcess:
             # oneDNN keeps a kernel for each matrix shape, and each micro-batch has another length.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"),
         }
+        if self._several and "PET_NNODES" not in os.environ:
+            environment.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # else gloo looks the machine's name up, and listens there
         if cards:
             environment[VARIABLE] = ",".join(card.visible for card in cards)
         if card_share:

@@ -104,7 +104,6 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path, processes: int):
         from pathlib import Path
         from storage.runs import RunPaths
         from storage.settings import StorageSettings
-from storage.totals import count_run
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
         paths, model = RunPaths(Path({str(tmp_path)!r}) / "run").create(), Path({str(model)!r})
