@@ -30,6 +30,8 @@ def serve(
 ) -> None:
     """Serve a model to training runs with vLLM's own server, or with --openai legal orders to anybody, until SIGTERM or Ctrl-C.
 
+    The command of vLLM's server is printed, and then run in place of this one.
+
     The key, if any, is read from the environment variable ENTENTE_KEY. vLLM loads adapters by their path, so it must see the
     runs' folder under the same path as the run. With --openai a client of the OpenAI API sends a position and a power, and is
     answered with that power's orders.
@@ -55,15 +57,18 @@ def serve(
             return serve_orders(policy, listener, key, runs_root)
     if not model:
         raise InputError("--model requires an argument: the model to serve; or give --openai and --run")
-    chosen = (settings or InferenceSettings()).model_copy(update={"model": model})
+    chosen = (settings or InferenceSettings()).model_copy(update={"model": model, "engine": "vllm"})
     key = os.environ.get(KEY_VARIABLE)
     bind(host, port, key).close()  # refuses what vLLM would refuse minutes later
     from decoding.model_files import resolve_model
+    from inference.choose_engine import engine_here
     from inference.memory_plan import check_memory, read_shape
-    from inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment
+    from inference.server_arguments import KEY_OF_SERVER, MODULE, command_text, server_arguments, server_environment
 
+    engine_here(chosen)  # refuses a machine without vLLM
     folder = resolve_model(model)
     check_memory(read_shape(folder), chosen)
-    environment = os.environ | server_environment(chosen) | ({KEY_OF_SERVER: key} if key else {})
-    command = [sys.executable, "-m", MODULE, *server_arguments(folder, chosen, host=host, port=port)]
-    os.execve(sys.executable, command, environment)
+    arguments, variables = server_arguments(folder, chosen, host=host, port=port), server_environment(chosen)
+    print(command_text(arguments, variables), flush=True)
+    secret = {KEY_OF_SERVER: key} if key else {}
+    os.execve(sys.executable, [sys.executable, "-m", MODULE, *arguments], os.environ | variables | secret)

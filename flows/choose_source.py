@@ -6,7 +6,7 @@ The source is this process or a Dask cluster. The flow does not depend on which 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from inference.start_engine import start_limit_s
+from inference.server_arguments import start_limit_s
 from pipeline.play import RolloutReport
 from pipeline.resources import Resources
 from pipeline.rollout_queue import RolloutQueue

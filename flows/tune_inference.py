@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.given_parameters import check_given, check_inside
 from flows.open_run import prepare_model
 from flows.run_names import tuning_name
-from inference.start_engine import start_limit_s
+from inference.server_arguments import start_limit_s
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.refresh_settings import newest_run
 from pipeline.run_settings import settings_of

@@ -22,14 +22,15 @@ from telemetry.errors import InputError
 
 GIB = 2**30
 _MIB = 2**20
-ENGINE_PROCESS_BYTES = {"vllm": 1160 * _MIB, "torch": 660 * _MIB}
-"""Resident memory of a process with a vLLM or torch engine, without weights and key-value cache."""
+ENGINE_PROCESS_BYTES = {"vllm": 1500 * _MIB, "torch": 660 * _MIB}
+"""Memory of the engine without weights and key-value cache: the three processes of vLLM's server on a CPU, their
+shared pages once, or the flow with the torch engine."""
 TRAINER_PROCESS_BYTES = 600 * _MIB
 """Resident memory of the trainer's process, without weights and activations.
 
-Both were read from /proc in two-step runs of the laptop preset on a machine with two cores: flow 2,191 MiB with vLLM (1,024 of
-them key-value cache) and 687 MiB with torch, trainer 836 and 843 MiB. Shared library pages count in each process, as in the
-metrics `memory/flow_mib` and `memory/trainer_mib`.
+Both were read from /proc on a machine with two cores: server 489 + 476 + 1,555 MiB (1,024 of them key-value cache), flow with
+torch 687 MiB, trainer 836 MiB. Of flow and trainer, shared library pages count in each, as in the metrics `memory/flow_mib` and
+`memory/trainer_mib`.
 """
 CONTEXT_BYTES = GIB
 """GPU memory of a process beyond its tensors: CUDA's context, loaded kernels and work areas of libraries. Unmeasured; half a GiB

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from inference.engine import EngineStats
-from inference.server_arguments import KEY_OF_SERVER, MODULE, compiles, server_arguments, server_environment, start_limit_s
+from inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment, start_limit_s
 from inference.server_process import LOOPBACK, ServerProcess
 from inference.settings import InferenceSettings
 from inference.vllm_client import VllmClient
@@ -57,9 +57,8 @@ class ServedVllm:
             key_variable=KEY_OF_SERVER,
             log=self._log or self._temporary_log(),
         )
-        doing = "it loads the model, compiles it and records CUDA graphs" if compiles(settings) else "it loads the model"
         try:
-            await self._server.start(limit_s=start_limit_s(settings), doing=doing)
+            await self._server.start(limit_s=start_limit_s(settings))
             self._client = VllmClient([self._server.url], settings, model, self._server.key, name=self.name)
             await self._while_it_runs(self._client.start())
         except BaseException:

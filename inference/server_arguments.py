@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from inference.engine_cards import computes_on_card, engine_cards
+from inference.engine_cards import computes_on_card, engine_cards, engine_family
 from inference.settings import KEY_VARIABLE, InferenceSettings
 from telemetry.cards import VARIABLE
 
@@ -108,4 +108,4 @@ def compiles(settings: InferenceSettings) -> bool:
     """Whether the engine compiles at its start. Of servers elsewhere it is assumed, unless the settings say otherwise."""
     if settings.enforce_eager != "auto":
         return settings.enforce_eager == "off"
-    return bool(settings.urls) or (settings.engine != "torch" and computes_on_card(settings))
+    return bool(settings.urls) or (engine_family(settings) == "vllm" and computes_on_card(settings))

@@ -21,12 +21,11 @@ import aiohttp
 
 from telemetry.child import how_it_ended, last_lines
 from telemetry.errors import EngineError
-from telemetry.progress import reporter
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 """Below the ports that systems give to connections, so that a port which is free now is still free when the server binds it."""
-_LOOK_EVERY_S, _SAY_EVERY_S, _GRACE_S = 0.2, 60.0, 10.0
+_LOOK_EVERY_S, _GRACE_S = 0.2, 10.0
 
 
 class ServerProcess:
@@ -75,8 +74,8 @@ class ServerProcess:
             raise EngineError("the server was not started")
         return self._end
 
-    async def start(self, *, limit_s: float, doing: str, say_every_s: float = _SAY_EVERY_S) -> None:
-        """Start the server and wait until it answers; `doing` says for what one waits.
+    async def start(self, *, limit_s: float) -> None:
+        """Start the server and wait until it answers.
 
         Raises:
             EngineError: it ended, or did not answer within `limit_s`; it is ended then.
@@ -93,23 +92,19 @@ class ServerProcess:
             )
         self._end = asyncio.ensure_future(self._child.wait())
         try:
-            await self._wait_until_ready(limit_s, doing, say_every_s)
+            await self._wait_until_ready(limit_s)
         except BaseException:
             await asyncio.shield(self.close(grace_s=0.0))
             raise
 
-    async def _wait_until_ready(self, limit_s: float, doing: str, say_every_s: float) -> None:
-        began, said = time.monotonic(), say_every_s
+    async def _wait_until_ready(self, limit_s: float) -> None:
+        began = time.monotonic()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while not await self._answers(session):
-                passed = time.monotonic() - began
                 if self.end.done():
                     raise EngineError(f"vLLM's server ended {self.ending()}")
-                if passed >= limit_s:
+                if time.monotonic() - began >= limit_s:
                     raise EngineError(f"vLLM's server did not start within {limit_s:g} s; its log is '{self._log}'")
-                if passed >= said:
-                    said = passed + say_every_s
-                    reporter().say(f"vLLM's server is still starting after {passed:.0f} s: {doing}")
                 await asyncio.wait({self.end}, timeout=_LOOK_EVERY_S)
 
     async def _answers(self, session: aiohttp.ClientSession) -> bool:
@@ -129,12 +124,13 @@ class ServerProcess:
         if self._child is None:
             return
         child, self._child = self._child, None
-        with contextlib.suppress(ProcessLookupError):
+        try:
             if grace_s and not self.end.done():
                 child.terminate()
                 await asyncio.wait({self.end}, timeout=grace_s)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
         await asyncio.shield(self.end)
         if child.stdin is not None:
             child.stdin.close()

@@ -4,39 +4,16 @@ A first start on a card compiles the model and records CUDA graphs, which takes 
 """
 
 import asyncio
-import multiprocessing
 import time
-from collections.abc import Set
-from contextlib import suppress
-from multiprocessing.process import BaseProcess
-
-import psutil
 
 from inference.engine import Engine
-from inference.engine_cards import computes_on_card, engine_family
 from inference.host import EngineHost
+from inference.server_arguments import compiles, start_limit_s
 from inference.settings import InferenceSettings
 from telemetry.errors import EngineError
 from telemetry.progress import reporter
 
-START_S = 300.0
-"""Time limit where nothing is compiled, seconds."""
-COMPILING_START_S = 1800.0
-"""Time limit where vLLM compiles and records CUDA graphs, seconds. Unmeasured; six times as long as for loading alone."""
 _SAY_EVERY_S = 60.0
-_KILL_EVERY_S = 0.5
-
-
-def start_limit_s(settings: InferenceSettings) -> float:
-    """Seconds within which an engine of these settings must be ready."""
-    return COMPILING_START_S if compiles(settings) else START_S
-
-
-def compiles(settings: InferenceSettings) -> bool:
-    """Whether the engine compiles at its start. Of servers elsewhere it is assumed, unless the settings say otherwise."""
-    if settings.enforce_eager != "auto":
-        return settings.enforce_eager == "off"
-    return bool(settings.urls) or (engine_family(settings) == "vllm" and computes_on_card(settings))
 
 
 async def start_engine(
@@ -44,17 +21,17 @@ async def start_engine(
 ) -> None:
     """Start `engine` on `host`.
 
-    After the limit, or if the caller is cancelled, the processes that the start makes are ended. That ends a start of vLLM with a
-    core in a process of its own, which blocks the host's thread. A start inside this process cannot be ended: this waits for it.
+    A start that takes too long, or whose caller is cancelled, is cancelled. Then this waits until the host's thread is free,
+    because torch's loading cannot be cut short.
 
     Raises:
         EngineError: it did not start, or not in time.
     """
-    limit, before, began = start_limit_s(settings), set(multiprocessing.active_children()), time.monotonic()
+    limit, began = start_limit_s(settings), time.monotonic()
     start = asyncio.ensure_future(host.run(engine.start()))
-    doing = "vLLM loads the model, compiles it and records CUDA graphs" if compiles(settings) else "the model is loaded"
+    doing = "the model is compiled and CUDA graphs are recorded" if compiles(settings) else "the model is loaded"
     if settings.urls:
-        doing = "vLLM servers are not ready"
+        doing = "servers are not ready"
     try:
         while not start.done():
             passed = time.monotonic() - began
@@ -70,24 +47,4 @@ async def start_engine(
     finally:
         if not start.done():
             start.cancel()
-            await _end_start(host, before)
-
-
-async def _end_start(host: EngineHost, before: Set[BaseProcess]) -> None:
-    """Kill the children that a start makes, also those that it makes from now on, until the host's thread is free."""
-    free = asyncio.ensure_future(host.run(asyncio.sleep(0)))
-    while not free.done():
-        for child in set(multiprocessing.active_children()) - before:
-            _kill_tree(child.pid)
-        await asyncio.wait({free}, timeout=_KILL_EVERY_S)
-
-
-def _kill_tree(pid: int | None) -> None:
-    """Kill a process and its descendants. They are asked nothing first: vLLM's core takes minutes to end while it waits for its
-    workers, and a start has nothing to save.
-    """
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+            await host.run(asyncio.sleep(0))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from decoding.model_files import eos_token_id, model_fingerprint
+from inference.server_arguments import START_S, start_limit_s
 from inference.settings import KEY_VARIABLE, InferenceSettings
-from inference.start_engine import START_S, start_limit_s
 from inference.vllm_server import AnswerRejected, CallFailed, KeyRefused, NotThere, Server
 from inference.vllm_wire import FLOAT32, ROUNDED, SIDE_BY_SIDE, Answer, adapter_name, probe_request, same_weights
 from records.policy_version import BASE, PolicyVersion
