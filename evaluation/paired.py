@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from evaluation.intervals import Estimate, cluster_means, clusters_to_show, estimate
 from evaluation.score_files import ScoreRecord
+from evaluation.settings import SCORE_SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,6 @@ def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference
     for what, one, other in (
         ("opponents", first.opponents, second.opponents),
         ("horizons in years", ours.horizon_years, theirs.horizon_years),
-        ("seeds", ours.seed, theirs.seed),
     ):
         if one != other:
             return f"they were measured with other {what}, {one} and {other}"
@@ -48,7 +48,7 @@ def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference
     games = [gains[0][key].game_id for key in both]
     needed = clusters_to_show(list(cluster_means(differences, games).values()))
     return ScoreDifference(
-        difference=estimate(differences, games, ours.seed),
+        difference=estimate(differences, games, SCORE_SEED),
         forks=len(both),
         forks_to_show=None if needed is None else round(needed * len(both) / len(set(games))),
     )

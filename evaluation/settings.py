@@ -12,6 +12,9 @@ from telemetry.setting_marks import Seed, Settings
 
 Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
 
+SCORE_SEED = 1000
+"""Seed of the positions, dice and draws of every score, so that any two scores can be compared."""
+
 
 class EvaluationSettings(Settings):
     """How strength is measured."""
@@ -24,8 +27,6 @@ class EvaluationSettings(Settings):
     """Game years played from each position."""
     opponents: tuple[str, ...] = ("random", "mover")
     """Scripted players of the other powers; the first gives the score."""
-    seed: Seed = 1000
-    """Seed of positions, dice and draws."""
     every: Annotated[int, Field(ge=0)] = 0
     """Versions between two that are measured while training goes on; 0: none."""
     beside: Literal["auto", "deployment", "inside"] = "auto"

@@ -13,7 +13,7 @@ import numpy as np
 
 from decoding.thoughts import Thought, thought_of
 from evaluation.intervals import Estimate, estimate
-from evaluation.settings import EvaluationSettings
+from evaluation.settings import SCORE_SEED, EvaluationSettings
 from game.board import POWERS, Board
 from game.snapshot import Snapshot
 from inference.engine import Engine
@@ -116,7 +116,7 @@ async def measure_strength(
 
     async def gain(snapshot: Snapshot, power: str) -> tuple[float, int, Opening | None]:
         nonlocal done
-        name = f"evaluation/{settings.seed}/{snapshot.snapshot_id}/{power}"
+        name = f"evaluation/{SCORE_SEED}/{snapshot.snapshot_id}/{power}"
         plan = ForkPlan(
             name=name,
             shared_name=name,
@@ -140,7 +140,7 @@ async def measure_strength(
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
     games = np.array([snapshot.game_id for snapshot, _ in pairs])
-    found = estimate(gains, games, settings.seed)
+    found = estimate(gains, games, SCORE_SEED)
     return Score(
         mean=found.mean,
         low=found.low,
@@ -174,7 +174,7 @@ def _opening(snapshot: Snapshot, first: PlayedDecision, tokens: Tokens | None) -
 def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
     """Powers measured on a position: a seeded sample of those that have something to order."""
     powers = list(Board.restore(snapshot).legal_orders())
-    generator = dice("evaluation-powers", settings.seed, snapshot.snapshot_id)
+    generator = dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id)
     return sorted(generator.sample(powers, min(settings.powers_per_position, len(powers))))
 
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from evaluation.intervals import clusters_to_show, estimate, format_interval
+from evaluation.settings import SCORE_SEED
 from pipeline.run_settings import RunSettings, layered_settings, merge_layers, one_sentence
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
@@ -343,10 +344,9 @@ def sweep_results(state: SweepState) -> list[dict[str, Any]]:
 
 def _result(state: SweepState, point: int) -> dict[str, Any]:
     def over_seeds(by_seed: Mapping[int, float]) -> dict[str, Any] | None:
-        evaluation = state.runs[0].evaluation
         if not by_seed:
             return None
-        found = estimate(list(by_seed.values()), list(by_seed), evaluation.seed)
+        found = estimate(list(by_seed.values()), list(by_seed), SCORE_SEED)
         return {"mean": round(found.mean, 4), "interval": found.rounded(), "seeds": found.clusters}
 
     first, ours = ({run.seed: score_of(run) for run in state.of_point(each)} for each in (0, point))

@@ -27,7 +27,7 @@ def test_every_setting_is_told_with_what_it_takes_and_whether_a_resumed_run_may_
     assert [name for name, setting in told.items() if not setting.description] == []
     assert told["rollouts.forks_per_group"].kind == "integer, ≥ 2 and ≤ 256"
     marked = {
-        name: told[name].changes for name in ("training.loss", "storage.max_policy_lag", "inference.urls", "evaluation.seed")
+        name: told[name].changes for name in ("training.loss", "storage.max_policy_lag", "inference.urls", "evaluation.every")
     }
     assert list(marked.values()) == [STAYS, MAY_CHANGE_RECORDED, MAY_CHANGE, MAY_CHANGE]
     written = tomllib.loads("\n".join(f"x{i} = {each.default}" for i, each in enumerate(told.values()) if each.default != "none"))

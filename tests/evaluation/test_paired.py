@@ -76,7 +76,6 @@ def test_a_difference_whose_interval_holds_0_is_not_shown():
         pytest.param(
             {"settings": SETTINGS.model_copy(update={"horizon_years": 2})}, "other horizons in years, 1 and 2", id="horizon"
         ),
-        pytest.param({"settings": SETTINGS.model_copy(update={"seed": 7})}, "other seeds, 1000 and 7", id="seed"),
     ],
 )
 def test_scores_of_other_questions_are_not_paired(other: dict, why: str):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evaluation.score_files import ScoreRecord, read_score, read_scores, write_score
-from evaluation.settings import EvaluationSettings
+from evaluation.settings import SCORE_SEED, EvaluationSettings
 from evaluation.strength import POLICY, measure_strength
 from game.board import Board
 from game.players import player
@@ -29,12 +29,12 @@ def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
     gains = []
     for snapshot in positions:
         able = sorted(
-            dice("evaluation-powers", SETTINGS.seed, snapshot.snapshot_id).sample(list(Board.restore(snapshot).legal_orders()), 2)
+            dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id).sample(list(Board.restore(snapshot).legal_orders()), 2)
         )
         for power in able:
             board, name = (
                 Board.restore(snapshot),
-                f"evaluation/{SETTINGS.seed}/{snapshot.snapshot_id}/{power}",
+                f"evaluation/{SCORE_SEED}/{snapshot.snapshot_id}/{power}",
             )
             year, start = board.year, len(board.centres()[power])
             while board.phase < f"S{year + 1}M" if board.phase[0] == "S" else board.year == year:
