@@ -18,7 +18,8 @@ from storage.runs import RunPaths
 from storage.shards import open_shard
 
 ROOT = Path(__file__).resolve().parents[2]
-OVERLAPPED = ("--pipeline.buffer-depth", "1", "--inference.engine", "torch")
+OVERLAPPED = ("--pipeline.buffer-depth", "1", "--rollouts.start-groups", "4", "--inference.engine", "torch")
+"""Four tasks at a time, as many as two processes take, so that both have some."""
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +69,7 @@ def test_a_cluster_of_two_processes_plays_a_run_and_one_of_them_may_die(workplac
     words = ("train", "--config", "small.toml", "--run", "dask", "--steps", "6", "--json", "--pipeline.task-runner", "dask")
     with workplace.start(*words, *OVERLAPPED) as process:
         try:
-            both = wait(300, "shards of both processes", lambda: len(sides(paths)) == 2 and sides(paths), process)
+            both = wait(600, "shards of both processes", lambda: len(sides(paths)) == 2 and sides(paths), process)
             kill(int(sorted(both)[0].rsplit("-", 1)[1]))
             out, err = process.communicate(timeout=400)
         except BaseException:
