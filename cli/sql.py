@@ -48,7 +48,7 @@ def sql(
     run: Run = LATEST,
     runs: Annotated[str, Parameter(help="Several runs instead: names with commas, or a pattern such as 'sweep-*'.")] = "",
     runs_root: RunsRoot = Path("runs"),
-    as_of: Annotated[int | None, Parameter(help="A step: show the run as it was when its rows were chosen.")] = None,
+    as_of: Annotated[int | None, Parameter(help="A step: show the shards that it chose from, and the ledgers before it.")] = None,
     format: Annotated[
         Format | None,
         Parameter(help="Format of the answer; json: one object per line; default: by the ending of --output, else table."),

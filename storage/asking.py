@@ -193,4 +193,5 @@ def left_out(connection: duckdb.DuckDBPyConnection) -> str:
     found = connection.sql("SELECT shard, sentence FROM refused ORDER BY ALL").fetchall()
     if not found:
         return ""
-    return f"the answer lacks rows of {len(found)} damaged files, first {found[0][0]}: {found[0][1]} (the view refused has all)"
+    first, why = found[0]
+    return f"the answer lacks rows of {len(found)} files that are damaged or gone, first {first}: {why} (view refused has all)"
