@@ -1,7 +1,4 @@
-"""Requests of the decode benchmark: made-up decisions of a given size, and decisions of real rollouts.
-
-Made-up decisions use the words of real orders. No two of them share a table or a prompt.
-"""
+"""Requests of the decode benchmark: decisions of real rollouts."""
 
 import json
 import random
@@ -14,73 +11,13 @@ import numpy as np
 
 from decoding.legal_table import END
 from game.board import Board
-from game.legal import LegalOrders, OrderKind
+from game.legal import LegalOrders
 from game.players import player
 from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE
 from rollouts.fork import Tokens
-
-_PLACES = """
-ADR AEG ALB ANK APU ARM BAL BAR BEL BER BLA BOH BOT BRE BUD BUL BUR CLY CON DEN EAS EDI ENG FIN GAL GAS GRE HEL HOL ION IRI KIE
-LON LVN LVP LYO MAO MAR MOS MUN NAF NAO NAP NTH NWG NWY PAR PIC PIE POR PRU ROM RUH RUM SER SEV SIL SKA SMY SPA STP SWE SYR TRI
-TUN TUS TYR TYS UKR VEN VIE WAL WAR WES YOR
-"""
-PLACES = _PLACES.split()
-PROMPT_TOKENS = 230
-"""Length of a made-up prompt, about that of a real one. None of it is cached, so prefill takes more than in a rollout."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Size of made-up decisions."""
-
-    units: int
-    fewest: int
-    """Least number of orders of a unit."""
-    most: int
-    """Largest number of orders of a unit."""
-    batch: int
-    """Decisions in flight at a time."""
-
-
-SHAPES = {
-    "b32": Shape(units=4, fewest=10, most=60, batch=32),
-    "b128": Shape(units=4, fewest=10, most=60, batch=128),
-    "10units_b32": Shape(units=10, fewest=30, most=400, batch=32),
-}
-
-
-def made_up_orders(dice: random.Random, shape: Shape) -> LegalOrders:
-    """Random legal orders: holds, moves and supports."""
-    sites, options = [], []
-    for place in dice.sample(PLACES, shape.units):
-        near, size = dice.sample(PLACES, 12), dice.randint(shape.fewest, shape.most)
-        own = {f"A {place} H", *(f"A {place} - {goal}" for goal in near[:6])}
-        while len(own) < size:
-            own.add(f"A {place} S {dice.choice('AF')} {dice.choice(PLACES)} - {dice.choice(near)}")
-        sites.append(f"A {place}")
-        options.append(tuple(sorted(own)))
-    return LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=tuple(sites), options=tuple(options), picks=shape.units)
-
-
-def made_up_prompt(dice: random.Random, tokens: Tokens) -> list[int]:
-    """A random prompt, which shares no prefix with another."""
-    return [dice.randrange(tokens.codec.vocabulary_size) for _ in range(PROMPT_TOKENS)]
-
-
-def made_up_requests(dice: random.Random, tokens: Tokens, shape: Shape) -> list[GenerationRequest]:
-    """A batch of made-up decisions."""
-    return [
-        GenerationRequest(
-            request_id=f"made-up/{dice.getrandbits(60):x}",
-            prompt_ids=made_up_prompt(dice, tokens),
-            table=tokens.tables.table(made_up_orders(dice, shape)),
-            seed=dice.getrandbits(40),
-        )
-        for _ in range(shape.batch)
-    ]
 
 
 def played_positions(games: int, seed: int) -> list[Snapshot]:

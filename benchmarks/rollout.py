@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.laptop_run import cache_of
-from benchmarks.old_way.engine import OldEngine, engine_settings
+from benchmarks.old_way.engine import OldEngine
 from benchmarks.old_way.play import OldRollouts
 from benchmarks.old_way.prompts import make_json_model
 from benchmarks.outcome import Outcome, Target
 from benchmarks.played_steps import RunInputs, play_step, uncached_per_decision
 from decoding.codec import Codec
-from inference.embedded import EmbeddedEngine
 from inference.engine import forget_prefixes
+from inference.torch_engine import TorchEngine
 from pipeline.run_settings import RunSettings
 from rollouts.fork import Tokens
 from state_cache.store import open_cache
@@ -59,7 +59,7 @@ class Ours:
 
     def __init__(self, settings: RunSettings, positions: Any, folder: Path) -> None:
         model = make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
-        self.engine = EmbeddedEngine(model, engine_settings(settings.inference, jump=True), name="ours")
+        self.engine = TorchEngine(model, settings.inference, name="ours")
         self._inputs = RunInputs(positions=positions, rollouts=settings.rollouts, seed=settings.seed)
         self._tokens, self._paths = Tokens(Codec(model), settings.prompts), RunPaths(folder).create()
 

@@ -4,6 +4,7 @@ Requests are real: prompts and legal tables of forks that played a phase already
 """
 
 import asyncio
+import json
 import math
 import shutil
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.decode_cases import played_positions, requests_for, rollout_cases
@@ -24,8 +26,7 @@ from benchmarks.trainer_cases import QWEN_7B, model_of
 from decoding.architectures import read_architecture
 from decoding.codec import Codec
 from decoding.model_files import eos_token_id, max_position, resolve_model
-from inference.adapter_check import version_in
-from inference.calibrate import write_random_adapter
+from inference.adapter_check import CONFIG_FILE, WEIGHTS_FILE, version_in
 from inference.choose_engine import choose_engine, engine_here
 from inference.engine_cards import vllm_build
 from inference.settings import InferenceSettings
@@ -99,6 +100,19 @@ def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
     return version_in(write_random_adapter(folder, model, RANK, scale), version)
 
 
+def write_random_adapter(folder: Path, model: Path, rank: int, spread: float) -> Path:
+    """Write a peft adapter with weights from N(0, spread) on all LoRA targets of the model's family; return `folder`."""
+    architecture, tensors = read_architecture(model), {}
+    for path, (out_features, in_features) in architecture.linear_layers().items():
+        tensors[f"base_model.model.{path}.lora_A.weight"] = spread * torch.randn(rank, in_features)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = spread * torch.randn(out_features, rank)
+    save_file(tensors, folder / WEIGHTS_FILE)
+    targets = sorted(architecture.targets())
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
+    (folder / CONFIG_FILE).write_text(json.dumps(described | {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM"}))
+    return folder
+
+
 def engine_settings(job: Job, **changed: Any) -> InferenceSettings:
     """The settings of a run's engine on this device, alone on its card."""
     model, on_card = model_folder(job), job.device == "cuda"
@@ -107,7 +121,6 @@ def engine_settings(job: Job, **changed: Any) -> InferenceSettings:
         # A CUDA build of vLLM does not compute on a CPU.
         engine="torch" if not on_card and vllm_build() == "cuda" else "auto",
         dtype=job.dtype,
-        adapters="slots" if on_card else "merge_reload",
         adapter_rank=RANK,
         max_sequences=BATCHES[job.device][-1],
         max_batched_tokens=8192 if on_card else 4096,
@@ -309,16 +322,16 @@ def adapters(job: Job) -> Found:
     model, in_flight = model_folder(job), COMPARED[job.device]
     policy, requests = random_policy(job, model, 1), make_requests(model, 8 + 4 * in_flight, "adapters")
 
-    async def measure(engine: Any) -> tuple[list[Generation], float, str]:
+    async def measure(engine: Any) -> tuple[list[Generation], float]:
         await engine.publish(policy)
         found = await draw(engine, requests[:SCORED])
-        return found, await rate(engine, requests, "rate", in_flight), getattr(engine, "adapters", "slots")
+        return found, await rate(engine, requests, "rate", in_flight)
 
-    found, decisions, way = with_engine(job, measure)
+    found, decisions = with_engine(job, measure)
     if {generation.policy.version for generation in found} != {1}:
         raise StageFailed("the engine drew with another version than the published one")
     gap = check_drawn(job, load_reference(job, policy), list(zip(requests[:SCORED], found, strict=True)))
     return Found(
-        sentence=f"{decisions:.0f} decisions/s with {way}; log-probabilities are those of the adapter",
+        sentence=f"{decisions:.0f} decisions/s with an adapter; log-probabilities are those of the adapter",
         figures={"decisions_per_s": decisions, "gap_largest_nats": gap.largest},
     )

@@ -128,9 +128,9 @@ async def _their_score(settings: RunSettings, cache: StateCache, model: Path, ad
     """Mean centres gained by TRL's adapter, measured as for a run: in our engine, under the legal mask."""
     from evaluation.strength import measure_strength
     from inference.adapter_check import version_in
-    from inference.embedded import EmbeddedEngine
+    from inference.torch_engine import TorchEngine
 
-    engine = EmbeddedEngine(model, settings.inference, name="peers")
+    engine = TorchEngine(model, settings.inference, name="peers")
     await engine.start()
     try:
         await engine.publish(version_in(adapter, 1))

@@ -6,24 +6,16 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import decode
-from benchmarks.decode_cases import (
-    InstantEngine,
-    Models,
-    Shape,
-    requests_for,
-)
+from benchmarks.decode_cases import InstantEngine, Models, requests_for
 from benchmarks.played_steps import RunInputs, record_step
 from game.snapshot import Snapshot
+from inference.settings import InferenceSettings
+from inference.torch_engine import TorchEngine
 from rollouts.settings import RolloutSettings
-from telemetry.errors import EngineError
-
-SMALL = Shape(units=2, fewest=3, most=8, batch=5)
-
 
 # -- cases -------------------------------------------------------------------------------------------------------------------
 
@@ -56,7 +48,8 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     emptied: list[int] = []
 
     class Caching(InstantEngine):
-        _engine = SimpleNamespace(reset_prefix_cache=lambda: emptied.append(1))
+        async def forget_prefixes(self) -> None:
+            emptied.append(1)
 
         async def generate(self, request):
             prompts.append(len(request.prompt_ids))
@@ -70,41 +63,30 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     assert found["uncached_tokens_per_decision"] == pytest.approx(whole / decisions - 10)
 
 
-@pytest.mark.vllm
-@pytest.mark.system
-def test_arms_that_draw_different_numbers_of_tokens_give_no_figure(vllm_engine, host, tokens, monkeypatch):
-    answers = iter([(1.0, [[1, 2]] * SMALL.batch), (1.0, [[1]] * SMALL.batch)])
-    monkeypatch.setattr(decode, "draw_batch", lambda engine, batch, clock: next(answers))
-    with pytest.raises(EngineError, match="different numbers of tokens"):
-        decode.masked_over_unmasked(vllm_engine, tokens, SMALL, rounds=1, seed=0)
-
-
-@pytest.mark.vllm
-@pytest.mark.system
-def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(vllm_engine, host, tokens, model, positions, monkeypatch):
-    """Small, on the shared engine, which gets its weights back."""
+def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(host, tokens, model, positions, monkeypatch):
     monkeypatch.setattr(decode, "STEPS", 2)
+    settings = InferenceSettings(engine="torch", max_model_length=512)
+    engine = TorchEngine(model, settings)
 
     async def measure() -> dict[str, float]:
-        found, cases = await decode.rollout_figures(vllm_engine, tokens, laptop_like(positions), rounds=1)
-        requests = requests_for(cases, tokens, "again")
-        return {
-            **found,
-            **await decode.batching_figures(vllm_engine, requests, rounds=1),
-            **await decode.jump_figures(vllm_engine, requests, rounds=1),
-            **await decode.notation_figures(vllm_engine, Models(full=model, slot=model), cases, jumps=True, rounds=1),
-        }
+        await engine.start()
+        try:
+            found, cases = await decode.rollout_figures(engine, tokens, laptop_like(positions), rounds=1)
+            return {
+                **found,
+                **await decode.batching_figures(engine, requests_for(cases, tokens, "again"), rounds=1),
+                **await decode.notation_figures(engine, Models(full=model, slot=model), settings, cases, rounds=1),
+            }
+        finally:
+            await engine.close()
 
     figures = host.submit(measure()).result(timeout=120)
     assert 0.2 < figures["prefix_hit_share"] < 1
     assert figures["slot_completion_tokens_rollouts"] < figures["full_completion_tokens_rollouts"]
-    assert 0 < figures["jump_passes_share_rollouts"] < 0.8
-    assert {"jump_over_one_by_one_rollouts", "slot_over_full_jumping_rollouts"} <= figures.keys()
     assert figures["batched_over_sequential_rollouts"] > 1 and 0 < figures["forced_token_share_rollouts"] < 1
 
 
 @pytest.mark.slow
-@pytest.mark.vllm
 def test_the_whole_benchmark_ends_with_one_object(entente, model: Path):
     shutil.copytree(model, entente.folder / "model")
     done = entente.process("bench", "decode", "--model", "model", "--rounds", "1", "--json", timeout=600)
