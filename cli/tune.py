@@ -35,7 +35,7 @@ def tune(
 
         entente bench tune --run mine --max-sequences 128 256 512 --max-batched-tokens 4096 8192 16384 --concurrency 128 256
 
-        entente bench tune --run mine --adapters slots merge_reload --block-size 32 64 --max-latency-ms 5000 --json
+        entente bench tune --run mine --max-batched-tokens 4096 8192 --max-latency-ms 5000 --json
 
         entente train --config runs/_tuning/mine/tuned.toml
     """

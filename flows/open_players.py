@@ -1,8 +1,7 @@
 """Opens engines for the policy versions, models and adapters of a match. Scripted players need none, also if they search.
 
-Versions of two runs may have the same number, so each version gets its own number in the engine. An engine that serves several
-versions at once (LoRA slots, or the torch engine) serves them all. If it serves one at a time, as merged weights, each version
-has its own engine. A model that plays without a run always has its own. The engines take turns on one thread.
+Versions of one base are adapters of one engine. Those of two runs may have the same number, so each version gets its own number
+there. A model that plays without a run has an engine of its own. The engines take turns on one thread.
 """
 
 import hashlib
@@ -19,10 +18,9 @@ from evaluation.repeated import RepeatedDecider
 from evaluation.settings import PlaySettings
 from flows.open_run import prepare_model
 from game.prompt_settings import DEFAULT_PROMPTS
-from inference.choose_engine import engine_here
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.make_engine import make_engine, serving
+from inference.make_engine import make_engine
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.run_settings import RunSettings, settings_of
@@ -128,8 +126,9 @@ async def _groups(policies: Sequence[Contestant], runs_root: Path) -> list[_Grou
         check_same_base(bases)
         base = bases[versions[0].run]
         tokens = {run: Tokens(Codec(base), some.prompts) for run, some in settings.items()}
-        for players, inference in _engines(first, versions):
-            groups.append(_Group(players=players, model=base, tokens=tokens, inference=inference))
+        slots = max(first.inference.adapter_slots, len(versions))
+        inference = first.inference.model_copy(update={"adapter_slots": slots})
+        groups.append(_Group(players=versions, model=base, tokens=tokens, inference=inference))
     elif models:
         apply_threads(usable_cores())
     for player in models:
@@ -171,19 +170,6 @@ def check_same_base(models: Mapping[str, Path]) -> None:
 def _digest(file: Path) -> str:
     with open(file, "rb") as content:
         return hashlib.sha256(content.read(_HASHED_BYTES)).hexdigest()
-
-
-def _engines(settings: RunSettings, policies: Sequence[Contestant]) -> list[tuple[list[Contestant], InferenceSettings]]:
-    """The versions that each engine serves, and the engine's settings."""
-    inference = settings.inference
-    kind = None if inference.urls else engine_here(inference)[0]
-    if serving(kind, inference.adapters, len(policies)) == "each":
-        return [([player], inference.model_copy(update={"adapters": "merge_reload"})) for player in policies]
-    slots = max(inference.adapter_slots, len(policies))
-    update: dict = {"adapter_slots": slots}
-    if len(policies) > 1 and kind == "vllm":
-        update["adapters"] = "slots"
-    return [(list(policies), inference.model_copy(update=update))]
 
 
 async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestant]) -> list[tuple[int, Contestant]]:

@@ -32,7 +32,6 @@ from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.check_settings import check_objective, check_settings
 from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
-from pipeline.past_versions import open_opponent_engine
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings, check_prompts, check_resumed, settings_of
 from pipeline.threads import apply_threads
@@ -77,7 +76,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     check_objective(settings)
     if not resume:
         check_prompts(settings)
-    check_opponent_versions(settings.paths, settings.rollouts, settings.inference)
+    check_opponent_versions(settings.paths, settings.rollouts)
     hooks_of(settings.alerts.file, settings.runs_root)
     check_runs_root(settings.runs_root)
     if resume or settings.run:
@@ -214,7 +213,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
         provenance = _provenance(settings, model)
-        opponent_engine = await open_opponent_engine(stack, paths, model, host, settings.rollouts, settings.inference)
         control = ControlDesk(
             paths,
             base_model=provenance["base_model"],
@@ -233,7 +231,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             host=host,
             engine=engine,
             tokens=tokens,
-            opponent_engine=opponent_engine,
             trainer=trainer,
             resume_point=resume_point,
             provenance=provenance,

@@ -1,6 +1,6 @@
 """Chooses the engine of this process: vLLM on a GPU, torch everywhere else, unless a setting names one.
 
-On a CPU vLLM gains nothing over torch: its LoRA slots are slow there, and merged weights serve one version at a time.
+On a CPU vLLM gains nothing over torch: its LoRA slots are slow there.
 
 An engine's library is imported only after the engine was chosen. Nothing here calls CUDA: a process that has initialised it
 cannot be given other cards, and vLLM could not fork from it.

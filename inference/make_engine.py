@@ -2,12 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
-from inference.choose_engine import EngineKind, choose_engine, engine_here
+from inference.choose_engine import choose_engine, engine_here
 from inference.engine import Engine
 from inference.engine_cards import unused_card
-from inference.settings import KEY_VARIABLE, AdapterMode, InferenceSettings
+from inference.settings import KEY_VARIABLE, InferenceSettings
 from inference.supervisor import EngineSupervisor
 from inference.vllm_client import VllmClient
 from telemetry.progress import reporter
@@ -26,12 +25,3 @@ def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = 
     if unused := unused_card():
         reporter().say(unused)
     return EngineSupervisor(lambda: choose_engine(settings, model, log=log))
-
-
-def serving(kind: EngineKind | None, adapters: AdapterMode, versions: int) -> Literal["one", "each"]:
-    """Whether one engine can serve that many `versions` at a time, or each version needs its own engine.
-
-    Args:
-        kind: the engine of this machine; None: vLLM servers by URL.
-    """
-    return "one"

@@ -16,7 +16,8 @@ import psutil
 from decoding.architectures import FAMILIES, Architecture, read_architecture
 from decoding.model_files import read_config
 from inference.engine_cards import engine_cards, engine_family
-from inference.settings import AdapterMode, InferenceSettings
+from inference.server_arguments import CACHE_BLOCK
+from inference.settings import InferenceSettings
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
 
@@ -119,9 +120,7 @@ def read_shape(model: Path) -> ModelShape | None:
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
     """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
 
-    Where vLLM serves merged weights, the flow also keeps the linear layers that adapters are merged into, and a merged copy of
-    them while it publishes. The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the
-    greatest length.
+    The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the greatest length.
     """
     kind = engine_family(settings)
     width = _WIDTHS.get(settings.dtype, shape.width)
@@ -130,16 +129,14 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     # Each card holds its part of the heads; with fewer heads than cards each holds one.
     token = 2 * shape.layers * -(-shape.key_value_heads // parts) * shape.head_width * width
     on_gpu = machine.gpu_total > 0
-    block = settings.block_size
+    block = CACHE_BLOCK
     if kind == "torch":
         kv_cache = token * settings.max_model_length * settings.max_sequences
         reserved = weights + kv_cache if on_gpu else 0
-        block, base = 1, 0
+        block = 1
     else:
         reserved = int(machine.gpu_total * settings.gpu_memory_share)
         kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
-        merges = settings.adapters == "merge_reload" or (settings.adapters == "auto" and not on_gpu)
-        base = 2 * shape.linear_parameters * shape.width if merges else 0
     return MemoryPlan(
         weights=weights,
         kv_cache=kv_cache,
@@ -147,7 +144,7 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
         tokens=max(0, kv_cache) // (block * token) * block,
         sequence=-(-settings.max_model_length // block) * block,
         process=ENGINE_PROCESS_BYTES[kind],
-        needed=(ENGINE_PROCESS_BYTES[kind] * parts) + base + (0 if on_gpu else weights + kv_cache) + trainer,
+        needed=(ENGINE_PROCESS_BYTES[kind] * parts) + (0 if on_gpu else weights + kv_cache) + trainer,
         gpu_needed=reserved,
     )
 
@@ -232,13 +229,10 @@ def check_memory(
             "change it"
         )
     in_vllm = engine_family(settings) == "vllm"
-    if in_vllm and not machine.gpu_total and settings.block_size % CPU_BLOCK:
+    if in_vllm and shape.has_experts and not machine.gpu_total:
         raise InputError(
-            f"inference.block_size {settings.block_size} must be a multiple of {CPU_BLOCK}, because vLLM's attention on the "
-            f"CPU takes no other: set it to {CPU_BLOCK}"
+            f"vLLM has no LoRA for a mixture of experts ('{shape.family}') on a CPU: set inference.engine to 'torch'"
         )
-    if in_vllm:
-        adapter_mode(settings, shape, on_cpu=not machine.gpu_total)
     plan = plan_memory(shape, settings, machine, trainer=trainer)
     if machine.gpu_total and in_vllm:
         _check_gpu(plan, settings, machine, trainer_gpu if shared else 0)
@@ -259,22 +253,6 @@ def check_memory(
         f"the run (weights {size_text(plan.weights)}, key-value cache {size_text(plan.kv_cache)}, trainer {size_text(trainer)})",
         "choose a smaller model" if machine.gpu_total else cure,
     )
-
-
-def adapter_mode(settings: InferenceSettings, architecture: Architecture, *, on_cpu: bool) -> AdapterMode:
-    """How vLLM serves policy versions: `settings.adapters`, except that 'auto' becomes 'merge_reload' where vLLM has no LoRA.
-
-    Raises:
-        InputError: `settings.adapters` is 'slots' and vLLM has no LoRA for this architecture.
-    """
-    if settings.adapters == "merge_reload" or not (architecture.has_experts and on_cpu):
-        return settings.adapters
-    if settings.adapters == "slots":
-        raise InputError(
-            f"inference.adapters 'slots' does not work for a mixture of experts ('{architecture.family}') on a CPU, because "
-            "vLLM's LoRA for it needs Triton, which the CPU build of vLLM does not have: set it to 'merge_reload' or 'auto'"
-        )
-    return "merge_reload"
 
 
 def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, trainer: int) -> None:

@@ -19,6 +19,8 @@ KEY_OF_SERVER = "VLLM_API_KEY"
 """Variable of the key. An argument would show it to every user of the machine."""
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Slot ranks that vLLM supports."""
+CACHE_BLOCK = 32
+"""Tokens of a block of the key-value cache, of which only whole ones are shared; vLLM's attention on a CPU takes no fewer."""
 START_S = 300.0
 """Time limit of a start where nothing is compiled, seconds."""
 COMPILING_START_S = 1800.0
@@ -40,7 +42,7 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--max-model-len": settings.max_model_length,
         "--max-num-seqs": settings.max_sequences,
         "--max-num-batched-tokens": settings.max_batched_tokens,
-        "--block-size": settings.block_size,
+        "--block-size": CACHE_BLOCK,
         "--gpu-memory-utilization": settings.gpu_memory_share,
         "--tensor-parallel-size": settings.tensor_parallel,
         "--logits-processors": PROCESSOR,

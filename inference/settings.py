@@ -8,7 +8,6 @@ from telemetry.setting_marks import MAY_CHANGE, HttpAddress, Settings
 
 KEY_VARIABLE = "ENTENTE_KEY"
 """Name of the environment variable that holds the servers' key; the key itself is never written to a file."""
-AdapterMode = Literal["auto", "slots", "merge_reload"]
 
 
 class InferenceSettings(Settings):
@@ -21,25 +20,18 @@ class InferenceSettings(Settings):
     engine: Literal["auto", "vllm", "torch"] = "auto"
     """'torch' in this process, or 'vllm': a server of vLLM that this process starts; 'auto': vLLM on a GPU if it is installed,
     else torch."""
-    adapters: AdapterMode = "auto"
-    """'slots': several versions as LoRA adapters; 'merge_reload': one version at a time as merged weights; 'auto': slots,
-    unless measured too slow."""
     adapter_slots: Annotated[int, Field(ge=1, le=64)] = 4
     """Adapters held at a time (vLLM's max_loras): staleness budget plus 2, plus 1 for each other version that plays."""
     adapter_rank: Annotated[int, Field(ge=1, le=512)] = 16
     """Highest adapter rank that slots accept (vLLM's max_lora_rank)."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Number format of weights and activations; float32 on a CPU, so that merging rounds no update away."""
+    """Number format of weights and activations; float32 on a CPU."""
     max_sequences: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
     """Most requests decoded together (vLLM's max_num_seqs)."""
     max_batched_tokens: Annotated[int, MAY_CHANGE, Field(ge=256)] = 4096
     """Most tokens in one forward pass (vLLM's max_num_batched_tokens)."""
     max_model_length: Annotated[int, Field(ge=64)] = 1024
     """Longest prompt plus completion, tokens; a longer prompt is an error."""
-    block_size: Annotated[int, MAY_CHANGE, Field(ge=16, le=128, multiple_of=16)] = 32
-    """Tokens of one prefix-cache block; only whole blocks are shared."""
-    jump_forced: Literal["auto", "on", "off"] = "auto"
-    """Append forced tokens to the drawn token before them instead of one forward pass each; 'auto': on a CPU only."""
     enforce_eager: Literal["auto", "on", "off"] = "auto"
     """Run without CUDA graphs and compilation (vLLM's enforce_eager); 'auto': on a CPU only."""
     kv_cache_gib: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1

@@ -90,7 +90,7 @@ def _check_slots(settings: "RunSettings") -> None:
     inference, lag = settings.inference, settings.storage.max_policy_lag
     opponents = slots_for(settings.rollouts, lag)
     needed = lag + 2 + opponents
-    if inference.adapters == "merge_reload" or (not inference.urls and engine_family(inference) == "torch"):
+    if not inference.urls and engine_family(inference) == "torch":
         return
     if settings.training.lora_rank > inference.adapter_rank:
         raise InputError(

@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from inference.settings import InferenceSettings
 from records.policy_version import BASE_VERSION
 from rollouts.opponents import LEAGUE, POLICY, read_opponents, seat_version, table_text
 from rollouts.settings import RolloutSettings
@@ -177,20 +176,15 @@ def slots_for(rollouts: RolloutSettings, max_policy_lag: int) -> int:
     return named + (LEAGUE_SIZE + max_policy_lag // LEAGUE_EVERY if rollouts.has_league else 0)
 
 
-def check_opponent_versions(paths: RunPaths, rollouts: RolloutSettings, inference: InferenceSettings) -> None:
-    """Check that the versions among the opponents exist, and that an engine can serve them.
+def check_opponent_versions(paths: RunPaths, rollouts: RolloutSettings) -> None:
+    """Check that the versions among the opponents exist.
 
     Raises:
-        InputError: the run has no such version, or its servers cannot serve it.
+        InputError: the run has no such version.
     """
     there = {BASE_VERSION, *published_versions(paths)}
     if missing := sorted(rollouts.opponent_versions - there):
         raise InputError(
             f"rollouts.opponents names v{missing[0]}, but run '{paths.root.name}' has no such version, or its adapter was "
             f"removed; it has {', '.join(f'v{version}' for version in sorted(there)[-8:])}: name one of these"
-        )
-    if inference.urls and (rollouts.has_league or rollouts.opponent_versions - {BASE_VERSION}):
-        raise InputError(
-            f"rollouts.opponents '{rollouts.opponents}' needs an engine in this process: with inference.urls, v0 alone can be an "
-            "opponent"
         )

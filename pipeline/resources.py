@@ -55,8 +55,6 @@ class RolloutResources:
     """Returns of the run's past start groups, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""
-    opponent_engine: Engine | None = None
-    """Draws the decisions of past versions that play opponents; None: `engine` does."""
     outside: OutsideSettings = field(default_factory=OutsideSettings)
     """How endpoints among the opponents are asked."""
     spans: Spans = field(default_factory=Spans)
@@ -69,9 +67,7 @@ class RolloutResources:
 
     def __post_init__(self) -> None:
         self.league = League(self.paths, self.rollouts.start_groups)
-        engine = self.opponent_engine or self.engine
-        beside, always = engine is self.engine, self.rollouts.lasting_versions
-        self.past = PastVersions(self.paths, engine, self.tokens, beside=beside, always=always)
+        self.past = PastVersions(self.paths, self.engine, self.tokens, always=self.rollouts.lasting_versions)
         self.endpoints = OutsidePlayers(self.rollouts.endpoints, self.paths.answers, self.outside)
 
 
@@ -93,7 +89,7 @@ class Resources(RolloutResources):
         Requests in flight under a retired version are cancelled and drawn again under the newest, so a straggler keeps no slot.
         """
         with self.spans.span("publish"):
-            await self.host.run(self.past.publish(self.engine, policy))
-            await self.host.run(self.past.retire(self.engine, policy.version - self.max_policy_lag))
+            await self.host.run(self.past.publish(policy))
+            await self.host.run(self.past.retire(policy.version - self.max_policy_lag))
             if self.control is not None:
                 await asyncio.to_thread(self.control.serve, policy)

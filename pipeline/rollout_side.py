@@ -16,7 +16,7 @@ from inference.host import EngineHost
 from inference.make_engine import make_engine
 from inference.start_engine import start_engine
 from pipeline.find_model import model_of
-from pipeline.past_versions import open_opponent_engine
+from pipeline.league import check_opponent_versions
 from pipeline.resources import RolloutResources
 from pipeline.run_settings import RunSettings, settings_of
 from records.policy_version import BASE
@@ -73,7 +73,7 @@ class RolloutSide:
             stack.push_async_callback(lambda: host.run(engine.close()))
             await start_engine(host, engine, inference)
             tokens = Tokens(Codec(model), settings.prompts)
-            opponent_engine = await open_opponent_engine(stack, paths, model, host, settings.rollouts, inference)
+            check_opponent_versions(paths, settings.rollouts)
             resources = RolloutResources(
                 paths=paths,
                 model=model,
@@ -83,7 +83,6 @@ class RolloutSide:
                 host=host,
                 engine=engine,
                 tokens=tokens,
-                opponent_engine=opponent_engine,
                 provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
                 past_returns=spreads,
                 max_policy_lag=settings.storage.max_policy_lag,
@@ -130,9 +129,9 @@ class RolloutSide:
                         raise DataError(
                             f"{policy.adapter} is not the adapter named in {paths.control}: wait for the next version"
                         )
-                    await self.resources.past.publish(self.resources.engine, policy)
+                    await self.resources.past.publish(policy)
                     self._served = policy
-                await self.resources.past.retire(self.resources.engine, control.oldest)
+                await self.resources.past.retire(control.oldest)
                 self._followed = control
             self._trouble = ""
 

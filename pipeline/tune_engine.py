@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
@@ -50,10 +50,6 @@ class TuneSettings(Settings):
     """Values of inference.gpu_memory_share, such as 0.85, 0.89 and 0.93; on a GPU only."""
     kv_cache_gib: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Values of inference.kv_cache_gib; on a CPU only."""
-    block_size: tuple[Annotated[int, Field(ge=16, le=128, multiple_of=16)], ...] = ()
-    """Values of inference.block_size, tokens."""
-    adapters: tuple[Literal["slots", "merge_reload"], ...] = ()
-    """Values of inference.adapters: how policy versions are served."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (128,)
     """Requests in flight; becomes inference.max_in_flight."""
     max_latency_ms: Annotated[float, Field(gt=0)] = 13_000.0
@@ -68,7 +64,7 @@ class TuneSettings(Settings):
     """Time limit of a candidate in seconds, beside the limit of its engine's start."""
 
 
-AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share", "kv_cache_gib", "block_size", "adapters")
+AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share", "kv_cache_gib")
 """Axes that are inference settings; `concurrency` is the load."""
 
 

@@ -148,7 +148,6 @@ async def _measure(job: dict[str, Any]) -> dict[str, Any]:
     latencies = [latency for each in passes for latency in each["latency_ms"]]
     return {
         "engine": engine_here(settings)[0],
-        "adapters": str(getattr(engine, "adapters", "slots")),
         "start_s": start_s,
         "decisions_per_s": median(rates),
         "tokens_per_s": median(each["tokens"] / each["seconds"] for each in passes),

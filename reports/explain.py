@@ -119,7 +119,7 @@ def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], sett
             "more threads (training.threads) or fewer decisions (rollouts.start_groups) make it shorter."
         ],
         "save": ["Checkpoints and adapters are synced to disk each step: put the run's folder (runs_root) on a faster one."],
-        "publish": ["Merging and reloading stops the engine: inference.adapters 'slots' serves versions side by side."],
+        "publish": ["The adapter is copied to each server of vLLM: look at the disk that they read it from (runs_root)."],
         "orchestration": ["Prefect's cost is by step: play more start groups in one (rollouts.start_groups)."],
     }[limit]
 

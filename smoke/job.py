@@ -75,8 +75,8 @@ STAGES = (
     ),
     Stage(name="engine", title="model and engine", module="engine", limit_s=3600, advice="inference.enforce_eager = 'on'"),
     Stage(name="legal-mask", title="legal mask against its oracle", module="engine", advice="inference.engine = 'torch'"),
-    Stage(name="seeds", title="seeds", module="engine", advice="inference.jump_forced = 'off'"),
-    Stage(name="adapters", title="adapters", module="engine", advice="inference.adapters = 'merge_reload'"),
+    Stage(name="seeds", title="seeds", module="engine", advice="inference.engine = 'torch'"),
+    Stage(name="adapters", title="adapters", module="engine", advice="inference.engine = 'torch'"),
     Stage(name="training-step", title="training step", module="trainer", advice="training.recompute = true"),
     Stage(
         name="agreement",

@@ -1,5 +1,5 @@
-"""What tests of several rooms share: a small real model, positions to play, an engine whose odds are known, a real
-vLLM, a Prefect server, the `entente` command, and one whole run that it made.
+"""What tests of several rooms share: a small real model, positions to play, an engine whose odds are known, a
+Prefect server, the `entente` command, and one whole run that it made.
 """
 
 import asyncio
@@ -96,10 +96,6 @@ training in turn, so that two steps are trained on two versions. Of so few forks
 the same; with this one both steps have two groups to learn from."""
 
 
-_ENGINE = {
-    "tests/benchmarks/test_decode.py": "vLLM",
-    "tests/inference/": "vLLM",
-}
 _SERVER = {
     "tests/cli/": "Prefect",
     "tests/flows/": "Prefect",
@@ -116,7 +112,7 @@ groups take longest, so they run first. In the system tier each process has a se
 def _group(nodeid: str, config: pytest.Config) -> str:
     """The tests that run in one worker process together with this one: its shared group, or its file."""
     file = nodeid.partition("::")[0]
-    shared = _ENGINE if config.getoption("markexpr").startswith("system") else _ENGINE | _SERVER
+    shared = {} if config.getoption("markexpr").startswith("system") else _SERVER
     return next((group for start, group in shared.items() if file.startswith(start)), file)
 
 
@@ -134,18 +130,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Shared groups first. A test outside its group would make the shared fixture a second time, so it is refused."""
-    items.sort(key=lambda item: _group(item.nodeid, config) not in ("vLLM", "Prefect"))
+    items.sort(key=lambda item: _group(item.nodeid, config) != "Prefect")
     has_vllm = find_spec("vllm") is not None
     for item in items:
         if item.get_closest_marker("vllm") and not has_vllm:
             item.add_marker(pytest.mark.skip(reason="no vLLM is installed: `make setup-vllm` brings it"))
         used = set(getattr(item, "fixturenames", ()))
         quick = not item.get_closest_marker("system") and not item.get_closest_marker("slow")
-        group = "vLLM" if "vllm_engine" in used else "Prefect" if "prefect_server" in used and quick else None
-        if group and not any(item.nodeid.startswith(start) for start, name in (_ENGINE | _SERVER).items() if name == group):
-            raise pytest.UsageError(
-                f"{item.nodeid} uses the fixture of the group {group!r}: add its file to its group in tests/conftest.py"
-            )
+        if "prefect_server" in used and quick and not item.nodeid.startswith(tuple(_SERVER)):
+            raise pytest.UsageError(f"{item.nodeid} uses a Prefect server: add its file to _SERVER in tests/conftest.py")
 
 
 @pytest.fixture(scope="session")
@@ -299,19 +292,6 @@ def host() -> Iterator[EngineHost]:
     host = EngineHost("test-engine")
     yield host
     host.close()
-
-
-@pytest.fixture(scope="session")
-def vllm_engine(model: Path, host: EngineHost):
-    """One real vLLM in this process, on the small model, for the whole session."""
-    from inference.embedded import EmbeddedEngine
-    from inference.settings import InferenceSettings
-
-    settings = InferenceSettings(max_model_length=512, max_sequences=32, adapters="merge_reload")
-    engine = EmbeddedEngine(model, settings, name="embedded")
-    host.submit(engine.start()).result(timeout=300)
-    yield engine
-    host.submit(engine.close()).result(timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ class Servers:
 
     def serve(self) -> None:
         """Begin the inference worker, on the model of the runs here."""
-        words = ["--adapters", "merge_reload", "--dtype", "float32", "--max-model-length", "512", "--threads", "1"]
+        words = ["--dtype", "float32", "--max-model-length", "512", "--threads", "1"]
         with (self.folder / "engine.log").open("ab") as log:
             self._engine = subprocess.Popen(
                 [

@@ -12,7 +12,6 @@ from evaluation.tactics import TacticsScore, write_tactics
 from evaluation.track import read_track, track_label
 from flows.open_players import check_same_base
 from flows.track_strength import StrengthTrack, point_figures
-from inference.make_engine import serving
 from storage.runs import RunPaths
 from telemetry import metrics
 from telemetry.errors import InputError
@@ -48,19 +47,6 @@ def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
     assert [version for version in range(1, 21) if track.due(version)] == [5, 10, 15]
     never = StrengthTrack(None, layered_settings("laptop"))
     assert not any(never.due(version) for version in range(1, 21)) and never.figures() == {}
-
-
-@pytest.mark.parametrize(
-    ("kind", "adapters", "versions", "expected"),
-    [
-        ("vllm", "merge_reload", 1, "one"),
-        ("vllm", "auto", 3, "one"),
-        ("torch", "merge_reload", 3, "one"),
-        (None, "slots", 3, "one"),
-    ],
-)
-def test_one_engine_serves_versions_side_by_side_where_it_can(kind, adapters, versions, expected):
-    assert serving(kind, adapters, versions) == expected
 
 
 def made_model(folder: Path, *, tokenizer: str = "{}", weights: bytes = b"w" * 64) -> Path:

@@ -29,8 +29,6 @@ class Contender:
     """An engine under contract, ready to draw."""
 
     engine: Engine
-    many_versions: bool
-    """It can draw under two versions at the same time."""
     versions: Iterator[int] = field(default_factory=lambda: iter(range(100, 10_000)))
     """Numbers that it was never told."""
 
@@ -40,7 +38,7 @@ def _torch_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
 
     engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=32))
     host.submit(engine.start()).result(timeout=60)
-    yield Contender(engine, many_versions=True)
+    yield Contender(engine)
     host.submit(engine.close()).result(timeout=30)
 
 
@@ -52,7 +50,7 @@ def _http_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
     host.submit(server.start()).result(timeout=60)
     client = VllmClient((server.url,), InferenceSettings(max_model_length=512, max_sequences=32), model, KEY)
     host.submit(client.start()).result(timeout=60)
-    yield Contender(client, many_versions=True)
+    yield Contender(client)
     host.submit(client.close()).result(timeout=30)
     host.submit(server.close()).result(timeout=30)
 
@@ -77,18 +75,13 @@ def fresh_contender(request: pytest.FixtureRequest, model: Path, host: EngineHos
 
 
 @pytest.fixture(scope="session")
-def contract_vllm(vllm_engine: Engine) -> Contender:
-    return Contender(vllm_engine, many_versions=False)
+def contract_served(model: Path, host: EngineHost) -> Iterator[Contender]:
+    from inference.served_vllm import ServedVllm
 
-
-@pytest.fixture(scope="session")
-def contract_slots(model: Path, host: EngineHost) -> Iterator[Contender]:
-    from inference.embedded import EmbeddedEngine
-
-    settings = InferenceSettings(max_model_length=512, max_sequences=32, adapters="slots", adapter_slots=32)
-    engine = EmbeddedEngine(model, settings, name="slots")
+    settings = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32, adapter_slots=32, threads=1)
+    engine = ServedVllm(model, settings)
     host.submit(engine.start()).result(timeout=300)
-    yield Contender(engine, many_versions=True)
+    yield Contender(engine)
     host.submit(engine.close()).result(timeout=60)
 
 
@@ -97,8 +90,7 @@ def contract_slots(model: Path, host: EngineHost) -> Iterator[Contender]:
     params=[
         pytest.param("contract_torch", id="torch"),
         pytest.param("contract_http", id="http"),
-        pytest.param("contract_vllm", id="vllm", marks=[pytest.mark.vllm, pytest.mark.system]),
-        pytest.param("contract_slots", id="vllm-slots", marks=[pytest.mark.vllm, pytest.mark.system]),
+        pytest.param("contract_served", id="vllm", marks=[pytest.mark.vllm, pytest.mark.system]),
     ],
 )
 def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: Any, tmp_path_factory: Any) -> Iterator[Contender]:

@@ -289,8 +289,6 @@ def test_what_is_in_flight_when_a_version_comes_ends_under_the_one_it_began_with
 
 
 def test_two_versions_are_drawn_side_by_side_each_by_its_own_adapter(contender, ask, draw, publish, adapters, adapted):
-    if not contender.many_versions:
-        pytest.skip("serves one version at a time")
     versions = [publish(adapter) for adapter in adapters]
     requests = [request for pair in zip(*(ask(f"v{v}", version=v) for v in versions), strict=True) for request in pair]
     generations = draw(requests)
@@ -333,8 +331,7 @@ def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender
     with pytest.raises(VersionGoneError, match=str(oldest)):
         draw(ask("oldest", version=oldest))
     assert {generation.policy.version for generation in draw(ask("newest"))} == {newest}
-    if contender.many_versions:
-        assert {generation.policy.version for generation in draw(ask("kept", version=kept))} == {kept}
+    assert {generation.policy.version for generation in draw(ask("kept", version=kept))} == {kept}
 
 
 def test_the_base_can_be_served_again_after_other_versions(contender, run, ask, draw, publish, adapters, reference):
@@ -350,8 +347,6 @@ def test_the_base_can_be_served_again_after_other_versions(contender, run, ask, 
 
 
 def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contender, run, ask, draw, publish, adapters):
-    if not contender.many_versions:
-        pytest.skip("serves one version at a time, and draws to the end under it")
     old, new = publish(adapters[0]), publish(adapters[1])
 
     async def retire_meanwhile() -> list[Any]:

@@ -12,7 +12,6 @@ from inference.memory_plan import (
     GIB,
     Machine,
     ModelShape,
-    adapter_mode,
     available_memory,
     check_memory,
     plan_memory,
@@ -48,31 +47,13 @@ def test_the_shape_of_a_model_is_read_from_its_files(model: Path):
     assert (shape.layers, shape.hidden, shape.heads, shape.key_value_heads, shape.positions) == (2, 64, 2, 1, 1024)
 
 
-def test_slots_are_refused_where_vllm_has_no_lora_and_auto_becomes_merged_weights():
+def test_vllm_is_refused_where_it_has_no_lora():
     experts = replace(SEVEN_B, family="qwen3_moe")
-    said = refusal(experts, Machine(memory=100 * GIB), dtype="bfloat16", adapters="slots")
-    assert said.startswith("inference.adapters 'slots' does not work for a mixture of experts ('qwen3_moe') on a CPU")
-    modes = {
-        (shape.family, on_cpu, wanted): adapter_mode(InferenceSettings(adapters=wanted), shape, on_cpu=on_cpu)
-        for shape in (SEVEN_B, experts)
-        for on_cpu in (True, False)
-        for wanted in ("auto", "slots", "merge_reload")
-        if (shape.family, on_cpu, wanted) != ("qwen3_moe", True, "slots")
-    }
-    assert {key: mode for key, mode in modes.items() if key[2] != mode} == {("qwen3_moe", True, "auto"): "merge_reload"}
+    said = refusal(experts, Machine(memory=100 * GIB), dtype="bfloat16")
+    assert said.startswith("vLLM has no LoRA for a mixture of experts ('qwen3_moe') on a CPU")
     on_gpu = Machine(memory=100 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB)
-    check_memory(experts, InferenceSettings(engine="vllm", dtype="bfloat16", adapters="slots"), machine=on_gpu)
-    check_memory(experts, InferenceSettings(engine="torch", dtype="bfloat16", adapters="slots", max_sequences=8), machine=on_gpu)
-
-
-@pytest.mark.vllm
-@pytest.mark.system
-def test_the_cache_holds_as_many_blocks_as_vllm_makes(model: Path, vllm_engine):
-    shape = read_shape(model)
-    assert shape is not None
-    settings = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32)
-    plan = plan_memory(shape, settings, Machine(memory=0))
-    assert plan.tokens == vllm_engine._engine.vllm_config.cache_config.num_gpu_blocks * settings.block_size
+    for engine in ("vllm", "torch"):
+        check_memory(experts, InferenceSettings(engine=engine, dtype="bfloat16", max_sequences=8), machine=on_gpu)
 
 
 def test_the_adapter_has_the_weights_that_peft_gives_it():
@@ -105,9 +86,7 @@ def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
     assert "asks for 68.0 GiB of the GPU, but 40.0 GiB are free" in said
     said = refusal(SEVEN_B, Machine(**card, gpu_free=80 * GIB), dtype="bfloat16", gpu_memory_share=0.1)
     assert "weights take 14.2 GiB" in said and "gives the engine 8.0 GiB" in said
-    check_memory(
-        SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", block_size=16), machine=Machine(**card, gpu_free=80 * GIB)
-    )
+    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16"), machine=Machine(**card, gpu_free=80 * GIB))
 
 
 def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_both_room():
@@ -163,7 +142,7 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], expec
 def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(model: Path):
     shape = read_shape(model)
     assert shape is not None
-    settings = InferenceSettings(engine="torch", max_model_length=512, max_sequences=128, kv_cache_gib=9999, block_size=16)
+    settings = InferenceSettings(engine="torch", max_model_length=512, max_sequences=128, kv_cache_gib=9999)
     plan = plan_memory(shape, settings, Machine(memory=0))
     assert plan.kv_cache == 128 * 512 * plan.token and plan.needed == plan.process + plan.kv_cache + plan.weights
     check_memory(shape, settings, machine=Machine(memory=plan.needed))

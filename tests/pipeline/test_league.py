@@ -11,7 +11,6 @@ import pytest
 from pipeline.league import League, check_opponent_versions, league_members, tally_fork, weigh
 from pipeline.past_versions import PastVersions
 from pipeline.resources import RolloutResources
-from pipeline.run_settings import layered_settings
 from records.policy_version import BASE, PolicyVersion
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
@@ -85,7 +84,7 @@ def opponents(run: RunPaths) -> dict[int, str]:
 
 def serve(made: RolloutResources, run: RunPaths, version: int) -> None:
     policy = PolicyVersion(version=version, adapter=run.adapter(version), adapter_hash=f"{version}")
-    asyncio.run(made.host.run(made.past.publish(made.engine, policy)))
+    asyncio.run(made.host.run(made.past.publish(policy)))
 
 
 def test_a_killed_and_resumed_run_meets_the_same_players(run: RunPaths, tmp_path: Path, host, uniform_engine, tokens, positions):
@@ -117,13 +116,8 @@ def test_a_member_whose_adapter_was_removed_is_named_in_one_sentence(run: RunPat
 
 
 def test_versions_that_cannot_play_are_refused_before_anything_starts(run: RunPaths):
-    inference = layered_settings("laptop").inference
     with pytest.raises(InputError, match=r"rollouts\.opponents names v12, but run 'run' has no such version"):
-        check_opponent_versions(run, RolloutSettings(opponents="v12"), inference)
-    remote = inference.model_copy(update={"urls": ("http://127.0.0.1:1",)})
-    with pytest.raises(InputError, match="needs an engine in this process"):
-        check_opponent_versions(run, SETTINGS, remote)
-    check_opponent_versions(run, RolloutSettings(opponents="v0"), remote)
+        check_opponent_versions(run, RolloutSettings(opponents="v12"))
 
 
 class Told:
@@ -143,18 +137,18 @@ class Told:
 def test_a_member_is_loaded_beside_the_newest_version_and_kept_while_it_plays(run: RunPaths):
     engine: Any = Told()
     nothing: Any = None
-    past = PastVersions(run, engine, nothing, beside=True, always={0})
+    past = PastVersions(run, engine, nothing, always={0})
 
     async def play() -> None:
         for version in (7, 8):
-            await past.publish(engine, PolicyVersion(version=version, adapter=run.adapter(version), adapter_hash="h"))
-        await past.retire(engine, 6)
+            await past.publish(PolicyVersion(version=version, adapter=run.adapter(version), adapter_hash="h"))
+        await past.retire(6)
         async with past.served([0, 4]) as deciders:
             assert sorted(deciders) == ["policy:0", "policy:4"] and engine.newest == 8
             async with past.served([0, 6]):
-                await past.retire(engine, 8)
+                await past.retire(8)
                 assert engine.served == {0, 4, 6, 8}
-        await past.retire(engine, 8)
+        await past.retire(8)
         assert engine.served == {0, 6, 8}, "the newest league is kept between two steps"
 
     asyncio.run(play())

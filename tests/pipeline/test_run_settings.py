@@ -50,7 +50,7 @@ def test_every_preset_is_sound(name: str):
         ({"prompts": {"thinking_tokens": 512}}, "thinking_tokens 512 leaves no room .* inference.max_model_length 512: lower"),
         ({"rollouts": {"horizon_schedule": "40:2,20:3"}}, "'40:2,20:3' is no list of step:years with rising steps"),
         (
-            {"inference": {"engine": "vllm", "adapters": "slots", "adapter_slots": 3}},
+            {"inference": {"engine": "vllm", "adapter_slots": 3}},
             "inference.adapter_slots 3 cannot hold the versions that storage.max_policy_lag 2 keeps in play: .* at least 4",
         ),
         (

@@ -57,7 +57,7 @@ def test_figures_are_found_again_for_the_same_settings_adapter_and_requests_only
     plan.file(plan.candidates[1]).parent.mkdir(parents=True)
     plan.file(plan.candidates[0]).write_text("{half of")
     plan.file(plan.candidates[1]).write_text(json.dumps(figures(5.0)))
-    larger = grid(base, max_sequences=(64, 256), block_size=(32, 64))
+    larger = grid(base, max_sequences=(64, 256), max_batched_tokens=(2048, 4096))
     assert [each.settings.max_sequences for each in larger.measured()] == [256] and len(plan.measured()) == 1
     adapter = PolicyVersion(version=3, adapter_hash="ab", adapter=Path("a"))
     assert replace(plan, policy=adapter).measured() == grid(base, max_sequences=(256,), rounds=3).measured() == {}

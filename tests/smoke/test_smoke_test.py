@@ -69,11 +69,11 @@ def test_a_second_start_repeats_only_what_has_not_passed(job: Job):
     assert first.begun == [stage.name for stage in STAGES] and not outcome["passed"]
     assert first.environment == {"CUDA_VISIBLE_DEVICES": ""}
     failed = next(each for each in outcome["stages"] if each["stage"] == "seeds")
-    assert {"sentence": "its process ended by SIGKILL", "advice": "inference.jump_forced = 'off'", "log": "no room"}.items() <= (
+    assert {"sentence": "its process ended by SIGKILL", "advice": "inference.engine = 'torch'", "log": "no room"}.items() <= (
         failed.items()
     )
     page = Path(outcome["page"]).read_text()
-    assert "its process ended by SIGKILL; try inference.jump_forced = 'off'" in page and "no room" in page
+    assert "its process ended by SIGKILL; try inference.engine = 'torch'" in page and "no room" in page
     assert outcome["command"] == f"entente train --preset laptop --config {job.folder / 'preset.toml'}"
     second = Children()
     assert smoke_test(job, None, run=second)["passed"] and second.begun == ["seeds"]
@@ -125,7 +125,6 @@ def test_a_dry_run_names_the_stages_and_bad_words_end_with_exit_code_2(entente: 
     assert list(entente.folder.iterdir()) == []
 
 
-@pytest.mark.vllm
 @pytest.mark.slow
 def test_all_stages_pass_on_a_cpu_and_a_second_start_repeats_nothing(entente: Any):
     done = entente.process("smoke", "--device", "cpu", "--json", timeout=900)
