@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from inference import engine_cards as module
-from inference import torch_engine, vllm_arguments
+from inference import torch_engine
 from inference.choose_engine import choose_engine, engine_kind
 from inference.engine_cards import engine_cards, has_cuda
 from inference.settings import InferenceSettings
@@ -130,19 +130,6 @@ print(torch.cuda.is_initialized())
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["[]", "False"], done.stderr
-
-
-def test_vllm_spawns_its_processes_with_the_engine_s_cards_and_our_time_limit(build: Build, monkeypatch: pytest.MonkeyPatch):
-    build(3)
-    environment = dict(os.environ)
-    monkeypatch.setattr(os, "environ", environment)
-    settings = InferenceSettings(engine="vllm", cards=(2,))
-    monkeypatch.setattr(vllm_arguments, "start_limit_s", lambda settings: 45.5)
-    for _ in range(2):  # and when it is started again
-        vllm_arguments.prepare_environment(settings, own_process=True)
-        assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-        assert environment[cards.VARIABLE] == "GPU-2"
-        assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "46"
 
 
 def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(
