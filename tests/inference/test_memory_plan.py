@@ -75,9 +75,9 @@ def test_a_cache_too_large_for_the_machine_is_refused_with_one_that_fits():
     machine = Machine(memory=50 * GIB)
     said = refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=40)
     assert "key-value cache 40.0 GiB" in said and "50.0 GiB are available" in said
-    assert "lower inference.kv_cache_gib from 40 to 10" in said
-    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", kv_cache_gib=10), machine=machine)
-    assert "lower inference.kv_cache_gib" in refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=11)
+    assert "lower inference.kv_cache_gib from 40 to 34" in said
+    check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16", kv_cache_gib=34), machine=machine)
+    assert "lower inference.kv_cache_gib" in refusal(SEVEN_B, machine, dtype="bfloat16", kv_cache_gib=35)
 
 
 def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
