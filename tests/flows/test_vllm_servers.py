@@ -1,0 +1,84 @@
+"""A run over two stock vLLM servers, one of which is killed: no row is lost or doubled, and the trainer agrees with both."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment
+from inference.server_process import free_port
+from inference.settings import KEY_VARIABLE, InferenceSettings
+from storage.runs import RunPaths
+from storage.shards import open_shard
+from tests.command import Entente
+from tests.flows.test_scale_out import shards, wait
+
+pytestmark = [pytest.mark.vllm, pytest.mark.system]
+KEY = "a key of both servers"
+SETTINGS = InferenceSettings(engine="vllm", max_model_length=1024, max_sequences=32, threads=1)
+
+
+def is_ready(port: int) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        return answer.status == 200
+    return False
+
+
+@pytest.fixture
+def servers(small_model: Path, tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+    """Two servers that somebody else started, by port."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    started: dict[int, subprocess.Popen[bytes]] = {}
+    environment = os.environ | server_environment(SETTINGS) | {KEY_OF_SERVER: KEY}
+    try:
+        for _ in range(2):
+            port = free_port()
+            command = [sys.executable, "-m", MODULE, *server_arguments(small_model, SETTINGS, host="127.0.0.1", port=port)]
+            with (tmp_path / f"{port}.log").open("wb") as log:
+                started[port] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        for port in started:
+            wait(300, f"vLLM at {port}", lambda port=port: is_ready(port), *started.values())
+        yield started
+    finally:
+        for process in started.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=30)
+
+
+def drew(paths: RunPaths) -> set[str]:
+    """The servers that drew rows."""
+    return {worker for file in shards(paths) for worker in open_shard(file)["worker"].to_pylist() if worker}
+
+
+def test_a_run_over_two_vllm_servers_loses_and_doubles_nothing_when_one_is_killed(
+    workplace: Any, servers: dict[int, subprocess.Popen[bytes]], prefect_server: str
+):
+    keyed = Entente(workplace.folder, **{"PREFECT_API_URL": prefect_server, KEY_VARIABLE: KEY})
+    paths, urls = RunPaths(workplace.folder / "runs" / "by-url"), [f"http://127.0.0.1:{port}" for port in servers]
+    words = ("train", "--config", "small.toml", "--run", "by-url", "--steps", "3", "--json")
+    with keyed.start(*words, *(word for url in urls for word in ("--inference.urls", url))) as process:
+        try:
+            wait(300, "rows of both servers", lambda: len(drew(paths)) == 2, process)
+            os.killpg(next(iter(servers.values())).pid, signal.SIGKILL)
+            out, err = process.communicate(timeout=400)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["steps"] == 3 and summary["orders_rejected"] == 0
+    rows = [row for file in shards(paths) for row in open_shard(file).select(["decision_id", "worker"]).to_pylist()]
+    assert len({row["decision_id"] for row in rows}) == len(rows) > 0
+    figures = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+    assert figures[0]["mismatch/largest"] <= 1e-4
+    assert sum(step.get("engine/ejections", 0) for step in figures) >= 1
+    assert "gets no more work" in err
