@@ -221,4 +221,4 @@ def test_the_image_runs_entente_as_a_user_that_owns_nothing_but_its_folders():
     copied = {part.rstrip("/") for word, rest in said if word == "COPY" for part in rest.split()[:-1]}
     assert copied - {"."} <= {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "requirements", "scripts/setup-environment"}
     locks = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"cpu", "gpu", "kubernetes"} <= set(locks)
+    assert {"gpu", "kubernetes"} <= set(locks)
