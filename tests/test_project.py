@@ -32,7 +32,7 @@ HEAVY = {"torch", "vllm", "prefect", "wandb"}
 OWNERS = {
     "prefect": {"cli", "flows", "tasks"},
     "torch": {"training", "inference", "benchmarks", "smoke"},
-    "vllm": {"inference"},
+    "vllm": {"inference", "benchmarks"},
     "diplomacy": {"game"},
     "wandb": {"telemetry"},
 }

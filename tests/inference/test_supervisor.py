@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.workers.plain_worker import PlainEngine, expected_tokens
-from tests.workers.test_pool import request_for
+from tests.inference.plain_engine import PlainEngine, expected_tokens
+from tests.inference.test_vllm_client import request_for
 
 from inference.supervisor import EngineSupervisor
 from records.generation import GenerationRequest
@@ -101,7 +101,7 @@ def test_a_death_while_publishing_ends_with_all_versions_served(request_for):
 def test_a_request_that_makes_the_engine_fail_is_given_up_and_those_beside_it_are_answered(request_for):
     class Poisoned(PlainEngine):
         async def generate(self, request: GenerationRequest):
-            if request.seed == 3:
+            if request.request_id == "r/3":
                 self.dies = DEATH
             return await super().generate(request)
 

@@ -125,7 +125,7 @@ def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is
         bad.fault = fault
     else:
         bad.spoil = fault
-    requests = [request_for(number) for number in range(12)]
+    requests = [request_for(number) for number in range(40)]  # enough that the bad server is asked three times in any case
     answers = draw(host, client, requests).result(timeout=60)
     assert ids(answers) == expected(requests) and {answer.worker for answer in answers} == {good.name}
     events = client.events()

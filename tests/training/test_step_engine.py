@@ -76,7 +76,7 @@ def test_recomputation_runs_blocks_twice_and_changes_the_gradient_by_rounding_al
 
 
 def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop_the_run(exact_run, model, monkeypatch, tmp_path):
-    paths = exact_run(tmp_path / "run", groups=3, forks=4)
+    paths = exact_run(tmp_path / "run", groups=4, forks=4)
     settings = TrainingSettings(learning_rate=1e-2)
     trainer = Trainer(paths, Policy(model, settings), settings, StorageSettings())
     before = [weight.detach().clone() for weight in trainer._policy.parameters()]
