@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.inference.plain_engine import PlainEngine, expected_tokens
-from tests.inference.test_vllm_client import request_for
 
 from inference.supervisor import EngineSupervisor
 from records.generation import GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import EngineLostError
+from tests.inference.plain_engine import PlainEngine, expected_tokens
+from tests.inference.test_vllm_client import request_for
 
 __all__ = ["request_for"]  # a fixture
 DEATH = EngineLostError("struck by the test")
