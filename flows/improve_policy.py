@@ -187,7 +187,7 @@ async def _learn(
 ) -> tuple[PolicyVersion, dict[str, float]]:
     """Train steps until the round's lessons are used up; returns the newest version, and the last step's metrics."""
     query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
-    source, resumed = LocalSource(resources, settings.pipeline), resources.resume_point.last
+    source, resumed = LocalSource(resources, settings), resources.resume_point.last
     newest, steps = student, improve.steps
     clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
     metrics = resumed.metrics if resumed.published == student else {}
