@@ -22,7 +22,7 @@ from telemetry.errors import InputError
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
 """Environment variable with folders of runs that such a flow run may name, besides `runs` in the working folder."""
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
-"""Environment variable with the addresses of inference workers, trainers, Dask schedulers and endpoints that such a flow run may
+"""Environment variable with the addresses of vLLM servers, trainers, Dask schedulers and endpoints that such a flow run may
 name, separated by commas."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""

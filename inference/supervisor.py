@@ -1,7 +1,7 @@
 """Restarts an engine that failed: builds a new one, publishes its versions again and repeats its requests.
 
 A repeated request has the same seed, so its completion is the same. After several failures in a row without an answer in between
-the supervisor gives up with an error. It wraps any `Engine`, in a worker or in the flow's process, and runs on the engine's event
+the supervisor gives up with an error. It wraps any `Engine`, and runs on the engine's event
 loop.
 """
 

@@ -1,4 +1,4 @@
-"""Generation requests and generations: what rollouts, inference workers and engines exchange.
+"""Generation requests and generations: what rollouts, vLLM servers and engines exchange.
 
 They hold token ids only, no text and no orders. `inference/vllm_wire.py` defines their form on the network.
 """

@@ -55,7 +55,7 @@ class Decision:
     policy_version: Int32
     """Trainer steps of the adapter that drew all tokens of the completion; 0: the base model."""
     worker: Text
-    """Name of the inference worker that drew the completion."""
+    """Name of the engine or server that drew the completion."""
     adapter_hash: Text
     """Hash of the adapter files; 'base' for version 0."""
     input_ids: Int32List

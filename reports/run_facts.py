@@ -39,7 +39,7 @@ class RowFacts:
     decisions: int = 0
     """Stored rows, without those of refused shards."""
     played: Sequence[tuple[str, str, int, int]] = ()
-    """Producer, inference worker, start groups and decisions of each pair of the two."""
+    """Producer, server, start groups and decisions of each pair of the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
     python tests/chaos/left_alone.py --minutes 60
     python tests/chaos/left_alone.py --minutes 6 --kinds flow,trainer --folder somewhere
 
-Everything is real and its own: `entente up` in a folder outside of the project, an inference worker, a run started through the
+Everything is real and its own: `entente up` in a folder outside of the project, a vLLM server, a run started through the
 deployment without a name. The only help from outside is what a host gives its services: who was killed of server, worker and
-inference worker is begun again (`entente up`). The last line is one JSON object; the exit code is 0 if the run ended complete.
+vLLM server is begun again (`entente up`). The last line is one JSON object; the exit code is 0 if the run ended complete.
 """
 
 import argparse
@@ -49,7 +49,7 @@ _SMALL: dict[str, Any] = {
 
 
 class Servers:
-    """A folder with a server, a Prefect worker and an inference worker of its own."""
+    """A folder with a server, a Prefect worker and a vLLM server of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs = folder, folder / "runs"
@@ -68,7 +68,7 @@ class Servers:
         self._entente("up", "--port", self.api.split(":")[2].removesuffix("/api"))
 
     def serve(self) -> None:
-        """Begin the inference worker, on the model of the runs here."""
+        """Begin the vLLM server, on the model of the runs here."""
         words = ["--dtype", "float32", "--max-model-length", "512", "--threads", "1"]
         with (self.folder / "engine.log").open("ab") as log:
             self._engine = subprocess.Popen(
@@ -109,12 +109,12 @@ class Servers:
         return next(each["pid"] for each in record if each["what"] == what)
 
     def engine(self) -> int:
-        """Process id of the inference worker."""
+        """Process id of the vLLM server."""
         assert self._engine is not None
         return self._engine.pid
 
     def engine_died(self) -> None:
-        """Take note of the inference worker's end, and begin another."""
+        """Take note of the vLLM server's end, and begin another."""
         assert self._engine is not None
         self._engine.wait(30)
         self.serve()
@@ -152,7 +152,7 @@ class Servers:
         return self.ask(f"deployments/{deployment['id']}/create_flow_run", body)["id"]
 
     def make_model(self) -> None:
-        """Make the model that the inference worker serves."""
+        """Make the model that the vLLM server serves."""
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in _SMALL["tiny_model"].items()]
         self._entente("model", "make", *flags)
 
