@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from decoding.legal_table import END
+from decoding.model_files import read_config
 from inference.engine import EngineStats
 from inference.settings import InferenceSettings
 from inference.vllm_roster import BASE_LOST, ClientTimes, Roster
@@ -65,6 +66,8 @@ class VllmClient:
         self._settings, self._key, self._times = settings, key, times or ClientTimes()
         self._roster = Roster(urls, settings, model, self._times)
         self._roster.on_change, self._roster.on_lost = self._dispatch, self._fail_waiting
+        config = read_config(model)
+        self._vocabulary = int(config.get("text_config", config)["vocab_size"])
         self._waiting: list[tuple[int, int, _Waiting]] = []
         self._numbers = itertools.count()
         self._counts = Counter[str]()
@@ -80,6 +83,11 @@ class VllmClient:
             raise EngineError(
                 f"request '{request.request_id}' needs {length} tokens but max_model_length is "
                 f"{self._settings.max_model_length}: raise inference.max_model_length"
+            )
+        # The server admits requests in a process that does not know the vocabulary.
+        if request.table.largest_id >= self._vocabulary:
+            raise EngineError(
+                f"request '{request.request_id}' has ids outside the vocabulary of {self._vocabulary}: it was made for another model"
             )
         self._counts["requests"] += 1
         if request.table.is_sound and request.table.forced(request.table.start)[1] == END:  # there is nothing to draw
