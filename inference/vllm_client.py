@@ -87,7 +87,8 @@ class VllmClient:
         # The server admits requests in a process that does not know the vocabulary.
         if request.table.largest_id >= self._vocabulary:
             raise EngineError(
-                f"request '{request.request_id}' has ids outside the vocabulary of {self._vocabulary}: it was made for another model"
+                f"request '{request.request_id}' has ids outside the vocabulary of {self._vocabulary}: "
+                "it was made for another model"
             )
         self._counts["requests"] += 1
         if request.table.is_sound and request.table.forced(request.table.start)[1] == END:  # there is nothing to draw
