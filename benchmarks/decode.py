@@ -23,7 +23,7 @@ from game.prompt_settings import PromptSettings
 from inference.choose_engine import choose_engine
 from inference.engine import Engine, forget_prefixes
 from inference.settings import InferenceSettings
-from inference.warm_up import throwaway_request
+from inference.vllm_wire import throwaway_request
 from records.generation import GenerationRequest
 from rollouts.fork import Tokens
 from telemetry.errors import EngineError, InputError

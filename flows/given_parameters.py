@@ -27,7 +27,6 @@ name, separated by commas."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_KEY_PREFIX = "ENTENTE_"
 
 
 def started_by_deployment() -> bool:

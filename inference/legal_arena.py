@@ -102,10 +102,6 @@ class LegalArena:
             self._set(slots, at, [self._starts[slot] for slot in slots])
             self._reset.clear()
 
-    def set_states(self, slots: Sequence[int], states: Sequence[int | None]) -> None:
-        """Set the states of flushed slots, each within its table: END past its end, None outside the table."""
-        self._set(slots, self._upload(slots), states)
-
     def _set(self, slots: Sequence[int], at: Tensor, states: Sequence[int | None]) -> None:
         tables = (self._slots[slot] for slot in slots)
         nodes = [

@@ -3,7 +3,7 @@
 V1 gives one list of sampled tokens for each request, to which it keeps appending. In each step `apply` reads the known part of
 those lists and then draws a token for each row that has a seed, and masks the other rows. No sampled token makes it raise.
 
-Tables are walked on the engine's device, or on the host if `jump` is used: `jump` needs a row's state before the next pass.
+Tables are walked on the engine's device.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.legal_table import END, LegalTable
+from decoding.legal_table import LegalTable
 from inference.legal_arena import LegalArena
 from inference.uniforms import seed_array, uniforms
-from telemetry.errors import DataError
 
 
 @dataclass(slots=True)
 class _Row:
     slot: int
-    table: LegalTable
     output: list[int]
     """vLLM's list of this row's sampled tokens, which grows; a negative token is not known yet."""
-    state: int | None
-    """Its state in the table, if rows are walked on the host; None once it left its table."""
     draw: tuple[int, float] | None
     """Seed and temperature; None: vLLM draws."""
     first: int
@@ -34,26 +30,7 @@ class _Row:
     marker: int
     """The token that ends its thought; -1: it is not in a thought, or no longer."""
     walked: int = 0
-    """Number of tokens of `output` that its state reflects."""
-    changed: bool = False
-    """Whether its state differs from the one on the device."""
-
-    def walk(self) -> None:
-        """Advance the state by the new tokens of `output`."""
-        for token in self.output[self.walked :]:
-            self.changed = True
-            self.pass_marker(token)
-            if self.state is not None and self.state != END:
-                try:
-                    self.state = self.table.advance(self.state, token)
-                except DataError:
-                    self.state = None
-        self.walked = len(self.output)
-
-    def pass_marker(self, token: int) -> None:
-        """The thought is over if `token` is its marker."""
-        if token == self.marker:
-            self.marker = -1
+    """Number of tokens of `output` that its state on the device reflects."""
 
 
 @dataclass(slots=True)
@@ -82,8 +59,6 @@ class LegalRows:
         self._arena = LegalArena(rows + 1, device)
         self._free = list(range(rows, 0, -1))
         self._rows: dict[int, _Row] = {}
-        self._on_host = False
-        """Rows are walked on the host instead of on the device."""
         self._batch: _Batch | None = None
         """None after the batch changed."""
         self._walked: tuple[list[int], Tensor] = ([], self._upload([]))
@@ -108,7 +83,7 @@ class LegalRows:
         if table is not None:
             first = len(table.forced(0)[0]) if start else 0
             marker = -1 if table.thought is None else int(table.token_ids[0])
-            self._rows[row] = _Row(self._free.pop(), table, output, start or table.start, draw, first, marker)
+            self._rows[row] = _Row(self._free.pop(), output, draw, first, marker)
             self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
@@ -139,10 +114,7 @@ class LegalRows:
         if not self._rows:
             return logits
         self._arena.flush()
-        if self._on_host:
-            self._walk_on_host()
-        else:
-            self._walk_on_device()
+        self._walk()
         if self._batch is None or self._batch.size != len(logits):
             self._batch = self._lay_out(len(logits))
         batch = self._batch
@@ -174,50 +146,15 @@ class LegalRows:
             masked_slots=self._upload(masked_slots) if masked else None,
         )
 
-    def walk_on_host(self, on_host: bool) -> None:
-        """Walk rows on the host, as `jump` requires, or on the device. Removes all rows; their requests must have ended."""
-        for row in list(self._rows):
-            self.remove(row)
-        self._on_host = on_host
-
-    def jump(self, most: int) -> dict[int, list[int]]:
-        """Append the forced tokens that follow each newly sampled token to the rows' outputs; returns them by row.
-
-        A row whose completion continues gets at most `most` tokens, because one pass computes them.
-        """
-        jumps = {}
-        for index, row in self._rows.items():
-            if row.walked == len(row.output):
-                continue
-            row.walk()
-            if row.state is None or row.state == END:
-                continue
-            tokens, after = row.table.forced(row.state)
-            if len(tokens) > most and after != END:
-                tokens = tokens[:most]
-            if tokens:
-                row.output += tokens
-                row.walk()
-                jumps[index] = tokens
-        return jumps
-
-    def _walk_on_host(self) -> None:
-        for row in self._rows.values():
-            row.walk()
-        changed = [row for row in self._rows.values() if row.changed]
-        if changed:
-            self._arena.set_states([row.slot for row in changed], [row.state for row in changed])
-            for row in changed:
-                row.changed = False
-
-    def _walk_on_device(self) -> None:
+    def _walk(self) -> None:
         # One round, except for preempted requests that return with tokens.
         while True:
             slots, tokens = [], []
             for row in self._rows.values():
                 if row.walked < len(row.output) and (token := row.output[row.walked]) >= 0:
                     row.walked += 1
-                    row.pass_marker(token)
+                    if token == row.marker:
+                        row.marker = -1  # its thought is over
                     slots.append(row.slot)
                     tokens.append(token)
             if not slots:

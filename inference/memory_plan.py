@@ -37,8 +37,6 @@ CONTEXT_BYTES = GIB
 """GPU memory of a process beyond its tensors: CUDA's context, loaded kernels and work areas of libraries. Unmeasured; half a GiB
 is usual, and libraries add to it."""
 
-CPU_BLOCK = 32
-"""On the CPU, vLLM's block size must be a multiple of this many tokens."""
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _CGROUP = Path("/sys/fs/cgroup")
 _MAX_HEADER_BYTES = 100_000_000

@@ -1,6 +1,9 @@
 """What a vLLM server reads and answers: bodies of requests, checks of answers, series of its metrics page. Nothing here waits.
 
-A decision goes to `/inference/v1/generate`, which takes and gives token ids; `inference/sampling.py` has its parameters.
+A decision goes to `/inference/v1/generate`, which takes and gives token ids. Only the mask and the temperature change the
+distribution: our logits processor draws, by seed and temperature of the request, and leaves vLLM one token to take. A seed given
+to vLLM would cost a launch per request over the whole vocabulary. The forced tokens at the start of a completion are passed to
+vLLM as the end of the prompt.
 """
 
 import json
@@ -9,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from inference.sampling import forced_prefix, prompt_ids, sampling_fields
-from inference.warm_up import throwaway_request
+from decoding.legal_table import END, LegalTable
+from inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY, table_cache
 from records.generation import GenerationRequest
 from records.policy_version import BASE_HASH, PolicyVersion
 from telemetry.errors import DataError
@@ -39,6 +42,43 @@ class Answer:
 def adapter_name(policy: PolicyVersion, base: str) -> str:
     """The name under which a server serves `policy`; `base`: its name of the base model. Other weights have another name."""
     return base if policy.adapter_hash == BASE_HASH else f"v{policy.version}-{policy.adapter_hash[:8]}"
+
+
+def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
+    """The forced tokens at the start of every completion, and the node after them.
+
+    Empty with node 0 if the table begins with a thought, has no branching node or is not checked yet.
+    """
+    head, start = table.forced(0) if table.is_sound and table.thought is None else ([], 0)
+    return ([], 0) if start == END else (head, start)
+
+
+def prompt_ids(request: GenerationRequest) -> list[int]:
+    """The prompt and the forced tokens after it."""
+    return [*request.prompt_ids, *forced_prefix(request.table)[0]]
+
+
+def sampling_fields(request: GenerationRequest, eos_id: int) -> dict[str, Any]:
+    """Fields of vLLM's `SamplingParams` for `request`, to be used with its `prompt_ids`; vLLM returns the log-probability of each
+    drawn token.
+    """
+    head, start = forced_prefix(request.table)
+    return {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_tokens": request.table.longest - len(head),
+        "stop_token_ids": [eos_id],
+        # A thought may contain whatever else vLLM takes for an end of sequence.
+        "ignore_eos": request.table.thought is not None,
+        "logprobs": 0,
+        "detokenize": False,
+        "extra_args": {
+            TABLE_KEY: table_cache.encode(request.table),
+            START_KEY: start,
+            DRAW_KEY: [request.seed, request.temperature],
+        },
+    }
 
 
 def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
@@ -87,6 +127,22 @@ def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answe
         weights=next(iter(weights), ""),
         cached_tokens=max(0, min(cached, len(request.prompt_ids))),
     )
+
+
+def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: int = 2, first: int = 0) -> GenerationRequest:
+    """A request with `prompt` prompt ids, of which the first is `first`, and `tokens` completion tokens.
+
+    Each token but the last has three legal ids; the last is forced.
+    """
+    others = [token for token in range(4) if token != eos_id][:3]
+    nodes = tokens - 1
+    table = LegalTable(
+        offsets=np.append(3 * np.arange(nodes + 1), 3 * nodes + 1).astype(np.int32),
+        token_ids=np.array([*(others * nodes), eos_id], np.int32),
+        next_nodes=np.append(np.repeat(np.arange(1, nodes + 1), 3), END).astype(np.int32),
+        longest=tokens,
+    )
+    return GenerationRequest(request_id=request_id, prompt_ids=[first, *[eos_id] * (prompt - 1)], table=table, seed=first)
 
 
 def probe_request(eos_id: int, version: int) -> GenerationRequest:

@@ -7,6 +7,7 @@ ten times as long on a CPU, and a call and its result are only converted to JSON
 """
 
 import asyncio
+import importlib.util
 import json
 import os
 import tempfile
@@ -18,13 +19,14 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.old_way.trie import MOVES, WANTED, TrieProcessor
+from benchmarks.old_way.trie import MOVES, WANTED
 from decoding.model_files import eos_token_id
 from inference.engine import EngineStats
 from inference.publish_weights import publish_weights
 from inference.settings import InferenceSettings
 from records.generation import Generation
 from records.policy_version import BASE, PolicyVersion
+from telemetry.errors import InputError
 
 MAX_NEW_TOKENS = 120
 _ENVIRONMENT = {
@@ -44,8 +46,6 @@ class OldEngine:
         self._model, self._settings = model, settings
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._eos_id = eos_token_id(model)
-        TrieProcessor.tokenizer, TrieProcessor.eos = self._tokenizer, self._eos_id
-        TrieProcessor.separator = self._tokenizer.encode("\n", add_special_tokens=False).ids[0]
         self._vllm: Any = None
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._stepping = False
@@ -53,11 +53,21 @@ class OldEngine:
         self._cached = 0
 
     async def start(self) -> None:
-        """Load the base model."""
+        """Load the base model.
+
+        Raises:
+            InputError: no vLLM is installed.
+        """
+        if importlib.util.find_spec("vllm") is None:
+            raise InputError("The old way draws with vLLM, and none is installed: `make setup-vllm` brings it for a CPU.")
         os.environ.update(_ENVIRONMENT, VLLM_CPU_KVCACHE_SPACE=str(self._settings.kv_cache_gib))
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from benchmarks.old_way.trie_processor import TrieProcessor
+
+        TrieProcessor.tokenizer, TrieProcessor.eos = self._tokenizer, self._eos_id
+        TrieProcessor.separator = self._tokenizer.encode("\n", add_special_tokens=False).ids[0]
         arguments = EngineArgs(
             model=str(self._model),
             skip_tokenizer_init=True,

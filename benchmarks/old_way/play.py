@@ -229,7 +229,7 @@ def warm_up_phases(seed: int, number: int) -> int:
 
 def clones(board: Board, forks: int) -> list[Board]:
     """Independent copies of `board`."""
-    import cloudpickle  # comes with vLLM; plain pickle does not accept the classes in a game
+    import cloudpickle  # comes with Prefect; plain pickle does not accept the classes in a game
 
     blob = cloudpickle.dumps(board._game)  # the old system pickled the whole game, so this needs the private attribute
     return [Board(cloudpickle.loads(blob)) for _ in range(forks)]

@@ -91,8 +91,7 @@ def test_logits_that_are_no_numbers_raise_nothing_and_leave_the_other_rows_alone
     assert not torch.isfinite(left[1]).any(), "the engine finds no log-probability, and refuses the request"
 
 
-@pytest.mark.parametrize("on_host", [False, True])
-def test_the_number_is_that_of_the_place_in_the_completion(on_host: bool):
+def test_the_number_is_that_of_the_place_in_the_completion():
     """Forced tokens in the prompt count, and so does each token of the output, known to the host or not yet."""
     table = LegalTable(
         offsets=np.array([0, 1, 1 + 30, 1 + 60, 62], np.int32),
@@ -103,7 +102,6 @@ def test_the_number_is_that_of_the_place_in_the_completion(on_host: bool):
     flat = torch.zeros(1, VOCABULARY)
     for start, head in (0, 0), (1, 1):
         rows, output = LegalRows(1, "cpu"), [] if start else [7]
-        rows.walk_on_host(on_host)
         rows.add(0, table, output, start, (99, 1.0))
         for place in (1, 2):
             (number,) = uniforms(seed_array([99]), np.array([place]))
@@ -113,8 +111,7 @@ def test_the_number_is_that_of_the_place_in_the_completion(on_host: bool):
             output.append(token)
 
 
-@pytest.mark.parametrize("on_host", [False, True])
-def test_a_completion_with_a_thought_is_that_of_the_torch_engine(on_host: bool):
+def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
     """Through the thought, its marker, drawn or forced, and the orders after it; preempted in between, it goes on."""
     dice = np.random.default_rng(5)
     for seed in range(30):
@@ -127,7 +124,6 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine(on_host: bool):
             ids = [nth_id(legal, n) for n in range(29)] if legal[0] < 0 else legal
             draw([partial], [legal], row[ids])
         rows, output = LegalRows(1, "cpu"), []
-        rows.walk_on_host(on_host)
         rows.add(0, table, output, draw=(seed, 1.0))
         while not output or output[-1] != 9:
             if len(output) == 2:

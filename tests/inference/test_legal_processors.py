@@ -162,35 +162,6 @@ class Runner:
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         return self.processor.apply(logits)
 
-    def noted(self, dice: random.Random) -> None:
-        """Every row has a token more."""
-
-
-class JumpingRunner(Runner):
-    """The same, and what must follow a token is taken with it, as far as there is room."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.processor.rows.walk_on_host(True)
-        self.jumped = 0
-
-    def noted(self, dice: random.Random) -> None:
-        room, wanted = dice.choice([0, 1, 3, 50]), {}
-        for row, request in enumerate(self._rows):
-            before, must = len(request.output), request.may_follow()
-            while must is not None and len(must) == 1:
-                request.output.append(must.pop())
-                must = request.may_follow()
-            forced = request.output[before:]
-            del request.output[before:]
-            if must is not None:  # it goes on after them
-                forced = forced[:room]
-            if forced:
-                wanted[row] = [*request.output, *forced]
-        jumps = self.processor.rows.jump(room)
-        assert {row: self._rows[row].output for row in jumps} == wanted
-        self.jumped += sum(map(len, jumps.values()))
-
 
 _BUILD = LegalOrders(
     power="FRANCE",
@@ -207,10 +178,8 @@ _TWO_ARMIES = LegalOrders(
     picks=2,
 )
 _ONE_ARMY = LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=("A PAR",), options=(("A PAR H",),), picks=1)
-RUNNERS = pytest.mark.parametrize("runner", [Runner, JumpingRunner], ids=["plain", "jumping"])
 
 
-@RUNNERS
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choices=st.lists(legal_orders(), min_size=1, max_size=4),
@@ -218,18 +187,15 @@ RUNNERS = pytest.mark.parametrize("runner", [Runner, JumpingRunner], ids=["plain
     room=st.sampled_from([1, 200, 1 << 14]),
 )
 @example(choices=[_BUILD, _TWO_ARMIES, _TWO_ARMIES, _ONE_ARMY], seed=0, room=1)  # a slot is reassigned while tables move
-def test_finite_is_exactly_what_a_legal_set_may_go_on_with(
-    tokens: Tokens, runner: type, choices: list[LegalOrders], seed: int, room: int
-):
+def test_finite_is_exactly_what_a_legal_set_may_go_on_with(tokens: Tokens, choices: list[LegalOrders], seed: int, room: int):
     """Requests come, go, are put aside with their tokens and come back; some carry no table; rows are repacked all the while,
     and so are the tables, where there is little room for them.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legal_arena, "LEAST_EDGES", room)
-        follow_requests(runner(), tokens, choices, random.Random(seed))
+        follow_requests(Runner(), tokens, choices, random.Random(seed))
 
 
-@RUNNERS
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choices=st.lists(legal_orders(), min_size=1, max_size=3),
@@ -240,7 +206,7 @@ def test_finite_is_exactly_what_a_legal_set_may_go_on_with(
     ),
 )
 def test_before_a_thought_ends_finite_is_everything_but_the_end_of_sequence(
-    tokens: Tokens, runner: type, choices: list[LegalOrders], seed: int, room: int, rules: list[tuple[int, int]]
+    tokens: Tokens, choices: list[LegalOrders], seed: int, room: int, rules: list[tuple[int, int]]
 ):
     """Requests that think, of one rule or two, among others that do not."""
     thinking = thinking_of(tokens.codec, 1)
@@ -248,7 +214,7 @@ def test_before_a_thought_ends_finite_is_everything_but_the_end_of_sequence(
     ways = [replace(thinking, rule=replace(thinking.rule, budget=budget, end=end)) for budget, end in rules]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legal_arena, "LEAST_EDGES", room)
-        follow_requests(runner(), tokens, choices, random.Random(seed), [None, *ways])
+        follow_requests(Runner(), tokens, choices, random.Random(seed), [None, *ways])
 
 
 def follow_requests(
@@ -298,7 +264,6 @@ def follow_requests(
             request.output.append(
                 dice.randrange(100, VOCABULARY) if unbound else dice.choice(sorted(allowed or [tokens.codec.eos_id]))
             )
-        engine.noted(dice)
     assert finished and engine.processor.illegal_tokens == 0
 
 
@@ -312,11 +277,10 @@ def simple_table(*tokens: int) -> LegalTable:
     )
 
 
-@RUNNERS
 @pytest.mark.parametrize("token", [3, VOCABULARY, 2**31 - 1, -5], ids=str)
-def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(runner: type, token: int):
+def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(token: int):
     """Nothing raises, whatever comes; not even a number that would be another node's token."""
-    engine, dice = runner(), random.Random(0)
+    engine, dice = Runner(), random.Random(0)
     strayed, good = Request(simple_table(5, 6), [(5, 9), (6, 9)], 2), Request(simple_table(5, 8), [(5, 9), (8, 9)], 2)
     list(engine.step([], [strayed, good], dice))
     engine.apply(torch.zeros(2, VOCABULARY))
@@ -340,12 +304,11 @@ def test_the_processor_waits_for_a_token_that_is_not_known_yet():
     assert engine.processor.illegal_tokens == 0
 
 
-@RUNNERS
-def test_the_room_of_tables_that_nobody_uses_is_taken_back(runner: type):
+def test_the_room_of_tables_that_nobody_uses_is_taken_back():
     """However many tables come by, the arena holds a few times those of the requests in flight."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legal_arena, "LEAST_EDGES", 8)
-        engine, dice, before = runner(), random.Random(0), []
+        engine, dice, before = Runner(), random.Random(0), []
         arena = engine.processor._rows._arena
         for number in range(60):
             now = [Request(simple_table(*range(10 * number, 10 * number + 9)), [(10 * number, 9)], 2) for _ in range(2)]
