@@ -49,22 +49,17 @@ def evaluate(
         int | None,
         Parameter(group=_MATCH, help="Games of each player, or in all where all share one table; rounded up to rounds of seven."),
     ] = None,
-    width: Annotated[float | None, Parameter(group=_MATCH, help="Width wanted of the 95 % interval, from end to end.")] = None,
     measure: Annotated[
         Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,
-        Parameter(group=_MATCH, help="What --width and the comparison are about; default: sos, the share of squares."),
+        Parameter(group=_MATCH, help="What players are compared by; default: sos, the share of squares."),
     ] = None,
     start: Annotated[
         Literal["standard", "held-out"] | None, Parameter(group=_MATCH, help="Where games begin; default: spring 1901.")
     ] = None,
     years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
     at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
-    tactical: Annotated[bool, Parameter(help="Share of the tactical positions solved instead.", negative="")] = False,
-    repetitions: Annotated[
-        str, Parameter(help="Draws for each decision, voted on: one number in a match, else several to compare, as 1,5,25,100.")
-    ] = "",
     temperature: Annotated[float | None, Parameter(help="Temperature of a version's draws; default: 1.")] = None,
-    pick: Annotated[Literal["vote", "search"], Parameter(help="How versions choose: as drawn or voted, or by search.")] = "vote",
+    pick: Annotated[Literal["draw", "search"], Parameter(help="How versions choose: as drawn, or by search.")] = "draw",
     search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
     outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="How endpoints are asked.")] = None,
     json: AsJson = False,
@@ -89,8 +84,6 @@ def evaluate(
 
         entente evaluate --run mine --players newest,base,random,mover,territorial,dumbbot --games 70
 
-        entente evaluate --run mine --players newest,base,random --opponents mover --width 0.1
-
         entente evaluate --run mine --players newest,other:v20 --start held-out --years 3 --measure centres
 
         entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
@@ -99,20 +92,15 @@ def evaluate(
 
         entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
 
-        entente evaluate --run mine --tactical
-
-        entente evaluate --run mine --repetitions 1,5,25,100
-
         entente evaluate --run mine --pick search --search.playouts 32
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
     from rollouts.opponents import is_endpoint
 
-    asked = {"games": games, "width": width, "measure": measure, "start": start, "years": years, "at_once": at_once}
+    asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
-    times = _times(repetitions)
-    play = _play(temperature, pick, search, times, tactical, is_match=match is not None)
+    play = _play(temperature, pick, search)
     if search is not None and pick != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
         from telemetry.errors import InputError
 
@@ -124,9 +112,8 @@ def evaluate(
 
         raise InputError("--outside settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
     if match is not None:
-        voted = {"repetitions": times[0]} if times else {}
         asks = {"outside": outside.model_dump()} if outside is not None else {}
-        match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | voted | asks)
+        match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | asks)
     from evaluation.contestants import check_searches, needs_run, resolve_contestants
 
     names = () if match is None else (*match.players, match.opponents)
@@ -150,29 +137,20 @@ def evaluate(
             return show_plan(plan_match(run, runs_root, match), json=json)
         assert evaluation is not None, "only a match needs no run"
         return show_plan(plan_evaluate(run, version, runs_root, evaluation), json=json)
-    result = run_evaluation(run, version, runs_root, evaluation, match, tactical, times, play=play)
-    if match is not None:
-        _show_match(result)
-    elif tactical:
-        _show_tactics(result)
-    elif times:
-        _show_repetitions(result)
-    else:
-        _show_score(result)
+    result = _run(run, version, runs_root, evaluation, match, play)
+    _show_score(result) if match is None else _show_match(result)
     if json:
         print(jsonlib.dumps(result))
 
 
-def run_evaluation(
-    run: str, version: int, runs_root: Path, evaluation: Any, match: Any, tactical: bool, times: tuple[int, ...], *, play: Any
-) -> dict[str, Any]:
+def _run(run: str, version: int, runs_root: Path, evaluation: Any, match: Any, play: Any) -> dict[str, Any]:
     """The result of the flow `evaluate_policy`, with a Prefect server and progress on standard error."""
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.evaluate_policy import evaluate_policy
 
     with prefect_server(), progress_shown():
-        return run_flow(evaluate_policy(run, version, runs_root, evaluation, match, tactical, times, play=play))
+        return run_flow(evaluate_policy(run, version, runs_root, evaluation, match, play=play))
 
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
@@ -196,38 +174,13 @@ def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: l
     return evaluation
 
 
-def _times(text: str) -> tuple[int, ...]:
-    """Numbers of draws, as '1,5,25'."""
-    from telemetry.errors import InputError
-
-    try:
-        return tuple(int(number) for number in text.split(",") if number.strip())
-    except ValueError as error:
-        raise InputError(f"--repetitions takes whole numbers such as 1,5,25,100, not {text!r}") from error
-
-
-def _play(
-    temperature: float | None,
-    pick: Literal["vote", "search"],
-    search: SearchSettings | None,
-    times: tuple[int, ...],
-    tactical: bool,
-    *,
-    is_match: bool,
-) -> Any:
+def _play(temperature: float | None, pick: str, search: SearchSettings | None) -> Any:
     """How versions play; only what was asked for is set."""
     from evaluation.settings import PlaySettings
-    from telemetry.errors import InputError
 
-    if times and temperature is not None and not is_match:
-        raise InputError("--repetitions compares numbers of draws at temperature 1: leave out --temperature")
-    if pick == "search" and times:
-        raise InputError("--repetitions is about votes: with --pick search give --search.proposals and --search.playouts instead")
     asked: dict[str, Any] = {"pick": pick} if pick == "search" else {}
     if temperature is not None:
         asked["temperature"] = temperature
-    if asked and tactical:
-        raise InputError("tactical positions are drawn at temperature 1 without a search: leave out --pick and --temperature")
     if search is not None:
         asked["search"] = search.model_dump(exclude_unset=True)
     return PlaySettings.model_validate(asked)
@@ -274,18 +227,17 @@ def _show_match(result: dict[str, Any]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), title=Text(f"{result['games']} games, {result['how']}"), title_justify="left")
     table.add_column("player", overflow="fold")
     answers = result["answers"]
-    for name in ("seats", "centres", "squares", "win", "survival", "solo", "rating", *(["default"] if answers else [])):
+    for name in ("seats", "centres", "squares", "win", "survival", "solo", *(["default"] if answers else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for player in result["players"]:
-        rating = "" if player["rating"] is None else f"{player['rating']:.1f} ± {2 * player['rating_spread']:.1f}"
         cells = [
             _cell(player["measures"][name], share=name != "centres") for name in ("centres", "sos", "win", "survival", "solo")
         ]
         counts = answers.get(player["player"])
         default = [f"{counts['missing'] / max(1, counts['orders']):.1%}" if counts else ""] if answers else []
-        table.add_row(cell(player["player"]), str(player["seats"]), *cells, rating, *default)
+        table.add_row(cell(player["player"]), str(player["seats"]), *cells, *default)
     Console(width=160).print(table)
-    print("intervals: 95 %; win: most centres, ties split; rating: OpenSkill's points, a newcomer has 25, ± two deviations")
+    print("intervals: 95 %; win: most centres, ties split")
     for sentence in result["told"]:
         print(sentence)
 
@@ -299,31 +251,3 @@ def _cell(estimate: dict[str, Any], *, share: bool) -> str:
         if share
         else f"{estimate['mean']:.2f} {format_interval(found, '.2f')}"
     )
-
-
-def _show_tactics(result: dict[str, Any]) -> None:
-    from evaluation.intervals import describe_interval
-
-    count = result["positions"]
-    print(f"{count} tactical positions, {result['draws']} draws of each")
-    for row in result["solved"]:
-        themes = ", ".join(f"{theme} {share:.0%}" for theme, share in row["by_theme"].items())
-        print(
-            f"{row['player']:<12} solves {row['share']:.1%}, {describe_interval(row['ci'], count, '.1%', 'positions')}; {themes}"
-        )
-    if (above := result["above_base"]) is not None:
-        found = None if above["low"] is None else (above["low"], above["high"])
-        said = describe_interval(found, above["clusters"], "+.1%", "positions")
-        print(f"above the base, position by position: {above['mean']:+.1%}, {said}")
-
-
-def _show_repetitions(result: dict[str, Any]) -> None:
-    from evaluation.intervals import describe_interval
-
-    print(f"policy version {result['policy_version']} against {result['opponents']}: centres gained, by draws for each decision")
-    for row in result["repetitions"]:
-        said = describe_interval(row["ci"], row["source_games"], "+.2f", "source games")
-        print(
-            f"{row['repetitions']:>4} draws: {row['score']:+.2f}, {said}; {row['seconds']:.1f} s, "
-            f"{row['drawn_share']:.0%} of the draws were needed"
-        )

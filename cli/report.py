@@ -20,7 +20,7 @@ def report(
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
     pictures: Annotated[
         Path | None,
-        Parameter(help="Also write curve, ladder, ratings, board and replay as SVG, those there are, into this folder."),
+        Parameter(help="Also write curve, ladder, board and replay as SVG, those there are, into this folder."),
     ] = None,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
 ) -> None:

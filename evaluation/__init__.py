@@ -1,1 +1,1 @@
-"""Playing strength of policy versions and scripted players: held-out positions, matches and tactical positions."""
+"""Playing strength of policy versions and scripted players: held-out positions and matches."""

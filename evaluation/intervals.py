@@ -36,7 +36,7 @@ class Estimate:
     high: float | None
     """Upper end; None if `low` is None."""
     clusters: int = 0
-    """Number of clusters; 0 in a file of an early release, which did not store it."""
+    """Number of clusters; 0 if it is not known."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -149,15 +149,6 @@ def cluster_means(values: Sequence[float] | np.ndarray, clusters: Sequence[str])
     for value, cluster in zip(values, clusters, strict=True):
         sums.setdefault(cluster, []).append(float(value))
     return {cluster: sum(some) / len(some) for cluster, some in sums.items()}
-
-
-def clusters_for_width(means: Sequence[float], width: float) -> int:
-    """Clusters needed for a 95 % interval about `width` wide in total, from the spread of the cluster means so far.
-
-    n = (2 z s / width)^2 with s their standard deviation.
-    """
-    spread = float(np.std(np.asarray(means, float), ddof=1)) if len(means) > 1 else 0.0
-    return max(FEWEST_CLUSTERS, math.ceil((2 * Z95 * spread / width) ** 2))
 
 
 def clusters_to_show(differences: Sequence[float]) -> int | None:

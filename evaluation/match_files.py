@@ -4,24 +4,22 @@
 They lie in `scores/matches/` of a run, or in `_matches/` beside the runs if no run is needed to play.
 
 The label identifies the question: players, opponents, start, years and seed, but not the number of games. Asking for more games
-continues the match. After an interruption only games in progress are lost. `ratings.json` beside them rates the
-players of all.
+continues the match. After an interruption only games in progress are lost.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from evaluation.contestants import Contestant
-from evaluation.match_table import MatchTable, rate_players
+from evaluation.match_table import MatchTable
 from evaluation.matches import GameResult
 from evaluation.settings import MatchSettings
-from search.settings import MOST_PROPOSALS
 from storage.files import durable_write, make_directory
 from telemetry.errors import DataError
 
@@ -41,29 +39,13 @@ class MatchRecord:
     """Machine and versions of the process that wrote this (`telemetry.machine.environment`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayerRating:
-    """One player over all matches of a run, so that players of different matches can be compared."""
-
-    player: str
-    matches: int
-    rating: float
-    """OpenSkill's mu; a new player has 25."""
-    rating_spread: float
-    """OpenSkill's sigma; a new player has 8.33."""
-
-
-_RATINGS_FILE = "ratings.json"
-_RATINGS = TypeAdapter(list[PlayerRating])
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
-_NOT_IN_LABEL = {"protocol", "games", "width", "measure", "at_once", "outside"}
+_NOT_IN_LABEL = {"protocol", "games", "measure", "at_once", "outside"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
     """The label of a match; equal for equal questions and equal players, including adapter hashes."""
-    # What did not exist in older matches is in the label only where it matters, so that these are continued.
-    unused = {"temperature"} if settings.temperature == 1 else set()
-    unused |= set() if any(player.searches_by(settings) for player in players) else {"search"}
+    unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
     who = [
         (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.model else []))
@@ -101,10 +83,9 @@ def answers_file(folder: Path, label: str) -> Path:
 
 
 def write_match(folder: Path, record: MatchRecord) -> None:
-    """Write the result of a match, and the ratings of all players; replaces an earlier result of the same question."""
+    """Write the result of a match; replaces an earlier result of the same question."""
     make_directory(folder)
     durable_write(folder / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
-    _write_ratings(folder)
 
 
 def read_matches(folder: Path) -> list[MatchRecord]:
@@ -113,8 +94,7 @@ def read_matches(folder: Path) -> list[MatchRecord]:
     Raises:
         DataError: a file is damaged.
     """
-    files = [file for file in folder.glob("*.json") if file.name != _RATINGS_FILE]
-    return [read_match(file) for file in sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))]
+    return [read_match(file) for file in sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))]
 
 
 def read_match(file: Path) -> MatchRecord:
@@ -124,58 +104,6 @@ def read_match(file: Path) -> MatchRecord:
         DataError: it is damaged, or no match.
     """
     try:
-        return _RECORD.validate_json(_current(file.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error
-
-
-def _current(record: bytes) -> bytes:
-    """A record of any version as today's.
-
-    Before there was search, the pick 'playout' played each of `repetitions` order sets out in four games of a year by 'random'.
-    """
-    parts = json.loads(record)
-    if parts["settings"]["pick"] != "playout":
-        return record
-    draws = min(parts["settings"]["repetitions"], MOST_PROPOSALS)
-    search = {"proposals": draws, "playouts": 4 * draws, "player": ["random"]}
-    parts["settings"] |= {"pick": "search", "repetitions": 1, "search": search}
-    return json.dumps(parts).encode()
-
-
-def _write_ratings(folder: Path) -> None:
-    """Rate the players of all matches, in the order in which these were finished, and replace the file.
-
-    Raises:
-        DataError: a match is damaged.
-    """
-    matches = [record for record in read_matches(folder) if len(set(record.settings.players)) > 1]
-    players = list(dict.fromkeys(player for record in matches for player in record.settings.players))
-    games = [
-        replace(game, pair=f"{record.label}/{game.pair}")
-        for record in matches
-        for game in read_games(folder, record.label).values()
-    ]
-    found = [
-        PlayerRating(
-            player=player,
-            matches=sum(player in record.settings.players for record in matches),
-            rating=rating,
-            rating_spread=spread,
-        )
-        for player, (rating, spread) in rate_players(games, players).items()
-    ]
-    durable_write(folder / _RATINGS_FILE, _RATINGS.dump_json(sorted(found, key=lambda each: -each.rating), indent=1))
-
-
-def read_ratings(folder: Path) -> list[PlayerRating]:
-    """The ratings, best first; none if no match was played.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    file = folder / _RATINGS_FILE
-    try:
-        return _RATINGS.validate_json(file.read_bytes()) if file.is_file() else []
+        return _RECORD.validate_json(file.read_bytes())
     except ValidationError as error:
-        raise DataError(f"{file} is damaged: remove it, and the next match writes it anew") from error
+        raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error

@@ -27,7 +27,7 @@ from telemetry.progress import GameProgress
 
 GAMES_PER_ROUND = len(POWERS)
 DEFAULT_GAMES = 70
-"""Games if neither a number nor a width is asked for."""
+"""Games if no number is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

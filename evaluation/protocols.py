@@ -95,7 +95,6 @@ def check_protocol(match: MatchSettings) -> None:
     wanted = protocol.fixed() | {
         "players": (protocol.against,) if protocol.ours == "six" else match.players,
         "opponents": match.opponents if protocol.ours == "six" else protocol.against,
-        "width": 0.0,
     }
     for setting, value in wanted.items():
         if (found := getattr(match, setting)) != value:

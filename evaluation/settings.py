@@ -44,15 +44,13 @@ class PlaySettings(Settings):
 
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; below 1 the likelier orders are drawn more often than the policy says."""
-    repetitions: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Order sets that a version draws for each decision, to vote by unit; 1: it plays what it draws."""
-    pick: Literal["vote", "search"] = "vote"
-    """How a version chooses: the vote over `repetitions` draws, or the search of `search`."""
+    pick: Literal["draw", "search"] = "draw"
+    """How a version chooses: it plays what it draws, or the best of the search of `search`."""
     search: SearchSettings = SearchSettings()
     """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
 
     def how(self, players: Iterable[str] = ()) -> str:
-        """What is not the plain play of a version: temperature, votes, and the search if one of `players` searches; or empty."""
+        """What is not the plain play of a version: temperature, and the search if one of `players` searches; or empty."""
         parts = [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
         if self.pick == "search" or any(name.endswith(SEARCHES) for name in players):
             search, who = self.search, "versions" if self.pick == "search" else f"'{SEARCHES}'"
@@ -61,8 +59,6 @@ class PlaySettings(Settings):
                 f"search of {who}: {search.proposals} proposals{others}, {search.playouts} playouts of {search.years} years by "
                 f"{', '.join(search.player)}, {search.value} count"
             )
-        if self.repetitions > 1:
-            parts.append(f"{self.repetitions} draws a decision by vote")
         return "; ".join(parts)
 
 
@@ -83,11 +79,9 @@ class MatchSettings(PlaySettings):
     """Game years until a game is cut off and counted as it stands, unless somebody has won alone before."""
     games: Annotated[int, Field(ge=0)] = 0
     """Games for each player, or at a shared table in all: rounded up to whole rounds of seven, one for each rotation of the
-    seats. 0: as many as `width` takes, or 70."""
-    width: Annotated[float, Field(ge=0)] = 0.0
-    """Width wanted of the 95 % interval of `measure`, from end to end; 0: none in particular."""
+    seats. 0: 70."""
     measure: Measure = "sos"
-    """What `width` and the comparison of players are about; the share of squared centres tells players apart where games are cut
+    """What the comparison of players is about; the share of squared centres tells players apart where games are cut
     off before anybody has won."""
     at_once: Annotated[int, Field(ge=1, le=1024)] = 28
     """Games played at the same time."""

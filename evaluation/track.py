@@ -2,7 +2,6 @@
 
     scores/base.json, scores/trained.json       the first and the last version; every run has them
     scores/track/v000010.json                   versions between, `evaluation.every` apart
-    scores/tactical/v000010.json                share of the tactical positions that the version solves
 
 Versions that were not measured are missing.
 """
@@ -10,8 +9,7 @@ Versions that were not measured are missing.
 from dataclasses import dataclass
 
 from evaluation.intervals import Estimate
-from evaluation.score_files import ScoreRecord, read_score
-from evaluation.tactics import read_tactics
+from evaluation.score_files import read_score
 from storage.runs import RunPaths
 
 
@@ -24,8 +22,6 @@ class TrackPoint:
     """Scripted player that it was measured against."""
     score: Estimate
     """Mean centres gained on held-out positions."""
-    tactical: Estimate | None
-    """Share of the tactical positions that it solves; None if not measured."""
 
 
 def track_label(version: int) -> str:
@@ -41,14 +37,7 @@ def read_track(paths: RunPaths) -> list[TrackPoint]:
     """
     labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
-    return [_point(paths, records[version]) for version in sorted(records)]
-
-
-def _point(paths: RunPaths, record: ScoreRecord) -> TrackPoint:
-    solved = read_tactics(paths, record.policy_version)
-    return TrackPoint(
-        version=record.policy_version,
-        opponents=record.opponents,
-        score=record.score.estimate,
-        tactical=None if solved is None else solved.share,
-    )
+    return [
+        TrackPoint(version=version, opponents=record.opponents, score=record.score.estimate)
+        for version, record in sorted(records.items())
+    ]

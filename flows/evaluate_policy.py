@@ -1,19 +1,15 @@
-"""Flow: measure policy versions on held-out positions, on tactical positions, with repeated draws, or in matches."""
+"""Flow: measure policy versions on held-out positions, or in matches."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
-from evaluation.contestants import Contestant, resolve_contestant, resolve_version
-from evaluation.intervals import format_interval
+from evaluation.contestants import resolve_contestant, resolve_version
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from evaluation.strength import POLICY
-from evaluation.tactics import TacticsScore, compare_scores, load_positions, write_tactics
 from evaluation.track import track_label
-from flows.compare_repetitions import compare_repetitions
 from flows.given_parameters import check_given
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -21,12 +17,9 @@ from flows.play_match import play_match_of
 from flows.run_names import evaluation_name
 from pipeline.run_settings import settings_of
 from storage.runs import RunPaths, check_name
-from tasks.artifacts import show_scores, show_table
-from tasks.evaluation import evaluate_player, solve_positions
+from tasks.artifacts import show_scores
+from tasks.evaluation import evaluate_player
 from telemetry.errors import InputError
-
-SCRIPTED_LINES = ("random", "mover", "territorial", "dumbbot")
-"""Scripted players that are compared with a version on the tactical positions."""
 
 
 @flow(name="evaluate-policy", flow_run_name=evaluation_name)
@@ -36,12 +29,10 @@ async def evaluate_policy(
     runs_root: Path = Path("runs"),
     evaluation: EvaluationSettings | None = None,
     match: MatchSettings | None = None,
-    tactical: bool = False,
-    repetitions: tuple[int, ...] = (),
     track: bool = False,
     play: PlaySettings | None = None,
 ) -> dict[str, Any]:
-    """Score `version` of `run` against each kind of opponents, or take another measurement instead.
+    """Score `version` of `run` against each kind of opponents, or play a match instead.
 
     Args:
         run: Name of the run, its folder under `runs_root`; empty for a match in which no version of a run plays.
@@ -49,9 +40,7 @@ async def evaluate_policy(
         runs_root: Folder of all runs.
         evaluation: Settings of the measurement; default: the run's own.
         match: Play whole games between the players that it names instead; `version` is then ignored.
-        tactical: Measure the share of the tactical positions that the version solves instead.
-        repetitions: Compare these numbers of draws for each decision instead, such as 1, 5, 25, 100.
-        track: Store score and tactical share as the version's point in the run's strength over versions.
+        track: Store the score as the version's point in the run's strength over versions.
         play: How the version plays in the score: its temperature, or by search; default: it draws at temperature 1.
 
     Raises:
@@ -69,11 +58,7 @@ async def evaluate_policy(
         return await play_match_of(run, runs_root, match)
     version = resolve_version(paths, run, version)
     player = resolve_contestant(f"v{version}", run, runs_root)
-    if tactical:
-        return await _tactical(paths, run, player, runs_root)
     held_out = (await prepare_cache(settings)).held_out
-    if repetitions:
-        return await compare_repetitions(paths, player, runs_root, repetitions, held_out, evaluation)
     scores = {}
     async with open_players([player], runs_root, play) as opened:
         decider = opened.deciders[player.name] if play.pick == "search" else None
@@ -89,9 +74,6 @@ async def evaluate_policy(
                 decider,
                 play.temperature,
             )
-        if track:
-            solved = await solve_positions(opened.host, player.name, version, load_positions(), opened.deciders[player.name])
-            write_tactics(paths, solved)
     if track:
         ((opponents, score),) = scores.items()
         write_score(
@@ -121,43 +103,4 @@ async def evaluate_policy(
             for name, score in scores.items()
         },
         "orders_rejected": sum(score.orders_rejected for score in scores.values()),
-    }
-
-
-async def _tactical(paths: RunPaths, run: str, player: Contestant, runs_root: Path) -> dict[str, Any]:
-    """Share of tactical positions solved by the version, the base model and scripted players."""
-    positions, solved = load_positions(), list[TacticsScore]()
-    players = [player] if not player.version else [player, resolve_contestant("base", run, runs_root)]
-    async with open_players(players, runs_root, PlaySettings()) as opened:
-        for each in players:
-            score = await solve_positions(opened.host, each.name, each.version, positions, opened.deciders[each.name])
-            write_tactics(paths, score)
-            solved.append(score)
-        solved += [await solve_positions(opened.host, name, 0, positions, None) for name in SCRIPTED_LINES]
-    rows = [
-        {
-            "player": score.player,
-            "solved": f"{score.share.mean:.1%}",
-            "95 % interval": format_interval(score.share.interval, ".1%"),
-        }
-        | {theme: f"{share:.0%}" for theme, share in score.by_theme.items()}
-        for score in solved
-    ]
-    await show_table(f"tactics-{run}-{player.name}", f"{run}: share of {len(positions)} tactical positions solved", rows)
-    return {
-        "run": run,
-        "policy_version": player.version,
-        "positions": len(positions),
-        "draws": solved[0].draws,
-        "above_base": asdict(compare_scores(solved[0], solved[1])) if player.version else None,
-        "solved": [
-            {
-                "player": score.player,
-                "share": round(score.share.mean, 4),
-                "ci": score.share.rounded(),
-                "by_theme": {theme: round(share, 4) for theme, share in score.by_theme.items()},
-                "by_position": score.solved,
-            }
-            for score in solved
-        ],
     }

@@ -14,7 +14,6 @@ from decoding.codec import Codec
 from decoding.model_files import base_identity, max_position, recipe_prompts
 from evaluation.adapter_folders import adapter_prompts, check_weights
 from evaluation.contestants import Contestant, check_searches
-from evaluation.repeated import RepeatedDecider
 from evaluation.settings import PlaySettings
 from flows.open_run import prepare_model
 from game.prompt_settings import DEFAULT_PROMPTS
@@ -55,10 +54,6 @@ class OpenPlayers:
         """Engine and tokens of a version that its engine serves as the newest."""
         return self.served[name][:2]
 
-    def repeated(self, name: str, repetitions: int) -> RepeatedDecider:
-        """The version, drawing `repetitions` times for each decision."""
-        return RepeatedDecider(*self.served[name], repetitions)
-
     def decider(self, player: Contestant, play: PlaySettings) -> Decider | None:
         """What decides for the player; None for a scripted player that does not search."""
         name = player.without_search.name
@@ -67,7 +62,7 @@ class OpenPlayers:
         engine, tokens, number = self.served[name]
         if player.searches_by(play):
             return SearchDecider(play.search, engine=engine, tokens=tokens, version=number, processes=self.processes)
-        return self.repeated(name, play.repetitions) if play.repetitions > 1 else PolicyDecider(engine, tokens, number)
+        return PolicyDecider(engine, tokens, number)
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """Plays a match: counts the games, reads those already played, plays the rest, and writes the table."""
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -18,13 +17,12 @@ from evaluation.match_files import (
     read_games,
     write_match,
 )
-from evaluation.match_table import MEASURES, MatchTable, cluster_noun, games_for_width, match_table
-from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, GamePlan, GameResult, plan_match, play_match, rounds_for
+from evaluation.match_table import MEASURES, MatchTable, cluster_noun, match_table
+from evaluation.matches import DEFAULT_GAMES, GamePlan, GameResult, plan_match, rounds_for
 from evaluation.protocols import check_protocol, part_of_protocol
 from evaluation.settings import MatchSettings
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
-from game.players import SEARCHES
 from game.snapshot import Snapshot
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
@@ -36,10 +34,6 @@ from telemetry.errors import InputError
 from telemetry.machine import environment
 from telemetry.progress import reporter
 
-_PILOT_ROUNDS = 6
-_STAND_IN = "mover"
-"""Scripted player that replaces policy versions in a pilot, while none of their games are known. Nobody searches there."""
-
 
 async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
     """Play the games of the match that are missing, and return its table as plain values.
@@ -48,7 +42,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         run: Name of the run that the versions and the match's files belong to; empty: no version of a run plays.
 
     Raises:
-        InputError: unknown players, runs that cannot play each other, no held-out positions, or too few games for the width.
+        InputError: unknown players, runs that cannot play each other, or no held-out positions.
     """
     settings = settings_of(RunPaths(runs_root / run)) if run else None
     folder = matches_folder(run, runs_root)
@@ -67,8 +61,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
     label = match_label(match, everybody)
     done = read_games(folder, label)
-    rounds = rounds_for(await count_games(match, held_out, list(done.values())))
-    plans = plan_match(match, rounds, held_out)
+    plans = plan_match(match, rounds_for(match.games or DEFAULT_GAMES), held_out)
     for key in [key for key in done if key not in {plan.key for plan in plans}]:
         del done[key]
     missing = [plan for plan in plans if plan.key not in done]
@@ -93,46 +86,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         "how": _how(match),
         "seconds": record.seconds,
         "told": conclusions(table, match),
-    } | _plain(table)
-
-
-async def count_games(match: MatchSettings, held_out: Sequence[Snapshot], done: Sequence[GameResult]) -> int:
-    """Number of games. Reports how many games the wanted width of the interval takes.
-
-    Raises:
-        InputError: `match.games` is smaller than the width takes.
-    """
-    if not match.width:
-        return match.games or DEFAULT_GAMES
-    seen, basis = list(done), "by the games played so far"
-    if len({result.cluster for result in seen}) < _PILOT_ROUNDS:
-        seen, basis = await _pilot(match, held_out), f"by a pilot in which '{_STAND_IN}' replaces policy versions"
-    needed = games_for_width(seen, match)
-    reporter().say(f"an interval of {match.width:g} ({match.measure}) takes about {needed} games, {basis}")
-    if match.games and match.games < needed:
-        raise InputError(
-            f"{match.games} games are too few for an interval of {match.width:g} ({match.measure}): about {needed} are needed, "
-            f"{basis}; ask for --games {needed}, or for a wider --width"
-        )
-    return max(needed, match.games)
-
-
-async def _pilot(match: MatchSettings, held_out: Sequence[Snapshot]) -> list[GameResult]:
-    """Play a few rounds with scripted players, to estimate the spread of results before an engine is started."""
-    names = {name: name.removesuffix(SEARCHES) for name in (*match.players, match.opponents)}
-    stand_ins = {name: _STAND_IN if plain[:1] == "v" or ":" in plain or "/" in plain else plain for name, plain in names.items()}
-    plans = plan_match(match, _PILOT_ROUNDS, held_out)
-    played = await play_match([_with_seats(plan, stand_ins) for plan in plans], match, {})
-    by_key = {plan.key: plan for plan in plans}
-    return [_named_as(result, by_key[result.key]) for result in played]
-
-
-def _with_seats(plan: GamePlan, stand_ins: dict[str, str]) -> GamePlan:
-    return replace(plan, seats={power: stand_ins.get(who, who) for power, who in plan.seats.items()})
-
-
-def _named_as(result: GameResult, plan: GamePlan) -> GameResult:
-    return replace(result, seats=plan.seats)
+    } | asdict(table)
 
 
 async def _play(
@@ -177,14 +131,6 @@ def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
         else:
             enough = f"; about {pair.games_to_show} games would show one of this size" if pair.games_to_show else ""
             said.append(f"no difference between {pair.player} and {pair.other} is shown: {figures}{enough}")
-    if match.width:
-        for standing in table.players:
-            estimate = standing.measures[match.measure]
-            if estimate.interval is None:
-                said.append(f"{standing.player} has {estimate.describe('.3f', cluster_noun(match))}")
-            elif (width := estimate.interval[1] - estimate.interval[0]) > match.width:
-                more = math.ceil(table.games * (width / match.width) ** 2 / GAMES_PER_ROUND) * GAMES_PER_ROUND
-                said.append(f"the interval of {standing.player} is {width:.3f} wide, more than {match.width:g}: --games {more}")
     return said
 
 
@@ -194,7 +140,7 @@ def default_orders(counts: AnswerCounts | None) -> str:
 
 
 def table_rows(table: MatchTable) -> list[dict[str, str]]:
-    """One row for each player: measures with their intervals, and rating."""
+    """One row for each player: measures with their intervals."""
 
     def words(name: str, each: Estimate) -> str:
         form = ".2f" if name in ("centres", "gained") else ".1%"
@@ -204,7 +150,6 @@ def table_rows(table: MatchTable) -> list[dict[str, str]]:
         {"player": standing.player, "seats": str(standing.seats)}
         | {name: words(name, each) for name, each in standing.measures.items()}
         | ({"default orders": default_orders(table.answers.get(standing.player))} if table.answers else {})
-        | {"rating": "" if math.isnan(standing.rating) else f"{standing.rating:.1f} ± {2 * standing.rating_spread:.1f}"}
         for standing in table.players
     ]
 
@@ -214,11 +159,3 @@ def _how(match: MatchSettings) -> str:
     start = "spring 1901" if match.start == "standard" else "held-out positions"
     how = match.how((*match.players, match.opponents))
     return f"{seats}, from {start}, {match.years} years{how and '; ' + how}"
-
-
-def _plain(table: MatchTable) -> dict[str, Any]:
-    plain = asdict(table)
-    for player in plain["players"]:
-        if math.isnan(player["rating"]):
-            player["rating"] = player["rating_spread"] = None
-    return plain

@@ -9,13 +9,11 @@ import asyncio
 
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.strength import POLICY
-from evaluation.tactics import load_positions, write_tactics
 from evaluation.track import TrackPoint, read_track, track_label
 from inference.choose_engine import engine_here
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
-from rollouts.deciders import PolicyDecider
-from tasks.evaluation import evaluate_player, has_evaluation_worker, solve_positions, start_evaluation
+from tasks.evaluation import evaluate_player, has_evaluation_worker, start_evaluation
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 
@@ -90,12 +88,9 @@ class StrengthTrack:
             resources.engine,
             resources.tokens,
         )
-        decider = PolicyDecider(resources.engine, resources.tokens, None)
-        solved = await solve_positions(resources.host, f"v{version}", version, load_positions(), decider)
         record = ScoreRecord(
             label=track_label(version), player=POLICY, opponents=opponents, policy_version=version, settings=settings, score=score
         )
-        await asyncio.to_thread(write_tactics, resources.paths, solved)
         await asyncio.to_thread(write_score, resources.paths, record)
 
 
@@ -107,4 +102,4 @@ def point_figures(point: TrackPoint) -> dict[str, float]:
     }
     if point.score.interval is not None:
         figures["score/track_low"], figures["score/track_high"] = point.score.interval
-    return figures if point.tactical is None else figures | {"score/track_tactical": point.tactical.mean}
+    return figures

@@ -156,7 +156,6 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
             check_weights(player.policy, player.model)
     named = {"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
     label, folder = match_label(match.model_copy(update=named), everybody), matches_folder(run, runs_root)
-    # With a wanted width the number of games follows from the games played so far, or from a pilot.
     each = rounds_for(match.games or DEFAULT_GAMES) * GAMES_PER_ROUND
     games = {"games": each * len(players), "games_of_each_player": each} if others else {"games": each}
     searching = [player.name for player in everybody if player.searches_by(match)]
@@ -166,7 +165,7 @@ def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
             "players": ", ".join(named["players"]),
             "seats": f"one against six of '{named['opponents']}'" if others else "all players at one table",
             "years_at_most": match.years,
-            **({"games": f"as many as an interval of {match.width:g} takes"} if match.width else games),
+            **games,
             "games_already_there": len(read_games(folder, label)),
         }
         | ({"playouts_a_decision": match.search.playouts, "searching": ", ".join(searching)} if searching else {}),

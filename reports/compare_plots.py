@@ -1,12 +1,5 @@
 """Plots that show several runs together: an SVG element, or None if there is nothing to draw. A run has one colour everywhere."""
 
-from collections.abc import Sequence
-
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
-from evaluation.intervals import Estimate
 from reports.compared import Compared, Paired
 from reports.drawing import (
     BLUE,
@@ -21,8 +14,9 @@ from reports.drawing import (
     legend_above,
     new_plot,
     to_svg,
+    whole_axis,
 )
-from reports.plots import dots
+from reports.plots import band, dots
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, YELLOW, BROWN)
 
@@ -35,8 +29,8 @@ def returns(found: Compared) -> str | None:
     figure, (axes,) = new_plot(high=3.4)
     for run, colour in drawn:
         places = [(point.first + point.last) / 2 for point in run.curve]
-        _band(axes, places, [point.mean_return for point in run.curve], colour, run.name)
-    _step_axis(axes, "step")
+        band(axes, places, [point.mean_return for point in run.curve], colour, run.name)
+    whole_axis(axes, "step")
     axes.set_ylabel("mean return, centres")
     legend_above(axes)
     ends = "; ".join(f"{run.name} {run.curve[-1].mean_return.mean:+.2f}" for run, _ in drawn)
@@ -62,28 +56,12 @@ def by_version(found: Compared) -> str | None:
     axes.axhline(0, color=INK, alpha=0.35, linewidth=0.8)
     for run, colour in drawn:
         differences = found.by_version[run.name]
-        _band(axes, list(differences), [each.difference for each in differences.values()], colour, run.name)
-    _step_axis(axes, "policy version")
+        band(axes, list(differences), [each.difference for each in differences.values()], colour, run.name)
+    whole_axis(axes, "policy version")
     axes.set_ylabel(f"centres more than {found.runs[0].name}")
     legend_above(axes)
     last = "; ".join(f"{run.name} {list(found.by_version[run.name].values())[-1].difference.mean:+.2f}" for run, _ in drawn)
     return to_svg(figure, "by-version", f"Difference from {found.runs[0].name} by version, at last: {last}.")
-
-
-def _band(axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], colour: str, name: str) -> None:
-    """A line of means with dots, and a band of the intervals that there are."""
-    low, high = np.array([each.interval or (np.nan, np.nan) for each in estimates]).T
-    means = [each.mean for each in estimates]
-    axes.plot(places, means, color=colour, marker="o", markersize=3.5, label=name)
-    if len(places) > 1:
-        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
-    else:
-        axes.vlines(places, low, high, color=colour, alpha=0.4, linewidth=3)
-
-
-def _step_axis(axes: Axes, label: str) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
-    axes.set_xlabel(label)
 
 
 def _row_name(pair: Paired, found: Compared) -> str:

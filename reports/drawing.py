@@ -53,8 +53,13 @@ def new_plot(*, rows: int = 1, high: float = _HIGH) -> tuple[Figure, list[Axes]]
 def step_axis(axes: Axes, steps: int) -> None:
     """Set the x axis to whole steps from 1 to `steps`."""
     axes.set_xlim(0.4, max(steps, 1) + 0.6)
+    whole_axis(axes, "step")
+
+
+def whole_axis(axes: Axes, label: str) -> None:
+    """Set the x axis to whole numbers."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
-    axes.set_xlabel("step")
+    axes.set_xlabel(label)
 
 
 def share_axis(axes: Axes) -> None:

@@ -61,7 +61,6 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
             "returns": plots.returns(facts),
             "scores": plots.scores(named_scores(facts.scores)),
             "ladder": plots.ladder(facts.track),
-            "rated": plots.rated(facts.ratings),
             "league": plots.league(facts.league),
             "lags": plots.lags(facts),
             "times": plots.times(facts),
@@ -182,7 +181,6 @@ def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path |
     plotted = {
         "curve.svg": plots.returns(facts),
         "ladder.svg": plots.ladder(facts.track),
-        "ratings.svg": plots.rated(facts.ratings),
     }
     pictures = {name: stand_alone(plot) for name, plot in plotted.items() if plot}
     if positions:

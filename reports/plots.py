@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
-from evaluation.intervals import Z95, Estimate
-from evaluation.match_files import MatchRecord, PlayerRating
+from evaluation.intervals import Estimate
+from evaluation.match_files import MatchRecord
 from evaluation.match_table import MEASURES, PAR
 from evaluation.score_files import ScoreRecord
 from evaluation.track import TrackPoint
@@ -29,6 +28,7 @@ from reports.drawing import (
     stack,
     step_axis,
     to_svg,
+    whole_axis,
 )
 from reports.run_facts import RunFacts
 from storage.league_files import LeagueStep
@@ -208,21 +208,13 @@ def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
 
 
 def ladder(points: Sequence[TrackPoint]) -> str | None:
-    """Strength by policy version with intervals, and below it the share of tactical positions solved; None for one version."""
-    tactical = [point for point in points if point.tactical is not None]
-    if len(points) < 3 and len(tactical) < 2:
+    """Strength by policy version with intervals; None for fewer than three versions."""
+    if len(points) < 3:
         return None
-    figure, plots = new_plot(rows=2 if tactical else 1, high=4.2 if tactical else 3.2)
-    _line(plots[0], [point.version for point in points], [point.score for point in points], BLUE)
-    plots[0].set_ylabel("centres gained")
-    if tactical:
-        solved = [point.tactical for point in tactical if point.tactical is not None]
-        _line(plots[1], [point.version for point in tactical], solved, GREEN)
-        plots[1].set_ylim(0, 1)
-        share_axis(plots[1])
-        plots[1].set_ylabel("tactics solved")
-    plots[-1].set_xlabel("policy version")
-    plots[-1].xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    figure, (axes,) = new_plot(high=3.2)
+    band(axes, [point.version for point in points], [point.score for point in points], BLUE, "")
+    whole_axis(axes, "policy version")
+    axes.set_ylabel("centres gained")
     summary = "; ".join(f"version {point.version} {point.score.mean:+.2f}" for point in points)
     return to_svg(figure, "ladder", f"Strength by version against {points[0].opponents}: {summary}.")
 
@@ -239,20 +231,6 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
     return dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
 
 
-def rated(ratings: Sequence[PlayerRating]) -> str | None:
-    """The players of all matches of a run by rating, best first; None if fewer than two were rated."""
-    if len(ratings) < 2:
-        return None
-    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(ratings))
-    for place, each in enumerate(ratings):
-        colour = BLUE if _is_version(each.player) else GREY
-        axes.barh(place, each.rating, height=0.6, color=colour, xerr=Z95 * each.rating_spread, ecolor=INK)
-    _name_bars(axes, [each.player for each in ratings])
-    axes.set_xlabel("rating, with 95 % interval of the rating model")
-    summary = "; ".join(f"{each.player} {each.rating:.1f}" for each in ratings)
-    return to_svg(figure, "rated", f"Ratings over all matches: {summary}.")
-
-
 def league(found: LeagueStep | None) -> str | None:
     """The policy's win share against each member of the newest league; None if the run has none."""
     if found is None:
@@ -262,7 +240,10 @@ def league(found: LeagueStep | None) -> str | None:
         axes.barh(place, member.win_share, height=0.6, color=BLUE)
         text = f"{member.games} forks, weight {member.weight:.2f}"
         axes.annotate(text, (member.win_share, place), (5, 0), textcoords="offset points", va="center", color=INK)
-    _name_bars(axes, [f"v{member.version}" for member in found.members])
+    axes.set_yticks(range(len(found.members)), [f"v{member.version}" for member in found.members])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
     axes.axvline(0.5, color=INK, alpha=0.35, linewidth=0.8)
     axes.set_xlim(0, 1.3)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
@@ -298,26 +279,14 @@ def dots(
     return to_svg(figure, name, alt)
 
 
-def _name_bars(axes: Axes, names: Sequence[str]) -> None:
-    """Write the names of horizontal bars, the first on top."""
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-
-
-def _line(axes: Axes, versions: Sequence[int], estimates: Sequence[Estimate], colour: str) -> None:
-    each = [(e.mean, *(e.interval or (np.nan, np.nan))) for e in estimates]
-    low, high = [mean - low for mean, low, _ in each], [high - mean for mean, _, high in each]
-    axes.errorbar(
-        versions, [e.mean for e in estimates], yerr=[low, high], color=colour, marker="o", markersize=5, capsize=0, elinewidth=3,
-        ecolor=(*_rgb(colour), 0.4),
-    )  # fmt: skip
-
-
-def _rgb(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return red, green, blue
+def band(axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], colour: str, name: str) -> None:
+    """A line of means with dots, and a band of the intervals that there are."""
+    low, high = np.array([each.interval or (np.nan, np.nan) for each in estimates]).T
+    axes.plot(places, [each.mean for each in estimates], color=colour, marker="o", markersize=3.5, label=name)
+    if len(places) > 1:
+        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+    else:
+        axes.vlines(places, low, high, color=colour, alpha=0.4, linewidth=3)
 
 
 def _is_version(player: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from evaluation.match_files import MatchRecord, PlayerRating, read_matches, read_ratings
+from evaluation.match_files import MatchRecord, read_matches
 from evaluation.score_files import ScoreRecord, read_scores
 from evaluation.track import TrackPoint, read_track
 from reports.read_run import Run, read_run
@@ -56,8 +56,6 @@ class RunFacts(Run):
     """Strength by policy version."""
     matches: Sequence[MatchRecord] = ()
     """Matches of versions and scripted players, in the order in which they ended."""
-    ratings: Sequence[PlayerRating] = ()
-    """Players of all matches, best first."""
     league: LeagueStep | None = None
     """The past versions that the newest step met; None without a league."""
     rows: RowFacts | None = None
@@ -95,7 +93,6 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
         scores=whole(lambda: read_scores(paths), "Scores are", {}),
         track=whole(lambda: read_track(paths), "The track of strength is", []),
         matches=whole(lambda: read_matches(paths.matches), "Matches are", []),
-        ratings=whole(lambda: read_ratings(paths.matches), "Ratings are", []),
         league=whole(lambda: newest_league(paths), "The league is", None),
         rows=whole(lambda: _rows(paths, run.settings.get("storage", {})), "Rows are", None) if rows else None,
     )

@@ -153,13 +153,9 @@ def ladder(points: Sequence[TrackPoint]) -> str:
     first, last = points[0], points[-1]
     newest, oldest = last.score.interval, first.score.interval
     if newest is None or oldest is None:
-        said = f"There are no intervals: {describe_shortage(min(first.score.clusters, last.score.clusters), 'source games')}."
-    else:
-        between = "lie apart" if newest[0] > oldest[1] or newest[1] < oldest[0] else "overlap"
-        said = f"Intervals of version {first.version} and version {last.version} {between}."
-    if first.tactical is not None and last.tactical is not None:
-        said += f" Tactical positions solved: {first.tactical.mean:.0%} at first, {last.tactical.mean:.0%} at last."
-    return said
+        return f"There are no intervals: {describe_shortage(min(first.score.clusters, last.score.clusters), 'source games')}."
+    between = "lie apart" if newest[0] > oldest[1] or newest[1] < oldest[0] else "overlap"
+    return f"Intervals of version {first.version} and version {last.version} {between}."
 
 
 # -- a match ----------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Evaluation tasks: a player against one kind of opponents, the games of a match, and the tactical positions."""
+"""Evaluation tasks: a player against one kind of opponents, and the games of a match."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ from prefect.exceptions import ObjectNotFound
 from evaluation.matches import GamePlan, GameResult, OnGame, play_match
 from evaluation.settings import EvaluationSettings, MatchSettings
 from evaluation.strength import POLICY, Score, measure_strength
-from evaluation.tactics import TacticalPosition, TacticsScore, solve
 from game.snapshot import Snapshot
 from inference.engine import Engine
 from inference.host import EngineHost
@@ -110,15 +109,3 @@ async def play_games(
     """Play the given games of a match. `on_game` is called with each result."""
     progress = GameProgress(f"playing {len(plans)} games", len(plans), settings.years)
     return await host.run(play_match(plans, settings, deciders, on_game, progress))
-
-
-@task(name="solve-tactics", task_run_name="solve-tactics-{name}", cache_policy=NO_CACHE, persist_result=False, tags=["evaluate"])
-async def solve_positions(
-    host: EngineHost, name: str, version: int, positions: Sequence[TacticalPosition], decider: Decider | None
-) -> TacticsScore:
-    """Measure which tactical positions a player solves: `decider`, or the scripted player `name`."""
-
-    def report(done: int, total: int) -> None:
-        reporter().stage(f"tactical positions, {name}", done, total)
-
-    return await host.run(solve(name, version, positions, decider, on_position=report))

@@ -208,7 +208,6 @@ METRICS: dict[str, Metric] = (
         track_low=("centres", "lower end of its 95 % interval"),
         track_high=("centres", "upper end of it"),
         track_version=("versions", "the version that it is of, which lies some steps back"),
-        track_tactical=("share", "of the tactical positions that the version solves"),
     )
 )
 

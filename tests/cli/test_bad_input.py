@@ -95,10 +95,6 @@ REFUSED = [
     (["evaluate", "--run", "taken", "--search.proposals", "0"], "a search needs order sets to choose from"),
     (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no policy version searches here"),
-    (
-        ["evaluate", "--run", "taken", "--repetitions", "1,5", "--temperature", "0.5"],
-        "compares numbers of draws at temperature 1",
-    ),
     (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),

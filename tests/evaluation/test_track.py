@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.match_table import Estimate
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, Score
-from evaluation.tactics import TacticsScore, write_tactics
 from evaluation.track import read_track, track_label
 from flows.open_players import check_same_base
 from flows.track_strength import StrengthTrack, point_figures
@@ -30,13 +28,10 @@ def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
     kept(paths, track_label(10), 10, 0.7)
     kept(paths, track_label(5), 5, 0.4)
     kept(paths, "base", 0, 0.2)
-    share = Estimate(mean=0.25, low=0.1, high=0.4)
-    write_tactics(paths, TacticsScore(player="v10", policy_version=10, draws=16, share=share, solved={}, by_theme={}))
     track = read_track(paths)
     assert [(point.version, point.score.mean) for point in track] == [(0, 0.2), (5, 0.4), (10, 0.7), (20, 1.1)]
-    assert [point.tactical for point in track] == [None, None, share, None]
     metrics.check(point_figures(track[2]))
-    assert point_figures(track[2])["score/track_version"] == 10 and point_figures(track[2])["score/track_tactical"] == 0.25
+    assert point_figures(track[2])["score/track_version"] == 10
 
 
 def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():

@@ -1,6 +1,5 @@
 """Claims about plots: each is there where the run has something to draw, and says in words what the run's figures say."""
 
-import math
 import re
 from itertools import pairwise
 
@@ -33,10 +32,9 @@ def alt(svg: str | None) -> str:
     return found[1]
 
 
-def point(version: int, mean: float, tactical: float | None = None) -> TrackPoint:
-    solved = None if tactical is None else Estimate(mean=tactical, low=tactical - 0.1, high=tactical + 0.1)
+def point(version: int, mean: float) -> TrackPoint:
     score = Estimate(mean=mean, low=mean - 0.2, high=mean + 0.2)
-    return TrackPoint(version=version, opponents="random", score=score, tactical=solved)
+    return TrackPoint(version=version, opponents="random", score=score)
 
 
 def match() -> MatchRecord:
@@ -47,8 +45,6 @@ def match() -> MatchRecord:
             player=name,
             seats=7,
             measures=dict.fromkeys(MEASURES, Estimate(mean=share, low=share - 0.05, high=share + 0.05)),
-            rating=math.nan,
-            rating_spread=math.nan,
         )
         for name, share in shares.items()
     )
