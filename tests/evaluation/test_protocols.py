@@ -43,6 +43,7 @@ def test_what_a_protocol_does_not_take_is_one_sentence(words: tuple[str, ...], s
         asked(*words, **settings)
 
 
+@pytest.mark.parametrize("change", [{"years": 9}, {"opponents": "random"}, {"measure": "win"}])
 def test_a_match_cannot_bear_the_name_of_a_protocol_that_it_does_not_follow(change: dict):
     match = asked("six-dumbbots-1908", "mover").model_copy(update=change)
     with pytest.raises(InputError, match=f"but its {next(iter(change))} are not that protocol's"):
