@@ -9,7 +9,6 @@ run ended. How rollouts and training overlap is decided in `pipeline/rollout_que
 import asyncio
 import json
 import time
-from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -24,7 +23,6 @@ from flows.track_strength import StrengthTrack
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from pipeline.run_summary import run_summary
-from pipeline.run_tables import step_tables
 from pipeline.settings_form import SettingsParameter
 from pipeline.step_figures import StepClock
 from storage.files import durable_write
@@ -112,7 +110,6 @@ def open_log(resources: Resources, settings: RunSettings) -> MetricLog:
         settings.telemetry,
         configuration,
         keep_to=resume_point.step_done or -1,
-        tables=partial(step_tables, resources.paths),
     )
     if resume_point.last.metrics and log.last_step < resume_point.step_done:
         log.log(resume_point.step_done, resume_point.last.metrics)

@@ -84,8 +84,6 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     ),
 }  # fmt: skip
 """Section -> its panels."""
-TABLES = ("tables/sampled_game", "tables/policy_lag", "tables/logs")
-"""Keys of the tables that a run logs (telemetry/sinks.py, pipeline/run_tables.py)."""
 
 
 def workspace(entity: str, project: str) -> Any:
@@ -107,8 +105,6 @@ def workspace(entity: str, project: str) -> Any:
         )
         for name, panels in PANELS.items()
     ]
-    tables: list[Any] = [reports.MediaBrowser(num_columns=1, media_keys=[key]) for key in TABLES]
-    sections.append(workspaces.Section(name="Games and logs", is_open=True, panels=tables))
     return workspaces.Workspace(entity=entity, project=project, name=WORKSPACE, sections=sections)
 
 

@@ -1,4 +1,4 @@
-"""The run in W&B: figures, tables, and its report as an artifact.
+"""The run in W&B: figures, and its report as an artifact.
 
 There is one log call per step. A resumed run continues its W&B run, also offline, where each part has a folder of its own and
 `wandb sync` puts them together. W&B takes no step twice: a step that is trained again after a kill keeps its first figures there.
@@ -10,9 +10,8 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,26 +22,6 @@ from telemetry.progress import reporter
 WandbMode = Literal["offline", "online", "disabled"]
 REACH_S = 30
 """Time limit in seconds for opening W&B, and for sending the last metrics."""
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A table cell that holds a picture."""
-
-    svg: str
-
-
-Cell = str | float | int | Picture
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table; logging it again replaces the earlier one."""
-
-    name: str
-    """Its key in W&B, after `tables/`."""
-    columns: tuple[str, ...]
-    rows: Sequence[Sequence[Cell]]
 
 
 class WandbRun:
@@ -118,8 +97,8 @@ class WandbRun:
             self._say(f"W&B cannot be opened ({_one_line(error)})", what, cure)
             return None
 
-    def log(self, step: int, values: Mapping[str, float], tables: Sequence[Table] = ()) -> None:
-        """Log the metrics and tables of a step in one call.
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the metrics of a step.
 
         Of a step that an earlier part of the run has logged only scores are taken, into the summary.
         """
@@ -129,8 +108,7 @@ class WandbRun:
             if step <= self._logged_before:
                 self._run.summary.update({name: value for name, value in values.items() if name.startswith("score/")})
                 return
-            shown = {f"tables/{table.name}": self._table(table) for table in tables}
-            self._run.log({**values, **shown}, step=step)
+            self._run.log(dict(values), step=step)
             self._step_file.write_text(str(step))
         except Exception as error:
             self._give_up(error)
@@ -148,13 +126,6 @@ class WandbRun:
         except Exception as error:
             self._give_up(error)
         self._run = None
-
-    def _table(self, table: Table) -> Any:
-        rows = [
-            [self._wandb.Html(cell.svg, inject=False) if isinstance(cell, Picture) else cell for cell in row]
-            for row in table.rows
-        ]
-        return self._wandb.Table(columns=list(table.columns), data=rows)
 
     def _give_up(self, error: Exception) -> None:
         self._run = None

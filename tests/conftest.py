@@ -102,7 +102,6 @@ _SERVER = {
     "tests/reports/": "Prefect",
     "tests/tasks/": "Prefect",
     "tests/pipeline/test_rollout_side.py": "Prefect",
-    "tests/pipeline/test_run_tables.py": "Prefect",
     "tests/pipeline/test_tune_engine.py": "Prefect",
 }
 """Start of a test's path -> the fixture that these tests share and that takes long to make. One worker process runs them all. The

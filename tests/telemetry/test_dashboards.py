@@ -6,7 +6,7 @@ import pytest
 
 from cli.watch import _CURVES
 from storage.asking import QUERIES
-from telemetry.dashboards import PANELS, TABLES, main, workspace
+from telemetry.dashboards import PANELS, main, workspace
 from telemetry.metrics import METRICS
 
 ALL = [panel for panels in PANELS.values() for panel in panels]
@@ -20,14 +20,13 @@ def test_a_panel_s_metrics_are_registered_and_share_a_unit_and_its_question_is_a
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic V1 style:DeprecationWarning")  # the library itself, while it is imported
-def test_the_workspace_has_every_panel_and_table_once_with_its_unit():
+def test_the_workspace_has_every_panel_once_with_its_unit():
     pytest.importorskip("wandb_workspaces", reason="the extra 'dashboards' is not installed")
     made = workspace("me", "entente")
     panels = [panel for section in made.sections for panel in section.panels]
     plotted = [(panel.y, panel.title_y) for panel in panels if isinstance(getattr(panel, "y", None), list)]
     assert plotted == [(list(panel.metrics), panel.unit) for panel in ALL]
-    assert [key for panel in panels for key in getattr(panel, "media_keys", [])] == list(TABLES)
-    assert [section.name for section in made.sections] == [*PANELS, "Games and logs"]
+    assert [section.name for section in made.sections] == list(PANELS)
 
 
 def test_a_missing_library_and_a_missing_login_are_one_sentence_each(monkeypatch: pytest.MonkeyPatch, capsys):

@@ -15,7 +15,6 @@ import wandb
 
 from telemetry import wandb_run
 from telemetry.sinks import MetricLog, TelemetrySettings
-from telemetry.wandb_run import Picture, Table
 
 NO_WANDB = TelemetrySettings(wandb="disabled")
 
@@ -67,41 +66,23 @@ def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.system
-def test_offline_wandb_has_one_entry_per_step_the_tables_and_the_report(
-    tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 2)
+def test_offline_wandb_has_one_entry_per_step_and_the_report(tmp_path: Path, no_account: None, said: list[str]):
     figures = {"train/policy_lag_0_share": 0.75, "train/policy_lag_2_share": 0.25, "train/decisions": 8.0}
     scores = {"score/base": 0.25}
     logged = {0: {"mismatch/mean": 0.125}, 1: figures, 2: figures, 3: scores}
     report = tmp_path / "report.html"
     report.write_text("<title>a run</title>")
-    game = Table(name="sampled_game", columns=("orders", "board"), rows=[("A PAR - BUR", Picture("<svg><g/></svg>"))])
-    asked: list[int] = []
-
-    def tables(step: int) -> list[Table]:
-        asked.append(step)
-        return [game]
-
-    settings = TelemetrySettings()
-    with MetricLog(tmp_path / "metrics.jsonl", "a run", settings, {"steps": 5}, tables=tables) as log:
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(), {"steps": 5}) as log:
         for step, values in logged.items():
             log.log(step, values)
     log.finish(report)
     found = read_back(tmp_path, lambda found: found.artifacts.get("report") == ["report.html"])
     assert found.history == {0: logged[0], 1: figures, 2: figures | scores}, "scores belong to the last step"
-    assert asked == [2] and said == []
-    assert found.tables == {2: {"tables/policy_lag", "tables/sampled_game"}}
-    assert any(file.endswith(".html") for file in found.artifacts["tables/sampled_game"]), "the board is a picture"
-    (lags,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/tables/policy_lag_*")
-    assert json.loads(lags.read_text())["data"] == [[1, "0", 6], [1, "2", 2], [2, "0", 6], [2, "2", 2]]
+    assert said == []
 
 
 @pytest.mark.system
-def test_a_resumed_run_goes_on_under_its_id_logs_no_step_twice_and_remembers_its_lags(
-    tmp_path: Path, no_account: None, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("telemetry.sinks.TABLES_EVERY", 1)
+def test_a_resumed_run_goes_on_under_its_id_and_logs_no_step_twice(tmp_path: Path, no_account: None):
     file, settings = tmp_path / "metrics.jsonl", TelemetrySettings()
     lag = {"train/policy_lag_1_share": 1.0, "train/decisions": 4.0}
     ids = set()
@@ -118,8 +99,6 @@ def test_a_resumed_run_goes_on_under_its_id_logs_no_step_twice_and_remembers_its
         ids |= {each.name.rpartition("-")[2] for each in (tmp_path / "wandb").glob("offline-run-*")}
         assert (tmp_path / ".wandb_id").read_text() in ids
     assert len(ids) == 1
-    tables = sorted((tmp_path / "wandb").glob("offline-run-*/files/media/table/tables/policy_lag_*"))
-    assert json.loads(tables[-1].read_text())["data"] == [[1, "1", 4], [2, "1", 4]]
 
 
 @pytest.mark.system
@@ -188,10 +167,8 @@ class Written:
     """What W&B's own file holds."""
 
     history: dict[int, dict[str, float]]
-    tables: dict[int, set[str]]
-    """Tables by the step that they were logged with."""
     artifacts: dict[str, list[str]]
-    """Files by artifact: a table's, by the table's name, or the report's."""
+    """Files by artifact."""
 
 
 def read_back(folder: Path, whole: Callable[[Written], bool] = lambda found: True) -> Written:
@@ -207,23 +184,16 @@ def read_back(folder: Path, whole: Callable[[Written], bool] = lambda found: Tru
 
 def written(file: Path) -> Written:
     """What the records say: one of history per step, one per artifact."""
-    found = Written(history={}, tables={}, artifacts={})
+    found = Written(history={}, artifacts={})
     for record in records(file):
         kind = record.WhichOneof("record_type")
         if kind == "artifact":
-            name = record.artifact.type
-            files = [content.path for content in record.artifact.manifest.contents]
-            if name == "run_table":
-                name = next(path for path in files if path.endswith(".table.json")).removesuffix(".table.json")
-            found.artifacts[name] = files
+            found.artifacts[record.artifact.type] = [content.path for content in record.artifact.manifest.contents]
         elif kind == "history":
             keys = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             step = keys.pop("_step")
             assert step not in found.history, "a step has two entries"
-            figures = {name: value for name, value in keys.items() if not name.startswith(("_", "tables/"))}
-            found.history[step] = figures
-            if tables := {"/".join(name.split("/")[:2]) for name in keys if name.startswith("tables/")}:
-                found.tables[step] = tables
+            found.history[step] = {name: value for name, value in keys.items() if not name.startswith("_")}
     return found
 
 
