@@ -128,7 +128,7 @@ def evaluate(
     elif play.pick == "search":
         from search.search import check_search
 
-        check_search(play.search, has_policy=True)
+        check_search(play.search)
     evaluation = None if alone else evaluation_of(run, runs_root, positions, None if match else opponents, uses_engine)
     if dry_run:
         from pipeline.dry_run import plan_evaluate, plan_match

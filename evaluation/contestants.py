@@ -75,11 +75,11 @@ def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:
     """Check that those who search can.
 
     Raises:
-        InputError: `play.search` names a player that does not exist, or 'policy' where no version searches.
+        InputError: `play.search` names a player that does not exist.
     """
     for player in players:
         if player.searches_by(play):
-            check_search(play.search, has_policy=player.is_policy)
+            check_search(play.search)
 
 
 def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:

@@ -28,7 +28,6 @@ from records.policy_version import BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
 from search.playout_processes import PlayoutProcesses
 from search.search import SearchDecider
-from search.settings import POLICY_PLAYS
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from telemetry.progress import reporter
@@ -87,7 +86,7 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
             await start_engine(host, engine, group.inference)
             for number, player in await _published(host, engine, group.players):
                 opened.served[player.name] = engine, group.tokens[player.run], number
-        if any(each.searches_by(play) for each in players) and POLICY_PLAYS not in play.search.player and usable_cores() > 1:
+        if any(each.searches_by(play) for each in players) and usable_cores() > 1:
             opened.processes = PlayoutProcesses(usable_cores())
             stack.push_async_callback(_close, host, opened.processes)
         for player in players:

@@ -70,7 +70,7 @@ def check_improve(settings: RunSettings, improve: ImproveSettings) -> None:
     Raises:
         InputError: names what cannot be used.
     """
-    check_search(improve.search, has_policy=False)
+    check_search(improve.search)
     if improve.search.proposals + len(improve.search.scripted) < 2:
         raise InputError("a teacher compares order sets: give search.proposals and search.scripted at least 2 together")
     if settings.prompts.thinking_tokens:

@@ -52,7 +52,7 @@ class Question:
     """Phase index since the fork, part of the dice."""
     dice: str
     """Name from which the luck of the playouts derives."""
-    proposals: list[list[str]]
+    proposals: list[tuple[str, ...]]
     settings: SearchSettings
 
 
@@ -205,7 +205,7 @@ async def _question(resources: RolloutResources, improve: ImproveSettings, row: 
     dice = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
     board = Board.restore(row["snapshot"])
     request = _request(board, row["snapshot"], row["power"], row["ply"], dice, row["temperature"])
-    proposals = await propose(request, resources.engine, resources.tokens, None, improve.search)
+    proposals = list(await propose(request, resources.engine, resources.tokens, None, improve.search))
     board.release()
     question = Question(
         snapshot=row["snapshot"],

@@ -1,25 +1,25 @@
 """Processes that play out proposals, so that searches use all cores; values are those of `search.playouts` in this process.
 
-It belongs to one event loop. Processes start when they are first needed, and hold neither model nor engine.
+They start when they are first needed, hold neither model nor engine, and end with this process.
 """
 
 import asyncio
-import json
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
+import multiprocessing
+import signal
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
 
 from game.board import Board
+from game.snapshot import Snapshot
+from search.playouts import play_out
 from search.settings import SearchSettings
 from telemetry.errors import EngineError
+from telemetry.parent import end_with_parent
 
 NamedSet = tuple[Sequence[str], str]
 """An order set, and the name of its playout's dice."""
-_LONGEST_ANSWER = 1 << 24
-"""Bytes; a value takes about 20."""
 
 
 class PlayoutProcesses:
@@ -27,10 +27,7 @@ class PlayoutProcesses:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._started: list[Process] = []
-        self._free: asyncio.Queue[Process | None] = asyncio.Queue()
-        for _ in range(count):
-            self._free.put_nowait(None)  # a process that is not started yet
+        self._pool = _new_pool(count)
 
     async def play(self, board: Board, power: str, sets: Sequence[NamedSet], settings: SearchSettings) -> list[float]:
         """Values of the playouts of all `sets`, in their order.
@@ -38,59 +35,38 @@ class PlayoutProcesses:
         Raises:
             EngineError: a process ended.
         """
-        snapshot = json.dumps(asdict(board.snapshot(game_id="", seed=0, source="search")))
+        snapshot, pool = board.snapshot(game_id="", seed=0, source="search"), self._pool
+        loop, values = asyncio.get_running_loop(), [0.0] * len(sets)
         parts = [sets[first :: self._count] for first in range(min(self._count, len(sets)))]
-        about = [snapshot, power, settings.model_dump_json()]
-        jobs = [json.dumps([*about, part]).encode() + b"\n" for part in parts]
-        values = [0.0] * len(sets)
-        for first, found in enumerate(await asyncio.gather(*map(self._answer, jobs))):
-            values[first :: self._count] = found
+        try:
+            work = (loop.run_in_executor(pool, _play_part, snapshot, power, part, settings) for part in parts)
+            for first, found in enumerate(await asyncio.gather(*work)):
+                values[first :: self._count] = found
+        except BrokenProcessPool as error:
+            if pool is self._pool:
+                self._pool = _new_pool(self._count)
+            raise EngineError("a process that plays out for a search ended: give the command again, and it continues") from error
         return values
 
     async def close(self) -> None:
         """End all processes; the caller has ended the searches."""
-        for process in self._started:
-            _kill(process)
-            await process.wait()
-
-    async def _answer(self, job: bytes) -> list[float]:
-        process = await self._free.get()
-        try:
-            process = process or await self._start()
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(job)
-            line = await process.stdout.readline()
-            if not line:
-                raise EngineError(
-                    f"a process that plays out for a search ended with exit code {await process.wait()}: give the command again, "
-                    "and it continues"
-                )
-        except BaseException:
-            if process is not None:
-                _kill(process)  # an answer that nobody waits for must not be read as the next one
-            self._free.put_nowait(None)
-            raise
-        self._free.put_nowait(process)
-        found = json.loads(line)
-        if "error" in found:
-            raise EngineError(found["error"])
-        return found["values"]
-
-    async def _start(self) -> Process:
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"OMP_NUM_THREADS": "1"}
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "search.playout_process"),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=_LONGEST_ANSWER,
-            env=environment,
-            start_new_session=True,  # only the parent receives Ctrl-C
-        )
-        self._started.append(process)
-        return process
+        self._pool.shutdown(cancel_futures=True)
 
 
-def _kill(process: Process) -> None:
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.kill()
+def _new_pool(count: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process)
+
+
+def _begin_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which ends the processes
+    end_with_parent()
+
+
+def _play_part(snapshot: Snapshot, power: str, sets: Sequence[NamedSet], settings: SearchSettings) -> list[float]:
+    board = _board(snapshot)
+    return [play_out(board, power, orders, name, settings) for orders, name in sets]
+
+
+@lru_cache(maxsize=64)  # a decision comes back once a round, and many games are in progress
+def _board(snapshot: Snapshot) -> Board:
+    return Board.restore(snapshot)

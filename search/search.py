@@ -11,17 +11,13 @@ from dataclasses import dataclass
 
 from game.players import check_player, player
 from game.prompts import board_text
-from rollouts.deciders import CompletionSource, Decider, DecisionRequest, PolicyDecider, Tokens, draw
+from rollouts.deciders import CompletionSource, DecisionRequest, Tokens, draw
 from rollouts.seeds import dice
 from search.halving import Pull, halve
 from search.playout_processes import PlayoutProcesses
 from search.playouts import play_out
-from search.policy_playouts import play_out_with_policy
-from search.settings import POLICY_PLAYS, SearchSettings
+from search.settings import SearchSettings
 from telemetry.errors import InputError
-
-_AT_ONCE = 64
-"""Playouts with the policy that one search has in progress: enough to fill an engine's batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +40,6 @@ class SearchResult:
 
 
 async def propose(
-    request: DecisionRequest,
-    engine: CompletionSource | None,
-    tokens: Tokens | None,
-    version: int | None,
-    settings: SearchSettings,
-) -> list[list[str]]:
-    """The order sets of `propose_drawn`, in its order."""
-    return [list(orders) for orders in await propose_drawn(request, engine, tokens, version, settings)]
-
-
-async def propose_drawn(
     request: DecisionRequest,
     engine: CompletionSource | None,
     tokens: Tokens | None,
@@ -96,19 +81,17 @@ async def search(
     request: DecisionRequest,
     proposals: Sequence[Sequence[str]],
     settings: SearchSettings,
-    policy: Decider | None = None,
     processes: PlayoutProcesses | None = None,
 ) -> SearchResult:
     """Play out the proposals and find the best.
 
     Args:
         proposals: order sets; equal ones count once. More than `settings.playouts` distinct ones are cut off at the end.
-        policy: plays the seats of 'policy' in playouts; None if `settings.player` does not name it.
         processes: play scripted playouts; None: this process does.
 
     Raises:
         InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
-        EngineError: a playout failed, with the policy or in a process.
+        EngineError: a process ended.
     """
     arms = _distinct(request, proposals)[: settings.playouts]
     if len(arms) == 1:
@@ -118,16 +101,6 @@ async def search(
         return f"{request.dice}/{request.ply}/{request.power}/playout/{number}"
 
     async def play_round(pulls: Sequence[Pull]) -> list[float]:
-        if policy is not None and POLICY_PLAYS in settings.player:
-            base = f"{request.game}/{request.ply}/{request.power}/playout"
-            values = []
-            for first in range(0, len(pulls), _AT_ONCE):
-                playouts = (
-                    play_out_with_policy(request, arms[arm], name_of(number), settings, policy, f"{base}/{arm}/{number}")
-                    for arm, number in pulls[first : first + _AT_ONCE]
-                )
-                values += await asyncio.gather(*playouts)
-            return values
         sets = [(arms[arm], name_of(number)) for arm, number in pulls]
         if processes is not None:
             return await processes.play(request.board, request.power, sets, settings)
@@ -166,33 +139,28 @@ class SearchDecider:
         if proposer:
             scripted = (proposer,) * settings.proposals + settings.scripted
             settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})
-        check_search(settings, has_policy=engine is not None)
+        check_search(settings)
         self._settings, self._processes = settings, processes
         self._engine, self._tokens, self._version = engine, tokens, version
-        self._policy = None if engine is None or tokens is None else PolicyDecider(engine, tokens, version)
 
     async def decide(self, request: DecisionRequest) -> list[str]:
         """The best order set; see `Decider`."""
         return (await self.look(request))[0].orders
 
     async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
-        """What the search of a decision found, and the proposals as `propose_drawn` returns them."""
-        proposals = await propose_drawn(request, self._engine, self._tokens, self._version, self._settings)
-        found = await search(request, list(proposals), self._settings, self._policy, self._processes)
+        """What the search of a decision found, and the proposals as `propose` returns them."""
+        proposals = await propose(request, self._engine, self._tokens, self._version, self._settings)
+        found = await search(request, list(proposals), self._settings, self._processes)
         return found, proposals
 
 
-def check_search(settings: SearchSettings, *, has_policy: bool) -> None:
-    """Check that everybody whom the settings name can play.
+def check_search(settings: SearchSettings) -> None:
+    """Check that everybody whom the settings name is a scripted player.
 
     Raises:
-        InputError: a name is no scripted player, or 'policy' is to play without a policy version.
+        InputError: a name is none.
     """
-    if not has_policy and POLICY_PLAYS in settings.player:
-        raise InputError(
-            f"search.player names '{POLICY_PLAYS}', but no policy version searches here: name scripted players, as 'dumbbot'"
-        )
-    for name in {*settings.scripted, *(set(settings.player) - {POLICY_PLAYS})}:
+    for name in (*settings.scripted, *settings.player):
         check_player(name)
 
 

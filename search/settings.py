@@ -8,8 +8,6 @@ from telemetry.setting_marks import Settings
 
 MOST_PROPOSALS = 256
 """Most order sets that the searching player draws for one decision."""
-POLICY_PLAYS = "policy"
-"""Name in `SearchSettings.player` of the version that searches."""
 
 
 def _split(names: object) -> object:
@@ -37,8 +35,8 @@ class SearchSettings(Settings):
     years: Annotated[int, Field(ge=1, le=20)] = 1
     """Horizon of a playout: game years, counted from the position's phase."""
     player: Names = ("dumbbot",)
-    """Who plays all seats in a playout: what the search assumes about everybody. Of several, each seat draws one by a seeded lot.
-    Scripted players, or 'policy', the version that searches, which is much slower."""
+    """Who plays all seats in a playout: what the search assumes about everybody. Of several scripted players
+    each seat draws one by a seeded lot."""
     value: Literal["centres", "squares"] = "centres"
     """What counts at the end of a playout: the power's supply centres, or its share of squared centres."""
 

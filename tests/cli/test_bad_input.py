@@ -94,7 +94,7 @@ REFUSED = [
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
     (["evaluate", "--run", "taken", "--search.proposals", "0"], "a search needs order sets to choose from"),
     (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),
-    (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no policy version searches here"),
+    (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no scripted player 'policy'"),
     (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),

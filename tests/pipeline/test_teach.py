@@ -157,7 +157,7 @@ def test_a_round_is_labelled_for_the_student_that_it_began_with(tmp_path):
 @pytest.mark.parametrize(
     ("improve", "change", "why"),
     [
-        (ImproveSettings(search=SearchSettings(player=("policy",))), {}, "no policy version searches here"),
+        (ImproveSettings(search=SearchSettings(player=("policy",))), {}, "no scripted player 'policy'"),
         (ImproveSettings(search=SearchSettings(proposals=1)), {}, "at least 2 together"),
         (ImproveSettings(search=SearchSettings(scripted=("nobody",))), {}, "nobody"),
         (IMPROVE, {"prompts": {"thinking_tokens": 8}}, "answers without thoughts"),

@@ -11,7 +11,6 @@ from rollouts.deciders import DecisionRequest
 from rollouts.fork import ForkPlan, play_fork
 from rollouts.seeds import dice
 from search.playouts import play_out, seats_of, value_of
-from search.policy_playouts import play_out_with_policy
 from search.settings import SearchSettings
 
 
@@ -74,9 +73,6 @@ def test_a_playout_has_the_value_of_a_fork_with_the_same_dice(phase: str, settin
         orders = player("random")(request.legal, random.Random(number), board)
         value = play_out(board, request.power, orders, f"g/{number}", settings)
         assert value == forked(board, request.power, orders, f"g/{number}", settings)
-        policy = Given([], "hold")  # never asked, because no seat draws 'policy'
-        beside = asyncio.run(play_out_with_policy(request, orders, f"g/{number}", settings, policy, "g/0"))
-        assert value == beside
     assert board.snapshot(game_id="", seed=0, source="").position == before and board.phase == asked(board).board.phase
 
 
