@@ -2,6 +2,8 @@
 # PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
 
 BIN := .venv/bin
+# A container may set it: then each of hundreds of processes would compile the rooms, and pytest would rewrite every test again.
+unexport PYTHONDONTWRITEBYTECODE
 VERIFIERS_PIP := .venv-verifiers/bin/python -m pip --disable-pip-version-check --no-input install -q --no-deps
 
 .DEFAULT_GOAL := help

@@ -108,10 +108,23 @@ _SERVER = {
 groups take longest, so they run first. In the system tier each process has a server: one alone would have most of the work."""
 
 
+_SYSTEM = "mark.system"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The system tier imports only files with a test of it: a fifth of all, and a worker imports all before its first test."""
+    python = _is_system_tier(config) and collection_path.suffix == ".py"
+    return True if python and _SYSTEM not in collection_path.read_text() else None
+
+
+def _is_system_tier(config: pytest.Config) -> bool:
+    return str(config.getoption("markexpr")).startswith("system")
+
+
 def _group(nodeid: str, config: pytest.Config) -> str:
     """The tests that run in one worker process together with this one: its shared group, or its file."""
     file = nodeid.partition("::")[0]
-    shared = {} if config.getoption("markexpr").startswith("system") else _SERVER
+    shared = {} if _is_system_tier(config) else _SERVER
     return next((group for start, group in shared.items() if file.startswith(start)), file)
 
 
@@ -136,6 +149,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="no vLLM is installed: `make setup-vllm` brings it"))
         used = set(getattr(item, "fixturenames", ()))
         quick = not item.get_closest_marker("system") and not item.get_closest_marker("slow")
+        if item.get_closest_marker("system") and _SYSTEM not in item.path.read_text():
+            raise pytest.UsageError(f"{item.nodeid} is of the system tier, so its file has to say pytest.{_SYSTEM}")
         if "prefect_server" in used and quick and not item.nodeid.startswith(tuple(_SERVER)):
             raise pytest.UsageError(f"{item.nodeid} uses a Prefect server: add its file to _SERVER in tests/conftest.py")
 

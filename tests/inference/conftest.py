@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from inference.adapter_check import version_in
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
@@ -83,20 +82,3 @@ def contract_served(model: Path, host: EngineHost) -> Iterator[Contender]:
     host.submit(engine.start()).result(timeout=300)
     yield Contender(engine)
     host.submit(engine.close()).result(timeout=60)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("contract_torch", id="torch"),
-        pytest.param("contract_http", id="http"),
-        pytest.param("contract_served", id="vllm", marks=[pytest.mark.vllm, pytest.mark.system]),
-    ],
-)
-def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: Any, tmp_path_factory: Any) -> Iterator[Contender]:
-    """Each engine in turn; afterwards it plays like the base again, under version 0."""
-
-    found: Contender = request.getfixturevalue(request.param)
-    yield found
-    idle = write_adapter(tmp_path_factory.mktemp("idle") / "adapter", seed=0, scale=0.0)
-    host.submit(found.engine.publish(version_in(idle, 0))).result(timeout=60)

@@ -6,7 +6,7 @@ The torch engine, vLLM in this process, and vLLM servers by URL answer the same 
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,30 @@ from decoding.legal_table import TableBuilder
 from decoding.thinking import thinking_of
 from game.board import Board
 from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
+from inference.host import EngineHost
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
 from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+from tests.inference.conftest import Contender
 
 SLOW_S = 60
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("contract_torch", id="torch"),
+        pytest.param("contract_http", id="http"),
+        pytest.param("contract_served", id="vllm", marks=[pytest.mark.vllm, pytest.mark.system]),
+    ],
+)
+def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: Any, tmp_path_factory: Any) -> Iterator[Contender]:
+    """Each engine in turn; afterwards it plays like the base again, under version 0."""
+
+    found: Contender = request.getfixturevalue(request.param)
+    yield found
+    idle = write_adapter(tmp_path_factory.mktemp("idle") / "adapter", seed=0, scale=0.0)
+    host.submit(found.engine.publish(version_in(idle, 0))).result(timeout=60)
 
 
 @pytest.fixture
