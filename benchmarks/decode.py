@@ -1,4 +1,4 @@
-"""`decode`: decisions a second of an engine, and what legal tables, prefixes, slots and swaps cost or save.
+"""`decode`: decisions a second of an engine, and what legal tables, prefixes, batches and swaps cost or save.
 
 Every ratio compares two arms that take turns in one process, on one thread, in CPU seconds; it is the median over the rounds. The
 engine is the one that runs use, with the tiny model. Requests are those of whole rollouts: all decisions of the start groups of a
@@ -13,13 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.decode_cases import Case, Models, models_to_measure, requests_for
+from benchmarks.decode_cases import Case, requests_for
 from benchmarks.outcome import Outcome, Target
 from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
 from decoding.codec import Codec
 from decoding.legal_table import TableBuilder
 from game.legal import LegalOrders
-from game.prompt_settings import PromptSettings
 from inference.choose_engine import choose_engine
 from inference.engine import Engine, forget_prefixes
 from inference.settings import InferenceSettings
@@ -43,19 +42,11 @@ RATES_AT = (1, 8, 32, 64, 128)
 """Decisions in flight for which rates are measured."""
 
 
-def bench_decode(
-    *,
-    rounds: int = 5,
-    model: Path | None = None,
-    models_root: Path,
-    inputs: RunInputs,
-    settings: InferenceSettings | None = None,
-) -> Outcome:
+def bench_decode(*, rounds: int = 5, model: Path, inputs: RunInputs, settings: InferenceSettings | None = None) -> Outcome:
     """Measure the engine that runs of these settings have here.
 
     Args:
-        model: folder of the model; None: the tiny one.
-        models_root: folder of tiny models. A missing one is made, which takes a minute or two.
+        model: folder of the model.
         inputs: the run whose rollouts are measured.
         settings: settings of the engine.
 
@@ -64,21 +55,17 @@ def bench_decode(
     """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
-    models, settings = models_to_measure(model, models_root), settings or InferenceSettings()
-    with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:
-        return asyncio.run(_measure(models, settings, Path(scratch), inputs, rounds=rounds))
+    return asyncio.run(_measure(model, settings or InferenceSettings(), inputs, rounds=rounds))
 
 
-async def _measure(models: Models, settings: InferenceSettings, scratch: Path, inputs: RunInputs, *, rounds: int) -> Outcome:
-    folder = models.full
-    engine, tokens = choose_engine(settings, folder, name="decode"), Tokens(Codec(folder))
+async def _measure(model: Path, settings: InferenceSettings, inputs: RunInputs, *, rounds: int) -> Outcome:
+    engine, tokens = choose_engine(settings, model, name="decode"), Tokens(Codec(model))
     await engine.start()
     try:
         reporter().say("measuring whole rollouts")
         metrics, cases = await rollout_figures(engine, tokens, inputs, rounds=rounds)
         metrics |= await batching_figures(engine, requests_for(cases, tokens, "again"), rounds=rounds)
-        metrics |= await notation_figures(engine, models, settings, cases, rounds=rounds)
-        metrics["swap_ms"] = await swap_ms(engine, tokens, folder, scratch, rounds=rounds)
+        metrics["swap_ms"] = await swap_ms(engine, tokens, model, rounds=rounds)
     finally:
         await engine.close()
     return Outcome(benchmark="decode", metrics=metrics, targets=TARGETS)
@@ -131,7 +118,7 @@ def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[Leg
     return 1e3 * median(spent) / len(asked)
 
 
-# -- batches and notations -------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------------------------------
 
 
 def gpu_aware_clock() -> float:
@@ -141,8 +128,9 @@ def gpu_aware_clock() -> float:
     return time.perf_counter() if torch.cuda.is_available() else time.process_time()
 
 
-async def _draw(engine: Engine, requests: Sequence[GenerationRequest], in_flight: int) -> float:
-    """CPU seconds to draw `requests`, `in_flight` at a time."""
+async def _draw(engine: Any, requests: Sequence[GenerationRequest], in_flight: int) -> float:
+    """CPU seconds to draw `requests`, `in_flight` at a time, from an empty prefix cache."""
+    await forget_prefixes(engine)
     limit = asyncio.Semaphore(in_flight)
 
     async def draw(request: GenerationRequest) -> None:
@@ -154,18 +142,12 @@ async def _draw(engine: Engine, requests: Sequence[GenerationRequest], in_flight
     return gpu_aware_clock() - began
 
 
-async def _draw_together(engine: Any, requests: Sequence[GenerationRequest], in_flight: int) -> float:
-    """As `_draw`, from an empty prefix cache."""
-    await forget_prefixes(engine)
-    return await _draw(engine, requests, in_flight)
-
-
 async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *, rounds: int) -> dict[str, float]:
     """Decisions a CPU second with 1, 8, 32, 64 and 128 in flight, and the gain from one to 64."""
     seconds: dict[int, list[float]] = {}
     for _ in range(rounds):
         for in_flight in RATES_AT:
-            seconds.setdefault(in_flight, []).append(await _draw_together(engine, requests, in_flight) / len(requests))
+            seconds.setdefault(in_flight, []).append(await _draw(engine, requests, in_flight) / len(requests))
     ratios = [alone / together for alone, together in zip(seconds[1], seconds[IN_FLIGHT], strict=True)]
     return {
         "batched_over_sequential_rollouts": median(ratios),
@@ -173,59 +155,26 @@ async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *
     }
 
 
-async def notation_figures(
-    engine: Engine, models: Models, settings: InferenceSettings, cases: Sequence[Case], *, rounds: int
-) -> dict[str, float]:
-    """Decisions a CPU second in slot notation over full notation, each by a model that learned it; IN_FLIGHT at a time.
-
-    `engine` serves the model of full notation. Slots save forced tokens, which cost no pass of their own.
-    """
-    other = engine if models.slot == models.full else choose_engine(settings, models.slot, name="slot")
-    slot = PromptSettings(order_notation="slot")
-    arms = {
-        "slot": (other, requests_for(cases, Tokens(Codec(models.slot), slot), "slot")),
-        "full": (engine, requests_for(cases, Tokens(Codec(models.full)), "full")),
-    }
-    ratios, drawn = [], {}
-    try:
-        if other is not engine:
-            await other.start()
-        for _ in range(2 * rounds):
-            spent = {}
-            for notation, (served, requests) in arms.items():
-                before = await served.stats()
-                spent[notation] = await _draw_together(served, requests, IN_FLIGHT)
-                drawn[notation] = ((await served.stats()).completion_tokens - before.completion_tokens) / len(requests)
-            ratios.append(spent["full"] / spent["slot"])
-    finally:
-        if other is not engine:
-            await other.close()
-    return {
-        "slot_over_full_rollouts": median(ratios),
-        "slot_completion_tokens_rollouts": drawn["slot"],
-        "full_completion_tokens_rollouts": drawn["full"],
-    }
-
-
 # -- versions --------------------------------------------------------------------------------------------------------------
 
 
-async def swap_ms(engine: Engine, tokens: Tokens, model: Path, scratch: Path, *, rounds: int) -> float:
+async def swap_ms(engine: Engine, tokens: Tokens, model: Path, *, rounds: int) -> float:
     """Wall milliseconds from a written adapter to the first token drawn with it, for a prompt of 200 tokens."""
     from inference.adapter_check import version_in
     from training.policy import Policy
     from training.settings import TrainingSettings
 
     policy, spent = Policy(model, TrainingSettings()), []
-    for version in range(1, rounds + 2):
-        adapter = scratch / f"v{version:06d}"
-        policy.save_adapter(adapter)
-        swapped = version_in(adapter, version)
-        request = throwaway_request(f"swap/{version}", tokens.codec.eos_id, prompt=200, tokens=1, first=version)
-        began = time.perf_counter()
-        await engine.publish(swapped)
-        generation = await engine.generate(request)
-        spent.append(1e3 * (time.perf_counter() - began))
-        if generation.policy != swapped:
-            raise EngineError(f"published {swapped}, but the engine drew with {generation.policy}")
+    with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:
+        for version in range(1, rounds + 2):
+            adapter = Path(scratch) / f"v{version:06d}"
+            policy.save_adapter(adapter)
+            swapped = version_in(adapter, version)
+            request = throwaway_request(f"swap/{version}", tokens.codec.eos_id, prompt=200, tokens=1, first=version)
+            began = time.perf_counter()
+            await engine.publish(swapped)
+            generation = await engine.generate(request)
+            spent.append(1e3 * (time.perf_counter() - began))
+            if generation.policy != swapped:
+                raise EngineError(f"published {swapped}, but the engine drew with {generation.policy}")
     return median(spent[1:])

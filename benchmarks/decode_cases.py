@@ -1,10 +1,8 @@
 """Requests of the decode benchmark: decisions of real rollouts."""
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from decoding.legal_table import END
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
-from game.prompt_settings import PromptSettings
 from game.snapshot import Snapshot
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE
@@ -112,30 +109,3 @@ class InstantEngine:
             policy=BASE,
             worker=self.name,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Models:
-    """Folders of the measured models."""
-
-    full: Path
-    """A model that writes full notation."""
-    slot: Path
-    """A model of the same shape that writes slot notation. Only a tiny model needs a second one."""
-
-
-def models_to_measure(given: Path | None, root: Path) -> Models:
-    """`given`, or the default tiny model and its twin for slot notation; missing tiny models are made under `root`.
-
-    A tiny tokenizer needs many tokens for words that it did not learn, so each notation has a tiny model of its own.
-    """
-    from decoding.model_files import resolve_model
-    from training.settings import TinyModelSettings
-    from training.tiny_model import make_tiny_model
-
-    full = resolve_model(given) if given is not None else make_tiny_model(root, TinyModelSettings())
-    recipe = full / "recipe.json"
-    if not recipe.is_file():
-        return Models(full=full, slot=full)
-    settings = TinyModelSettings(**json.loads(recipe.read_text())["settings"])
-    return Models(full=full, slot=make_tiny_model(root, settings, prompts=PromptSettings(order_notation="slot")))

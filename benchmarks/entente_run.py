@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pyarrow as pa
 
@@ -141,8 +140,3 @@ def _lags(paths: RunPaths) -> list[int]:
             table = pa.ipc.open_file(source).read_all()
         lags += table["policy_lag"].to_pylist()
     return lags
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The quantile of `values`; 0 without values."""
-    return float(np.quantile(np.array(values), share)) if len(values) else 0.0

@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,22 +39,8 @@ def cache_of(settings: RunSettings) -> Path:
     return write_cache(root, settings.cache, train, held_out)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRows:
-    """The rows of one step."""
-
-    batch: Batch
-    advantages: np.ndarray
-    """float32 [rows], as the run's trainer computed them."""
-
-    def write(self, file: Path) -> None:
-        """Write what another trainer needs, as `.npz`."""
-        names = ("input_ids", "input_offsets", "prompt_lens", "completion_offsets")
-        np.savez(file, advantages=self.advantages, **{name: getattr(self.batch, name) for name in names})
-
-
-def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows:
-    """Train STEPS steps with these settings, and return the rows of the last one.
+def record_rows(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch, np.ndarray]:
+    """Train STEPS steps with these settings, and return the rows of the last one with their advantages, float32 [rows].
 
     Args:
         arguments: arguments of `entente train` that give it `settings`.
@@ -73,7 +58,6 @@ def record_rows(settings: RunSettings, arguments: Sequence[str]) -> RecordedRows
         if rows is None or not rows.num_rows:
             raise TrainingError("the last step of the recorded run had no rows: give another --seed")
         batch = index.gather(rows)
-        advantages = advantages_of(batch.returns, batch.advantage_groups, settings.training)
-        return RecordedRows(batch=batch, advantages=advantages)
+        return batch, advantages_of(batch.returns, batch.advantage_groups, settings.training)
     finally:
         shutil.rmtree(paths.root, ignore_errors=True)

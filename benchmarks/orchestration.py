@@ -81,7 +81,6 @@ def bench_orchestration(*, tasks: int, rounds: int, steps: int) -> Outcome:
         benchmark="orchestration",
         metrics=metrics,
         targets={name: target for name, target in TARGETS.items() if name in metrics},
-        scaled_down=("ui_lag_s",) if tasks < 400 else (),  # the page's delay grows with the number of tasks
     )
 
 

@@ -1,11 +1,11 @@
 """The outcome of a benchmark (figures, targets, machine), and the clocks of the benchmarks.
 
-Every target has a figure of its name: a figure that was not measured is left out with its target. The caller decides whether a
-missed target is a failure.
+Every target has a figure of its name: a figure that was not measured, or of less work than its name says, has no target. The
+caller decides whether a missed target is a failure.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -43,13 +43,11 @@ class Outcome:
     """Figure by name; the last word of a name is its unit."""
     targets: Mapping[str, Target]
     """Bounds of some of the figures."""
-    scaled_down: Collection[str] = ()
-    """Figures of less work than their names or pages say. They are shown, and never judged."""
 
     @property
     def ok(self) -> bool:
-        """True if every target of a full-size figure holds."""
-        return all(target.holds(self.metrics[name]) for name, target in self.targets.items() if name not in self.scaled_down)
+        """True if every target holds."""
+        return all(target.holds(self.metrics[name]) for name, target in self.targets.items())
 
     def as_object(self) -> dict[str, Any]:
         """The outcome as a JSON object, with the machine."""
@@ -57,7 +55,6 @@ class Outcome:
             "benchmark": self.benchmark,
             "metrics": dict(self.metrics),
             "targets": {name: target.as_object() for name, target in self.targets.items()},
-            "scaled_down": sorted(self.scaled_down),
             "ok": self.ok,
             "machine": environment(),
         }

@@ -79,8 +79,9 @@ class Old:
 
     def __init__(self, settings: RunSettings, positions: Any, folder: Path) -> None:
         model = make_json_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model)
-        self.engine = OldEngine(model, settings.inference)
-        self._rollouts = OldRollouts(model, self.engine, settings.rollouts, positions, settings.seed, folder)
+        engine = OldEngine(model, settings.inference)
+        self.engine = engine.inner
+        self._rollouts = OldRollouts(model, engine, settings.rollouts, positions, settings.seed, folder)
 
     async def round(self, step: int) -> dict[str, float]:
         """Roll out one step and write its files; returns counts."""

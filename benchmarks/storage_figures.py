@@ -1,25 +1,18 @@
-"""`storage`: the time to choose, gather, publish and open rows, beside JSON lines and Parquet.
+"""`storage`: the time to choose, gather, publish and open rows.
 
 Times are medians, in CPU seconds of all threads, so that other work on the machine does not count. Publishing and ledgers wait
 for the disk and are measured by wall time. An empty result is an error. Arms of a ratio take turns in one run, on the same rows.
 Files are in the page cache; cold disks and network file systems are not measured. The bytes that are gathered, and those of the
 plain copy beside them, are in no CPU cache. The program itself has just run on other data.
-
-The other arms are one line of JSON for each row, as in the old system, and a Parquet file with the token lists.
 """
 
-import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmarks.outcome import Outcome, Target, require_found, timed, timed_cold, waited
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, history, plies_of
@@ -27,34 +20,28 @@ from storage.gather import Batch
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import RunPaths
-from storage.schema import as_array, row_checksums
 from storage.selection import SelectionQuery
-from storage.shards import open_plies, open_shard, publish_shard, publish_tables
+from storage.shards import open_shard, publish_shard, publish_tables
 from telemetry.errors import InputError
 
 STEP_SHARDS = 12
 """Start groups of a step, each in its own shard: 504 rows."""
 GATHERED_SHARDS = 64
-PARQUET_ROWS = 84_000
-"""Rows of the Parquet file, most of them of other decisions."""
 MAX_POLICY_LAG = 16
 TARGETS = {
     "choose_1e6_ms": Target(at_most=100.0),
     "choose_1e6_over_1e4": Target(at_most=6.0),
     "gather_over_memcpy": Target(at_most=20.0),
-    "gather_vs_json": Target(at_least=20.0),
-    "gather_vs_parquet": Target(at_least=100.0),
     "heap_bytes_per_gb_mapped": Target(at_most=1e6),
     "attach_ms": Target(at_most=15.0),
     "ledger_ms": Target(at_most=15.0),
-    "write_crc_cost_share": Target(at_most=0.1),
 }
-_AT_ANY_SCALE = {"scale", "attach_ms", "ledger_ms", "heap_bytes_per_gb_mapped", "write_crc_cost_share"}
+_AT_ANY_SCALE = {"attach_ms", "ledger_ms", "heap_bytes_per_gb_mapped"}
 """Figures of a shard or of a step, which have the same size at every scale."""
 
 
 def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Outcome:
-    """Measure all figures. A `scale` below 1 makes smaller runs, so that most figures are scaled down.
+    """Measure all figures. A `scale` below 1 makes smaller runs, so that most figures have no target.
 
     Raises:
         InputError: `rounds` is below 1, or `scale` is not between 0.005 and 1.
@@ -62,11 +49,11 @@ def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Out
     if rounds < 1 or not 0.005 <= scale <= 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds at a scale of {scale:g}: at least 1, and 0.005 to 1.")
     metrics: dict[str, float] = {"scale": scale}
-    for part in (_choosing, _scanning, _gathering):
+    for part in (_choosing, _gathering):
         with tempfile.TemporaryDirectory() as folder:
             metrics |= part(Path(folder), rounds, scale, seed)
-    scaled_down = metrics.keys() - _AT_ANY_SCALE if scale < 1 else ()
-    return Outcome(benchmark="storage", metrics=metrics, targets=TARGETS, scaled_down=scaled_down)
+    targets = {name: target for name, target in TARGETS.items() if scale == 1 or name in _AT_ANY_SCALE}
+    return Outcome(benchmark="storage", metrics=metrics, targets=targets)
 
 
 def _choosing(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
@@ -90,12 +77,6 @@ def _choosing(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, f
         "choose_1e6_over_1e4": median(times[many]) / median(times[few]),
         "open_budget_of_1e6_s": opening,
     }
-
-
-def _scanning(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """Reading every row of a run, as for a query over it."""
-    paths = run_with_history(folder / "run", round(1e5 * scale), shard_groups=10, seed=seed)
-    return {"scan_1e5_s": median(timed(lambda: opened(Index(paths)))[0] for _ in range(min(rounds, 5)))}
 
 
 def run_with_history(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunPaths:
@@ -146,15 +127,13 @@ def opened(index: Index) -> Index:
 
 
 def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """Real shards with tokens, one start group each: publishing, attaching, ledgers, gathering, and mapped memory."""
+    """Real shards with tokens, one start group each: attaching, ledgers, gathering, and mapped memory."""
     paths = RunPaths(folder / "run").create()
     index = open_index(paths)
-    attach, publish = [], []
+    attach = []
     for number in range(max(rounds + 1, round(GATHERED_SHARDS * scale), STEP_SHARDS)):
         rows, plies = decisions_of(range(number, number + 1), seed), plies_of(range(number, number + 1))
-        publish.append(
-            waited(lambda number=number, rows=rows, plies=plies: publish_shard(paths, "bench", number, rows, plies, {}))[0]
-        )
+        publish_shard(paths, "bench", number, rows, plies, {})
         took, taken = timed(index.refresh)
         require_found(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
         attach.append(took)
@@ -169,109 +148,32 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         "attach_ms": 1000 * median(attach[1:]),
         "ledger_ms": 1000 * median(ledger[1:]),
         "heap_bytes_per_gb_mapped": _heap_per_gb(paths, names),
-        **_publish_share(paths, names, median(publish[1:])),
-        **_gather_ratios(index, paths, names, draws, few, folder, round(PARQUET_ROWS * scale)),
+        **_gather_ratio(index, draws, few, round(256 * scale)),
     }
 
 
-def _gather_ratios(
-    index: Index,
-    paths: RunPaths,
-    names: list[str],
-    draws: list[pa.Table],
-    few: pa.Table,
-    folder: Path,
-    parquet_rows: int,
-) -> dict[str, float]:
-    """Gathering beside a plain copy of as many bytes, JSON lines and Parquet, in turns, with cold caches.
+def _gather_ratio(index: Index, draws: list[pa.Table], few: pa.Table, far_mib: int) -> dict[str, float]:
+    """Gathering beside a plain copy of as many bytes, in turns, with cold caches.
 
-    `draws` are whole start groups, `few` the rows on which the program warms up.
+    `draws` are whole start groups, `few` the rows on which the program warms up, `far_mib` the size of an array that is larger
+    than every cache.
     """
-    tables = {name: open_shard(paths.shards / name) for name in names}
-    old = _OldWays.of(tables, folder, parquet_rows)
-    far = np.ones(max(16, round(256 * parquet_rows / PARQUET_ROWS)) * 2**20 // 8)  # larger than every cache
+    far = np.ones(max(16, far_mib) * 2**20 // 8)
     copied = np.ones(len(far) // 4)
-    times: dict[str, list[float]] = {name: [] for name in ("gather", "memcpy", "json", "parquet")}
+    gathers, copies = [], []
     for number, rows in enumerate(draws):
         took, batch = timed_cold(lambda rows=rows: index.gather(rows), far, lambda: index.gather(few))
         require_found(len(batch.input_ids), "the tokens of a batch")
         source = far[number * 64 :][: _bytes_of(batch) // 8]
         copy = timed_cold(lambda source=source: _plain_copy(copied, source), far, lambda: _plain_copy(copied[-64:], far[-64:]))
-        ways = {
-            "gather": (took, batch.input_ids),
-            "memcpy": (copy[0], batch.input_ids),
-            "json": timed_cold(lambda rows=rows: old.from_json(rows), far),
-            "parquet": timed_cold(lambda rows=rows: old.from_parquet(rows), far),
-        }
-        for name, (seconds, tokens) in ways.items():
-            require_found(np.array_equal(tokens, batch.input_ids), f"the same tokens read by {name}")
-            if number:
-                times[name].append(seconds)
-    middle = {name: median(some) for name, some in times.items()}
-    return {
-        "gather_ms": 1000 * middle["gather"],
-        "gather_over_memcpy": middle["gather"] / middle["memcpy"],
-        "gather_vs_json": middle["json"] / middle["gather"],
-        "gather_vs_parquet": middle["parquet"] / middle["gather"],
-    }
+        gathers.append(took)
+        copies.append(copy[0])
+    gather, memcpy = median(gathers[1:]), median(copies[1:])
+    return {"gather_ms": 1000 * gather, "gather_over_memcpy": gather / memcpy}
 
 
 def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
     np.copyto(target[: len(source)], source)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OldWays:
-    """The same rows as JSON lines in memory, and in a Parquet file with many others."""
-
-    lines: Mapping[int, str]
-    """Line by decision id."""
-    parquet: Path
-    connection: duckdb.DuckDBPyConnection
-
-    @classmethod
-    def of(cls, tables: Mapping[str, pa.Table], folder: Path, parquet_rows: int) -> "_OldWays":
-        joined = pa.concat_tables([table.replace_schema_metadata(None) for table in tables.values()]).unify_dictionaries()
-        parquet = folder / "rows.parquet"
-        with pq.ParquetWriter(parquet, joined.schema, compression="zstd") as writer:
-            for copy in range(max(1, parquet_rows // joined.num_rows)):
-                numbers = pa.array(as_array(joined["decision_id"]).to_numpy() * (-copy if copy else 1))
-                writer.write_table(joined.set_column(0, joined.schema.field(0), numbers))
-        lines = {row["decision_id"]: json.dumps(row) for row in joined.to_pylist()}
-        return cls(lines=lines, parquet=parquet, connection=duckdb.connect())
-
-    def from_json(self, rows: pa.Table) -> np.ndarray:
-        """Parse the line of each row, then pack the lists; returns the token ids."""
-        parsed = [json.loads(self.lines[number]) for number in rows["decision_id"].to_pylist()]
-        packed = [np.concatenate([np.array(row[name], dtype) for row in parsed]) for name, dtype in _LISTS.items()]
-        return packed[0]
-
-    def from_parquet(self, rows: pa.Table) -> np.ndarray:
-        """Join the chosen rows with the file, in their order, then pack the lists; returns the token ids."""
-        self.connection.register(
-            "chosen", rows.select(["decision_id"]).append_column("place", pa.array(np.arange(rows.num_rows)))
-        )
-        lists = ", ".join(_LISTS)
-        query = f"SELECT {lists} FROM chosen JOIN '{self.parquet}' USING (decision_id) ORDER BY place"
-        found = self.connection.sql(query).to_arrow_table().combine_chunks()
-        packed = [found[name].chunk(0).flatten().to_numpy() for name in _LISTS]
-        self.connection.unregister("chosen")
-        return packed[0]
-
-
-_LISTS: dict[str, Any] = {
-    "input_ids": np.int32,
-    "behaviour_logprobs": np.float32,
-    "legal_ids": np.int32,
-    "legal_offsets": np.int32,
-}
-
-
-def _publish_share(paths: RunPaths, names: list[str], publish_s: float) -> dict[str, float]:
-    """The checksums of the rows and plies of a shard, as a share of publishing it."""
-    tables = [reader(paths.shards / names[0]) for reader in (open_shard, open_plies)]
-    sums = median(waited(lambda: [row_checksums(table) for table in tables])[0] for _ in range(5))
-    return {"write_crc_cost_share": sums / publish_s}
 
 
 def _heap_per_gb(paths: RunPaths, names: list[str]) -> float:

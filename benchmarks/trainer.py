@@ -141,8 +141,8 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:
     """The step on the rows that a laptop run trained on, with the run's tiny model, advantages and number of updates."""
-    recorded = record_rows(settings, arguments)
-    batch = replace(recorded.batch, returns=recorded.advantages.astype(np.float64))
+    batch, advantages = record_rows(settings, arguments)
+    batch = replace(batch, returns=advantages.astype(np.float64))
     model = make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
     training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0})
     steps = Steps(Policy(model, training), training)

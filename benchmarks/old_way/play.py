@@ -5,7 +5,7 @@ inference, for which the model plays every power, and keep no rows of them. The 
 every fork (1.0 MB, about 100 ms a load). All forks of a rollout advance in lock-step, with the prompts of a phase in one generate
 call that ends with its slowest completion. Forks that end are not replaced, so batches shrink. The rollouts of a step run at the
 same time, and the step waits for all. Rows are one indented JSON file for each rollout, with texts instead of token ids.
-Opponents' random numbers, seeds, the policy's powers, the ends of forks and the reward are those of `rollouts`.
+Opponents' random numbers, seeds, the policy's powers, the horizon and the reward are those of `rollouts`.
 Cheaper than the original: no phase times out, and a power without units before the fork is not chosen.
 """
 
@@ -28,7 +28,6 @@ from game.scores import Standing, compute_standing, horizon_reached
 from game.settings import BoardPath
 from game.snapshot import Snapshot
 from records.generation import Generation
-from rollouts.roll_out import SETTLED_YEARS
 from rollouts.seeds import dice, seed_of
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
@@ -137,9 +136,12 @@ class OldRollouts:
         shared, many = f"{self._seed}/{number}", self._rollouts.forks_per_group
         board = await self._warmed_up(number, shared)
         powers, begun = powers_of(board, number, power), board.phase
-        forks = [Fork(number=n, board=twin, group=number, start=begun) for n, twin in enumerate(clones(board, many))]
+        forks = [
+            Fork(number=n, board=twin, group=number, start=begun, now=compute_standing(twin))
+            for n, twin in enumerate(clones(board, many))
+        ]
         self.counts["forks"] += many
-        while live := [fork for fork in forks if not fork.is_over(powers, self._rollouts)]:
+        while live := [fork for fork in forks if not fork.is_over(powers, self._rollouts.horizon_years)]:
             asks: dict[tuple[int, str], dict[str, Any]] = {}
             for fork in live:
                 for own, legal in fork.board.legal_orders().items():
@@ -174,44 +176,25 @@ class Fork:
     group: int
     start: str
     """First phase."""
-    changed: str = ""
-    """Phase in which centres were last seen to change; empty: none yet."""
-    centres: object = None
+    now: Standing
     ply: int = 0
     rows: list[Row] = field(default_factory=list)
-    now: Standing | None = None
 
-    def is_over(self, powers: Sequence[str], rollouts: RolloutSettings) -> bool:
-        """Whether the game, the horizon or the policy's `powers` have ended, or centres have not changed for long."""
-        if self.now is None:
-            self.now, self.centres = compute_standing(self.board), self.board.centres()
-        return self.board.is_over or (
-            self.ply > 0
-            and (
-                horizon_reached(self.start, self.board.phase, rollouts.horizon_years)
-                or not any(self.board.is_alive(power) for power in powers)
-                or self._is_settled(rollouts)
-            )
-        )
-
-    def _is_settled(self, rollouts: RolloutSettings) -> bool:
-        if rollouts.horizon_years <= SETTLED_YEARS:  # the horizon comes first
-            return False
-        if (centres := self.board.centres()) != self.centres:
-            self.centres, self.changed = centres, self.board.phase
-            return False
-        return horizon_reached(self.changed or self.start, self.board.phase, SETTLED_YEARS)
+    def is_over(self, powers: Sequence[str], horizon_years: int) -> bool:
+        """Whether the game, the horizon or the policy's `powers` have ended."""
+        if not self.ply or self.board.is_over:
+            return self.board.is_over
+        beyond = horizon_reached(self.start, self.board.phase, horizon_years)
+        return beyond or not any(self.board.is_alive(power) for power in powers)
 
     def step(self, answers: Mapping[str, tuple[str, Generation, list[str]]], others: dict[str, list[str]]) -> None:
         """Play a phase: prompt, generation and orders of the policy's powers, and the orders of the others."""
-        phase, before = self.board.phase, self.now
-        assert before is not None
         for power, (prompt, generation, orders) in answers.items():
-            row = Row(group=self.group, fork=self.number, ply=self.ply, power=power, phase=phase, prompt=prompt,
-                      generation=generation, orders=orders, before=before)  # fmt: skip
+            row = Row(group=self.group, fork=self.number, ply=self.ply, power=power, phase=self.board.phase, prompt=prompt,
+                      generation=generation, orders=orders, before=self.now)  # fmt: skip
             self.rows.append(row)
         played = self.board.step(others | {power: orders for power, (_, _, orders) in answers.items()})
-        self.now = compute_standing(self.board, before, played)
+        self.now = compute_standing(self.board, self.now, played)
         self.ply += 1
 
     def finished_rows(self) -> list[Row]:

@@ -2,12 +2,10 @@
 
 As the old system's loop: rollouts of DEPTH steps are in flight while the trainer, another process, computes; a step begins when
 all of its rollouts are done; the new version replaces the previous one. Two bugs are not repeated: its queue lost the order of
-rollouts on a time-out, and its weights were published a step late. Prints one line of JSON for each step, then the scores. The
-engine's threads are those of `OMP_NUM_THREADS`, the trainer's those of the specification.
+rollouts on a time-out, and its weights were published a step late. Prints one line of JSON for each step. The engine's threads
+are those of `OMP_NUM_THREADS`, the trainer's those of the specification.
 
-The run ends after its budget of seconds, but not before MEASURED_AT_LEAST steps after the first, which warms up, and not before
-the scored step. Scored are the base, the newest version within the budget, and the version of the scored step. The budget counts
-from the start of the first step, as the seconds of the other arm do.
+The run ends after its budget of seconds, but not before MEASURED_AT_LEAST steps after the first, which warms up.
 """
 
 import asyncio
@@ -18,7 +16,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,30 +25,21 @@ DEPTH = 2
 """Steps of rollouts in flight while the trainer computes."""
 MEASURED_AT_LEAST = 5
 """Least number of steps after the first, which warms up."""
-_AFTER_ALL = 1_000_000
-"""Number under which the first scored version is served."""
 
 
 def main(spec_file: Path) -> None:
-    """Run the specification in a file: the run's `settings`; `cache`, `model` and `folder`; `budget_s`; `scored_step` (0: no
-    scores); `trainer_threads`.
-    """
+    """Run the specification in a file: the run's `settings`; `cache`, `model` and `folder`; `budget_s`; `trainer_threads`."""
     spec = json.loads(spec_file.read_text())
     shutil.rmtree(spec["folder"], ignore_errors=True)
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=_train, args=(there, spec), daemon=True)
-    child.start()  # before vLLM is imported and changes the environment
+    child.start()
     there.close()
     try:
         asyncio.run(_run(spec, here))
     finally:
         here.close()
         child.join(timeout=20)
-
-
-def _print(**values: Any) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
 
 
 def _train(pipe: Connection, spec: dict[str, Any]) -> None:
@@ -79,46 +67,21 @@ async def _run(spec: dict[str, Any], pipe: Connection) -> None:
     from pipeline.run_settings import RunSettings
     from state_cache.store import open_cache
 
-    settings, positions = RunSettings.model_validate(spec["settings"]), open_cache(Path(spec["cache"]))
-    model, scored = Path(spec["model"]), spec["scored_step"]
+    settings, positions = RunSettings.model_validate(spec["settings"]), open_cache(Path(spec["cache"])).train
+    model, folder = Path(spec["model"]), Path(spec["folder"])
     engine = OldEngine(model, settings.inference)
-    rollouts = OldRollouts(model, engine, settings.rollouts, positions.train, settings.seed, Path(spec["folder"]))
-    await engine.start()
+    rollouts = OldRollouts(model, engine, settings.rollouts, positions, settings.seed, folder)
+    await engine.inner.start()
     await asyncio.to_thread(pipe.recv)
     try:
-        found = {"base": await _score(settings, positions, rollouts)} if scored else {}
-        ended = await _steps(spec, engine, rollouts, pipe)
-        if scored:
-            versions = {"span": newest_within(spec["budget_s"], ended), "steps_scored": ended[scored - 1][1]}
-            for number, (name, policy) in enumerate(versions.items()):
-                if policy is not None:
-                    await engine.publish(replace(policy, version=_AFTER_ALL + number))
-                found[name] = found["base"] if policy is None else await _score(settings, positions, rollouts)
-            _print(**found)
+        await _steps(spec["budget_s"], engine, rollouts, pipe)
     finally:
-        await engine.close()
+        await engine.inner.close()
 
 
-async def _score(settings: Any, positions: Any, rollouts: Any) -> dict[str, Any]:
-    """Mean centres gained on held-out positions, measured as for a run, and the interval (`ci`; None for too few games)."""
-    from benchmarks.old_way.play import ask
-    from evaluation.strength import measure_strength
-
-    class OldWay:
-        async def decide(self, request: Any) -> list[str]:
-            name = f"{request.game}/0/{request.ply}/{request.power}"
-            ((_, orders),) = await rollouts.draw([ask(name, request.board, request.legal, settings.rollouts.temperature)])
-            return orders
-
-    evaluation = settings.evaluation
-    found = await measure_strength("old way", evaluation.opponents[0], positions.held_out, evaluation, decider=OldWay())
-    return {"mean": found.mean, "ci": found.estimate.rounded()}
-
-
-async def _steps(spec: dict[str, Any], engine: Any, rollouts: Any, pipe: Connection) -> list[tuple[float, Any]]:
-    """Steps until the run may end; returns each one's version, with the seconds from the start of the first step to its end."""
+async def _steps(budget_s: float, engine: Any, rollouts: Any, pipe: Connection) -> None:
+    """Steps until the run may end."""
     in_flight: dict[int, asyncio.Task[Any]] = {}
-    ended: list[tuple[float, Any]] = []
     began = last = time.perf_counter()
     last_cpu = time.process_time()
     for step in itertools.count(1):
@@ -131,30 +94,15 @@ async def _steps(spec: dict[str, Any], engine: Any, rollouts: Any, pipe: Connect
         trained, policy, train_s, cpu_s = await asyncio.to_thread(pipe.recv)
         await engine.publish(replace(policy, version=step))
         now, now_cpu = time.perf_counter(), time.process_time()
-        ended.append((now - began, policy))
-        spent = {"wall_s": now - last, "cpu_s": now_cpu - last_cpu + cpu_s, "train_s": train_s}
-        _print(step=step, ended_s=now - began, trained=trained, **spent)
+        figures = {"wall_s": now - last, "cpu_s": now_cpu - last_cpu + cpu_s, "train_s": train_s}
+        sys.stdout.write(json.dumps({"step": step, "trained": trained} | figures) + "\n")
+        sys.stdout.flush()
         last, last_cpu = now, now_cpu
-        if may_end(step, now - began, budget_s=spec["budget_s"], scored_step=spec["scored_step"]):
+        if now - began >= budget_s and step > MEASURED_AT_LEAST:
             break
     for task in in_flight.values():
         task.cancel()
     await asyncio.gather(*in_flight.values(), return_exceptions=True)
-    return ended
-
-
-def may_end(step: int, spent_s: float, *, budget_s: float, scored_step: int) -> bool:
-    """Whether the run may end after `step`, `spent_s` seconds after the start of its first step."""
-    return spent_s >= budget_s and step >= max(1 + MEASURED_AT_LEAST, scored_step)
-
-
-def newest_within(budget_s: float, ended: Sequence[tuple[float, Any]]) -> Any:
-    """The version of the last step within the budget; None if no step ended within it.
-
-    Args:
-        ended: for each step the seconds from the start of the first step to its end, and its version.
-    """
-    return next((policy for spent_s, policy in reversed(ended) if spent_s <= budget_s), None)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""The legal order sets of a decision as a grammar over text, in the notations of XGrammar and llguidance.
+"""The legal order sets of a decision as a grammar over text, in the notation of XGrammar.
 
 The grammar has one terminal for each site, which is any of its order lines, and rules over these. It spells the same answers as a
 legal table does, but over text: tokens that join to a legal answer are accepted however they split it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from game.legal import WAIVE, LegalOrders, OrderKind
@@ -53,21 +52,16 @@ def _name(given: int, first: int) -> str:
     return f"given_{given}_from_{first}" if given else "start"
 
 
-def to_ebnf(answer: AnswerRules) -> str:
-    """The grammar for XGrammar: its root is `root`."""
-    lines = ["root ::= start", *(f"{name} ::= {_alternatives(own, 't')}" for name, own in answer.rules.items())]
-    return "\n".join([*lines, *(f"t{number} ::= {_choice(own)}" for number, own in enumerate(answer.terminals))])
+def to_ebnf(legal: LegalOrders) -> str:
+    """The grammar: its root is `root`."""
+    answer, lines = answer_rules(legal), ["root ::= start"]
+    lines += [f"{name} ::= {' | '.join(map(_alternative, own))}" for name, own in answer.rules.items()]
+    for number, own in enumerate(answer.terminals):
+        choice = " | ".join(f'"{line}"' for line in own)
+        lines.append(f"t{number} ::= {choice}")
+    return "\n".join(lines)
 
 
-def to_lark(answer: AnswerRules) -> str:
-    """The grammar for llguidance, in Lark's notation: terminals are upper case, so its lexer matches each line as one piece."""
-    lines = [f"{name}: {_alternatives(own, 'T')}" for name, own in answer.rules.items()]
-    return "\n".join([*lines, *(f"T{number}: {_choice(own)}" for number, own in enumerate(answer.terminals))])
-
-
-def _alternatives(own: Sequence[tuple[int, str]], terminal: str) -> str:
-    return " | ".join(f'{terminal}{number} "\\n" {after}' if after else f"{terminal}{number}" for number, after in own)
-
-
-def _choice(lines: Sequence[str]) -> str:
-    return " | ".join(f'"{line}"' for line in lines)
+def _alternative(step: tuple[int, str]) -> str:
+    terminal, after = step
+    return f't{terminal} "\\n" {after}' if after else f"t{terminal}"

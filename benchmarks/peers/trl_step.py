@@ -3,28 +3,40 @@
 Both arms do one forward, backward, clipping of the gradient and optimiser step over all decisions of a step, in float32, with the
 same base model, adapter, learning rate and clipped loss, over the same completion tokens. Ours computes the policy over the legal
 set and shared prefixes once. TRL computes it over the whole vocabulary, row by row, without recomputation (its default would
-recompute) and in the fastest of several batch sizes.
+recompute) and in the fastest of several batch sizes. TRL needs other libraries than ours, so its arm is a process in an
+environment of its own (`trl_program.py`), which waits while ours is measured.
 """
 
+import json
+import os
+import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from benchmarks.laptop_run import RecordedRows
+import numpy as np
+
+from benchmarks.laptop_run import record_rows
 from benchmarks.outcome import cpu_seconds, require_found
-from benchmarks.peers.child import Child
-from benchmarks.peers.environments import python_of
-from benchmarks.peers.turns import OURS, middle, ratio, take_turns
+from benchmarks.peers.bench import OURS, ratio, take_turns
+from pipeline.run_settings import RunSettings
+from telemetry.errors import EntenteError
 from training.policy import Policy
 from training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSettings
+from training.tiny_model import make_tiny_model
 from training.trie_plan import plan
 from training.update import Updater
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Linear layers that an adapter changes by default."""
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+_PROGRAM = Path(__file__).with_name("trl_program.py")
 
 
 def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
-    """What `programs.trl_trainer.trainer_of` needs to train like us."""
+    """What TRL's program needs to train like us."""
     return {
         "model": str(model),
         "rank": training.lora_rank,
@@ -40,36 +52,57 @@ def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
 
 
 def trl_step_figures(
-    recorded: RecordedRows, model: Path, training: TrainingSettings, environments: Path, *, rounds: int
+    settings: RunSettings, arguments: Sequence[str], models: Path, trl_python: Path, *, rounds: int
 ) -> dict[str, float]:
     """The ratio, seconds of each arm, and the size of the step.
 
     Raises:
         DataError: TRL's arm trained on other rows.
     """
-    batch, rows = recorded.batch, range(len(recorded.batch.prompt_lens))
-    updater = Updater(Policy(model, training), training)
+    batch, advantages = record_rows(settings, arguments)
+    model, training = make_tiny_model(models, settings.tiny_model, prompts=settings.prompts), settings.training
+    rows, updater = range(len(batch.prompt_lens)), Updater(Policy(model, training), training)
     with tempfile.TemporaryDirectory(prefix="entente-peers-") as folder:
-        file = Path(folder) / "rows.npz"
-        recorded.write(file)
-        with Child(python_of("trl_step", environments), "trl_step") as child:
-            told = child.request("load", {"rows": str(file), "settings": trl_settings(model, training)})
-            require_found(told["decisions"] == len(rows), "the same decisions in TRL's arm")
-            require_found(told["completion_tokens"] == int(batch.completion_offsets[-1]), "the same tokens in TRL's arm")
-            turns = take_turns(
-                {
-                    OURS: lambda _: cpu_seconds(lambda: updater.apply(updater.accumulate(batch, rows, recorded.advantages))),
-                    "trl_step": lambda _: child.request("step")["cpu_s"],
-                },
-                rounds,
-                "trl_step",
-            )
-    unique = plan(batch, rows, updater.budget.tokens).unique_tokens
+        names = ("input_ids", "input_offsets", "prompt_lens")
+        np.savez(Path(folder) / "rows.npz", advantages=advantages, **{name: getattr(batch, name) for name in names})
+        (Path(folder) / "settings.json").write_text(json.dumps(trl_settings(model, training)))
+        with _start(trl_python, folder) as child:
+            loaded = _ask(child)
+            require_found(loaded["decisions"] == len(rows), "the same decisions in TRL's arm")
+            require_found(loaded["completion_tokens"] == int(batch.completion_offsets[-1]), "the same tokens in TRL's arm")
+            arms = {
+                OURS: lambda: cpu_seconds(lambda: updater.apply(updater.accumulate(batch, rows, advantages))),
+                "trl_step": lambda: _ask(child)["cpu_s"],
+            }
+            turns = take_turns(arms, rounds, "trl_step")
     return {
         "trl_step": ratio(turns, "trl_step"),
-        "trl_step_s": middle(turns, "trl_step"),
-        "ours_step_s": middle(turns, OURS),
+        "trl_step_s": median(spent["trl_step"] for spent in turns),
+        "ours_step_s": median(spent[OURS] for spent in turns),
         "step_decisions": float(len(rows)),
-        "step_unique_token_share": unique / len(batch.input_ids),
-        "trl_step_rows_a_forward": float(told["rows_each"]),
+        "step_unique_token_share": plan(batch, rows, updater.budget.tokens).unique_tokens / len(batch.input_ids),
+        "trl_step_rows_a_forward": float(loaded["rows_each"]),
     }
+
+
+def _start(python: Path, folder: str) -> "subprocess.Popen[str]":
+    """TRL's program on one thread; it ends when its input is closed."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [str(python), str(_PROGRAM), folder]
+    environment = kept | _QUIET | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _ask(child: "subprocess.Popen[str]") -> dict[str, Any]:
+    """Ask for the next answer of the program: first what it has loaded, then each step.
+
+    Raises:
+        EntenteError: it ended.
+    """
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write("\n")
+        child.stdin.flush()
+        return json.loads(child.stdout.readline())
+    except (BrokenPipeError, json.JSONDecodeError) as error:
+        raise EntenteError(f"TRL's program ended with {child.wait()}; its error is above") from error

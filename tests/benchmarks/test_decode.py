@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import decode
-from benchmarks.decode_cases import InstantEngine, Models, requests_for
+from benchmarks.decode_cases import InstantEngine, requests_for
 from benchmarks.played_steps import RunInputs, record_step
 from game.snapshot import Snapshot
 from inference.settings import InferenceSettings
@@ -63,7 +63,7 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     assert found["uncached_tokens_per_decision"] == pytest.approx(whole / decisions - 10)
 
 
-def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(host, tokens, model, positions, monkeypatch):
+def test_rollouts_and_batches_are_measured_on_a_real_engine(host, tokens, model, positions, monkeypatch):
     monkeypatch.setattr(decode, "STEPS", 2)
     settings = InferenceSettings(engine="torch", max_model_length=512)
     engine = TorchEngine(model, settings)
@@ -75,14 +75,12 @@ def test_rollouts_batches_and_notations_are_measured_on_a_real_engine(host, toke
             return {
                 **found,
                 **await decode.batching_figures(engine, requests_for(cases, tokens, "again"), rounds=1),
-                **await decode.notation_figures(engine, Models(full=model, slot=model), settings, cases, rounds=1),
             }
         finally:
             await engine.close()
 
     figures = host.submit(measure()).result(timeout=120)
     assert 0.2 < figures["prefix_hit_share"] < 1
-    assert figures["slot_completion_tokens_rollouts"] < figures["full_completion_tokens_rollouts"]
     assert figures["batched_over_sequential_rollouts"] > 1 and 0 < figures["forced_token_share_rollouts"] < 1
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from benchmarks.old_way.learn import standardise
 from benchmarks.old_way.play import OldRollouts, Row
 from benchmarks.old_way.trie import OrderTrie
+from decoding.legal_table import END
 from records.generation import Generation
 from records.policy_version import BASE
 from rollouts.fork import Tokens
@@ -25,7 +26,7 @@ def tokenizer_of(model: Path) -> Tokenizer:
 
 
 def trie_of(model: Path, tokens: Tokens, wanted: int = 2) -> OrderTrie:
-    return OrderTrie(tokenizer_of(model), MOVES, wanted, tokens.codec.eos_id, tokens.codec.separator_id)
+    return OrderTrie(tokenizer_of(model), MOVES, wanted, tokens.codec.eos_id)
 
 
 # -- the decoder -------------------------------------------------------------------------------------------------------------
@@ -33,13 +34,12 @@ def trie_of(model: Path, tokens: Tokens, wanted: int = 2) -> OrderTrie:
 
 def walk(trie: OrderTrie, tokens: Tokens, dice: random.Random) -> list[int]:
     drawn: list[int] = []
-    while len(drawn) < 200:
-        token = dice.choice(trie.allowed())
-        drawn.append(token)
-        if token == tokens.codec.eos_id:
-            return drawn
-        trie.advance(token)
-    raise AssertionError("no end")
+    state = trie.start
+    while state != END:
+        drawn.append(dice.choice(trie.allowed(state).tolist()))
+        state = trie.advance(state, drawn[-1])
+    assert drawn[-1] == tokens.codec.eos_id
+    return drawn
 
 
 def test_whatever_is_allowed_spells_legal_orders_of_different_units_that_do_not_meet(model, tokens):

@@ -34,10 +34,6 @@ def test_times_are_put_together_as_their_names_say(monkeypatch: pytest.MonkeyPat
     slow(Index, "refresh", lambda index: {"few": 1.0, "many": 7.0}.get(run_of(index), 0.25))
     slow(Index, "gather", lambda index, rows: 1.0)
     slow(storage_figures, "_plain_copy", lambda target, source: 0.125)
-    slow(storage_figures._OldWays, "from_json", lambda *given: 50.0)
-    slow(storage_figures._OldWays, "from_parquet", lambda *given: 200.0)
-    slow(storage_figures, "publish_shard", lambda *given: 16.0)
-    slow(storage_figures, "row_checksums", lambda table: 0.5)
     slow(storage_figures, "write_ledger", lambda *given: 0.375)
     monkeypatch.setattr("benchmarks.outcome.time.perf_counter", lambda: now)
     monkeypatch.setattr("benchmarks.outcome.time.process_time", lambda: now)
@@ -48,14 +44,10 @@ def test_times_are_put_together_as_their_names_say(monkeypatch: pytest.MonkeyPat
         "choose_1e6_ms": 2000.0,
         "choose_1e6_over_1e4": 4.0,
         "open_budget_of_1e6_s": 7.0,
-        "scan_1e5_s": 0.25,
         "attach_ms": 250.0,
         "ledger_ms": 375.0,
-        "write_crc_cost_share": 1 / 16,
         "gather_ms": 1000.0,
         "gather_over_memcpy": 8.0,
-        "gather_vs_json": 50.0,
-        "gather_vs_parquet": 200.0,
     }
 
 

@@ -77,7 +77,6 @@ REFUSED = [
     (["train", "--config", "binary.toml"], "settings file 'binary.toml' cannot be read: it is not UTF-8 text"),
     (["train", "--config", "huge.toml"], "settings file 'huge.toml' cannot be read: it has more than 131,072 bytes"),
     (["train", "--config", "nested.toml"], "it nests values more than 16 deep"),
-    (["bench", "all", "--compare", "pipe.toml"], "'pipe.toml' cannot be read: it is not a regular file"),
     (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
     (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
     (["model", "imitate", "strong", "--resume"], "no model 'strong' was begun in 'runs/_models'"),

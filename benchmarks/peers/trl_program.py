@@ -1,0 +1,174 @@
+"""TRL's GRPO step on given rows: `PYTHON trl_program.py FOLDER`, with `rows.npz` and `settings.json` in the folder.
+
+It runs in an environment that has TRL, and imports nothing of this project. Each line of input is answered with one line of JSON:
+the first one with what was loaded, each further one with the CPU seconds of a step. The loss is TRL's own
+(`GRPOTrainer.compute_loss`), over rows padded to the longest of their forward. The old log-probabilities are those of the model
+before the first step, as TRL keeps them from sampling.
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROWS_EACH = (8, 16, 32, 64)
+"""Rows of a forward that are tried; the fastest is measured. TRL's default is 8."""
+
+
+class Step:
+    """The trainer with the rows."""
+
+    def __init__(self, given: Path, scratch: str) -> None:
+        """Make the trainer and read the rows; tries the sizes of a forward."""
+        settings = json.loads((given / "settings.json").read_text())
+        self._trainer = trainer_of(settings, scratch)
+        self._model, self._clip = self._trainer.model, settings["max_gradient_norm"]
+        self._model.train()
+        self._optimiser = self._trainer.create_optimizer()
+        self._rows = dict(np.load(given / "rows.npz"))
+        spent = {}
+        for size in ROWS_EACH:
+            self._cut(size)
+            self.step()
+            spent[size] = self.step()["cpu_s"]
+        self._rows_each = min(spent, key=lambda size: spent[size])
+        self._cut(self._rows_each)
+
+    def loaded(self) -> dict[str, Any]:
+        """What is trained on."""
+        return {
+            "rows_each": self._rows_each,
+            "decisions": sum(len(chunk["advantages"]) for chunk in self._chunks),
+            "completion_tokens": sum(int(chunk["completion_mask"].sum()) for chunk in self._chunks),
+        }
+
+    def step(self) -> dict[str, Any]:
+        """One step over all rows."""
+        gc.collect()
+        began = time.process_time()
+        trainer = self._trainer
+        trainer.current_gradient_accumulation_steps = len(self._chunks)
+        for chunk in self._chunks:
+            trainer.accelerator.backward(trainer.compute_loss(self._model, chunk))
+        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
+        norm = float(torch.nn.utils.clip_grad_norm_(weights, self._clip))
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        spent = time.process_time() - began
+        if not norm > 0:
+            raise ValueError(f"TRL's gradient has the norm {norm}")
+        return {"cpu_s": spent}
+
+    def _cut(self, size: int) -> None:
+        """Cut the rows into chunks of `size`, with the model's log-probabilities as the old ones."""
+        self._chunks = [padded(self._rows, first, size) for first in range(0, len(self._rows["prompt_lens"]), size)]
+        for chunk in self._chunks:
+            ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], 1)
+            mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], 1)
+            length = chunk["completion_ids"].shape[1]
+            with torch.no_grad():
+                logits = self._model(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1]
+            chosen = torch.log_softmax(logits, -1).gather(2, chunk["completion_ids"][:, :, None])[:, :, 0]
+            chunk["old_per_token_logps"] = chosen
+
+
+def padded(rows: Mapping[str, np.ndarray], first: int, size: int) -> dict[str, torch.Tensor]:
+    """`size` rows from `first` on: prompts padded on the left, completions on the right, as TRL does."""
+    prompts, completions = [], []
+    for row in range(first, min(first + size, len(rows["prompt_lens"]))):
+        ids = rows["input_ids"][rows["input_offsets"][row] : rows["input_offsets"][row + 1]]
+        prompts.append(ids[: rows["prompt_lens"][row]])
+        completions.append(ids[rows["prompt_lens"][row] :])
+    shapes = [(len(each), max(map(len, each))) for each in (prompts, completions)]
+    ids = [np.zeros(shape, np.int64) for shape in shapes]
+    masks = [np.zeros(shape, np.int64) for shape in shapes]
+    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids[0][number, shapes[0][1] - len(prompt) :], masks[0][number, shapes[0][1] - len(prompt) :] = prompt, 1
+        ids[1][number, : len(completion)], masks[1][number, : len(completion)] = completion, 1
+    return {
+        "prompt_ids": torch.from_numpy(ids[0]),
+        "prompt_mask": torch.from_numpy(masks[0]),
+        "completion_ids": torch.from_numpy(ids[1]),
+        "completion_mask": torch.from_numpy(masks[1]),
+        "advantages": torch.from_numpy(rows["advantages"][first : first + size]),
+    }
+
+
+def trainer_of(settings: dict[str, Any], folder: str) -> Any:
+    """A GRPO trainer of TRL that trains like ours: the same adapter, loss, clipping and optimiser."""
+    # Only the environment of this program has these.
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with warnings.catch_warnings():
+        # TRL looks at the installed vLLM while it is imported; it is not used here.
+        warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
+        from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
+        from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    def no_reward(**given: Any) -> list[float]:
+        raise AssertionError("the step is measured on given rows")
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    config = GRPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,  # its default recomputes activations, which costs a third more
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=settings["max_gradient_norm"],
+        beta=0.0,
+        loss_type="bnpo",  # the mean over all tokens, as ours
+        epsilon=settings["clip_low"],
+        epsilon_high=settings["clip_high"],
+        delta=settings["dual_clip"],
+        scale_rewards="none",
+        disable_dropout=True,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        seed=settings["seed"],
+    )
+    adapter = LoraConfig(
+        r=settings["rank"],
+        lora_alpha=settings["alpha"],
+        lora_dropout=0.0,
+        target_modules=settings["layers"],
+        task_type="CAUSAL_LM",
+    )
+    return GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32),
+        reward_funcs=no_reward,
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": "none"}] * 8),
+        processing_class=tokenizer,
+        peft_config=adapter,
+    )
+
+
+def main() -> None:
+    """Answer each line of input until it ends. Whatever else TRL prints goes to the error stream."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory(prefix="entente-peers-") as scratch:
+        step = Step(Path(sys.argv[1]), scratch)
+        for number, _ in enumerate(sys.stdin):
+            print(json.dumps(step.step() if number else step.loaded()), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
