@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 10.0
 """Seconds for requests in flight after a termination signal."""
-"""Settings of inference that belong to the server; the others are the run's, or the model's."""
 
 
 def find_policy(model: str, run: str, version: str, runs_root: Path, given: InferenceSettings | None) -> "Contestant":
@@ -46,7 +45,7 @@ def serve_orders(policy: "Contestant", listener: "socket.socket", key: str | Non
     from evaluation.settings import PlaySettings
     from flows.open_players import open_players
     from play.http_server import LOOPBACK, make_server, serve
-    from play.orders_server import ApiConnection, Draws, ServedPolicy, orders_app
+    from play.orders_server import Draws, ServedPolicy, orders_app
     from telemetry.memory import freeze_old_objects
 
     host, port = listener.getsockname()[:2]
@@ -64,7 +63,7 @@ def serve_orders(policy: "Contestant", listener: "socket.socket", key: str | Non
             )
             draws = Draws(served)
             own_names = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")] if host in LOOPBACK else []
-            server = make_server(orders_app(draws, key, own_names), drain_s=_DRAIN_S, connection=ApiConnection)
+            server = make_server(orders_app(draws, key, own_names), drain_s=_DRAIN_S)
             draws.on_failure = lambda: setattr(server, "should_exit", True)
             ready = f"serving {policy.name} on {_base_url(listener)}"
             with freeze_old_objects():

@@ -45,11 +45,9 @@ class ApiError(EntenteError):
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
 
-    def response(self, *, close: bool = False) -> JSONResponse:
-        """The refusal; `close` also closes the connection."""
-        headers = {"connection": "close"} if close else {}
-        if self.status == 429:
-            headers["retry-after"] = str(RETRY_AFTER_S)
+    def response(self) -> JSONResponse:
+        """The refusal."""
+        headers = {"retry-after": str(RETRY_AFTER_S)} if self.status == 429 else {}
         kind = _TYPES.get(self.status, "invalid_request_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return JSONResponse({"error": error}, status_code=self.status, headers=headers)

@@ -27,8 +27,7 @@ from game.prompts import board_text
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.supervisor import EngineSupervisor
-from play.http_bounds import BoundedConnection, RequestReader
-from play.http_guards import foreign_header, has_key, headers_of, is_too_long
+from play.http_server import BoundedBodies, foreign_header, has_key, headers_of, is_too_long
 from play.orders_request import ApiError, ChatRequest, read_question, read_request
 from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
 from telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
@@ -38,7 +37,7 @@ MOST_DRAWS = 512
 LARGEST_BODY = 2 << 20
 """Bytes; a whole game as the diplomacy package saves it has some hundred thousand."""
 _CODES = {"key": "invalid_api_key", "busy": "rate_limit_exceeded", "slow": "request_timeout", "too_long": "request_too_large"}
-"""Kind of a refusal of `play.http_bounds` and its neighbours -> code."""
+"""Kind of a refusal of `play.http_server` -> code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +148,7 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
     """
     policy, began = draws.policy, int(time.time())
     app = FastAPI(title="entente orders", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(RequestReader, refuse=partial(_refusal, key=key, own_names=own_names), say=refusal)
+    app.add_middleware(BoundedBodies, refuse=partial(_refusal, key=key, own_names=own_names), say=refusal)
 
     @app.exception_handler(EntenteError)
     async def refused(request: Request, error: EntenteError) -> Response:
@@ -169,8 +168,9 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        # uvicorn logs the error and closes the connection.
-        return ApiError(500, "the server failed in this request; its log says why", code="server_error").response(close=True)
+        answer = ApiError(500, "the server failed in this request; its log says why", code="server_error").response()
+        answer.headers["connection"] = "close"  # uvicorn logs the error and closes the connection
+        return answer
 
     def model(name: str) -> dict[str, Any]:
         if name != policy.name:
@@ -204,15 +204,9 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
     return app
 
 
-def refusal(status: int, kind: str, text: str, *, close: bool = False) -> JSONResponse:
+def refusal(status: int, kind: str, text: str) -> JSONResponse:
     """A refusal of the server's guards."""
-    return ApiError(status, text, code=_CODES.get(kind, kind)).response(close=close)
-
-
-class ApiConnection(BoundedConnection):
-    """A connection whose refusals have the API's form."""
-
-    say = staticmethod(refusal)
+    return ApiError(status, text, code=_CODES.get(kind, kind)).response()
 
 
 def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Response | None:

@@ -26,8 +26,7 @@ from starlette.types import Scope
 from game.recorded import as_recorded
 from play.game import PlayedGame, StaleError
 from play.game_file import saved
-from play.http_bounds import RequestReader
-from play.http_guards import foreign_header, headers_of, is_too_long
+from play.http_server import BoundedBodies, foreign_header, headers_of, is_too_long
 from play.page import as_data, page_html
 from telemetry.errors import EntenteError, InputError
 
@@ -77,7 +76,8 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
         file: where the game is stored, as a shell reads it; empty: nowhere.
     """
     app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(RequestReader, refuse=partial(_refusal, key=key, address=address))
+    say = lambda status, _, text: _sentence(status, text)  # noqa: E731
+    app.add_middleware(BoundedBodies, refuse=partial(_refusal, key=key, address=address), say=say)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 from inference.engine import Engine
 from inference.host import EngineHost
 from play.http_server import bind, make_server
-from play.orders_server import ApiConnection, Draws, ServedPolicy, orders_app
+from play.orders_server import Draws, ServedPolicy, orders_app
 from rollouts.deciders import Tokens
 from tests.waiting import wait_until
 
@@ -26,7 +26,7 @@ class ApiHere:
         self._listener = bind("127.0.0.1", 0, None)
         self.port = self._listener.getsockname()[1]
         app = orders_app(self.draws, key, [f"127.0.0.1:{self.port}", f"localhost:{self.port}"] if own else [])
-        self.server = make_server(app, drain_s=1, connection=ApiConnection)
+        self.server = make_server(app, drain_s=1)
         self.draws.on_failure = lambda: setattr(self.server, "should_exit", True)
         self._thread = threading.Thread(target=lambda: self.server.run(sockets=[self._listener]))
         self._thread.start()

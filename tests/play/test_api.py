@@ -5,7 +5,6 @@ import http.client
 import json
 import math
 import random
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -273,15 +272,6 @@ def test_elsewhere_than_on_loopback_no_page_is_a_client_and_the_host_is_the_netw
 def test_what_is_no_request_is_refused_in_the_same_form(api, path, method, body, headers, status, code):
     found, _, error = knock(api.port, path, method, body, **headers)
     assert (found, error["code"], error["type"]) == (status, code, "invalid_request_error") and error["message"]
-
-
-def test_a_header_that_does_not_end_is_refused_in_the_same_form(api, monkeypatch):
-    from play import http_bounds
-
-    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 0.2)
-    with socket.create_connection(("127.0.0.1", api.port), timeout=10) as line:
-        said = b"".join(iter(lambda: line.recv(4096), b""))
-    assert said.startswith(b"HTTP/1.1 408") and json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
 
 
 def test_more_draws_than_the_limit_are_told_when_to_try_again(tokens):
