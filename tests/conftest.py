@@ -111,6 +111,10 @@ groups take longest, so they run first. In the system tier each process has a se
 _SYSTEM = "mark.system"
 
 
+_LONGEST = ("tests/training/", "tests/inference/", "tests/flows/", "tests/test_")
+"""Where the longest files of the system tier are: begun last, they would leave one worker alone."""
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The system tier imports only files with a test of it: a fifth of all, and a worker imports all before its first test."""
     python = _is_system_tier(config) and collection_path.suffix == ".py"
@@ -141,8 +145,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shared groups first. A test outside its group would make the shared fixture a second time, so it is refused."""
-    items.sort(key=lambda item: _group(item.nodeid, config) != "Prefect")
+    """Long files first. A test outside its group would make the shared fixture a second time, so it is refused."""
+    if _is_system_tier(config):
+        items.sort(key=lambda item: next((rank for rank, start in enumerate(_LONGEST) if item.nodeid.startswith(start)), 9))
+    else:
+        items.sort(key=lambda item: _group(item.nodeid, config) != "Prefect")
     has_vllm = find_spec("vllm") is not None
     for item in items:
         if item.get_closest_marker("vllm") and not has_vllm:

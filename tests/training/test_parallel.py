@@ -4,9 +4,8 @@ import json
 import os
 import socket
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import TrainingError
 from tests.training.parallel_worker import SHAPE
+from tests.waiting import wait_until
 from training.parallel import split_rows
 from training.process import TrainerProcess, trainer_command
 from training.replay import replay_step
@@ -162,40 +162,37 @@ def trainer(paths: RunPaths, model: Path, **settings: object) -> Iterator[Traine
     assert not alive
 
 
+def kill_in_step(together: TrainerProcess, paths: RunPaths, killed: str) -> None:
+    """Kill one of two processes while they compute step 2."""
+    ranks = {each.environ()["RANK"]: each for each in psutil.Process(together.pid).children()}
+    ranks["1"].suspend()
+    with ThreadPoolExecutor(1) as thread:
+        step = thread.submit(together.step, 2, 2)
+        wait_until(lambda: ledger_path(paths, 2).exists(), seconds=60)
+        ranks["0" if killed == "leader" else "1"].kill()
+        with pytest.raises(TrainingError) as told:
+            step.result(timeout=60)
+    assert str(told.value) == (
+        "one of the trainer's processes ended, so torchrun ended them all; the last lines are in "
+        f"{paths.trainer_log}: resume the run, which repeats the step"
+    )
+    with pytest.raises(TrainingError, match="one of the trainer's processes ended"):
+        together.fresh_rows()
+
+
 @pytest.mark.system
-@pytest.mark.parametrize("killed", ["leader", "follower"])
-def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_repeated(killed, run_with_rows, exact_engine, model):
-    """Then by one process, which has the weights of a run that was never broken, and says so in a replay."""
+def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_repeated(run_with_rows, exact_engine, model):
+    """First a follower dies, then the leader as it repeats the step. One process that repeats it then has the weights of a run
+    that was never broken, and says so in a replay."""
     unbroken = run_with_rows(exact_engine(), groups=4, forks=4, name="unbroken")
     with trainer(unbroken, model) as alone:
         expected = [alone.step(step, 2).published.folder for step in (1, 2)]
     paths = run_with_rows(exact_engine(), groups=4, forks=4, name="broken")
     with trainer(paths, model, processes=2) as together:
         together.step(1, 2)
-        ranks = {each.environ()["RANK"]: each for each in psutil.Process(together.pid).children()}
-        ranks["1"].suspend()
-        told: list[BaseException] = []
-
-        def step() -> None:
-            try:
-                together.step(2, 2)
-            except TrainingError as error:
-                told.append(error)
-
-        asking = threading.Thread(target=step)
-        asking.start()
-        deadline = time.monotonic() + 30
-        while not ledger_path(paths, 2).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        ranks["0" if killed == "leader" else "1"].kill()
-        asking.join(timeout=60)
-        assert str(told[0]) == (
-            "one of the trainer's processes ended, so torchrun ended them all; the last lines are in "
-            f"{paths.trainer_log}: resume the run, which repeats the step"
-        )
-        with pytest.raises(TrainingError, match="one of the trainer's processes ended"):
-            together.fresh_rows()
+        kill_in_step(together, paths, "follower")
+    with trainer(paths, model, processes=2) as together:
+        kill_in_step(together, paths, "leader")
     with trainer(paths, model) as alone:
         assert alone.ready().step_done == 1
         repeated = alone.step(2, 2).published.folder
