@@ -19,15 +19,14 @@ def smoke(
         Parameter(help="Folder or hub id, or one that is made: tiny (default on a CPU), qwen2.5-1.5b, qwen2.5-7b (on a card)."),
     ] = "",
     only: Annotated[list[str] | None, Parameter(help="Stages to run; default: all.", negative="")] = None,
-    again: Annotated[bool, Parameter(help="Repeat stages that have passed already.", negative="")] = False,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
     """Try every part of a run on this card, one after another, and recommend settings; exit code 1 if a stage fails.
 
-    Each stage has a process and a time limit of its own. Stages that passed are not repeated by a second start. Results and
-    settings lie in runs/_smoke/, in a folder named after the card.
+    Each stage has a process and a time limit of its own. Results and settings lie in runs/_smoke/, in a folder named after card
+    and model; settings follow from the stages of all starts.
 
     Examples
 
@@ -39,7 +38,7 @@ def smoke(
 
         entente smoke --model Qwen/Qwen2.5-7B-Instruct    the model that you will train
 
-        entente smoke --only seeds --again                one stage once more
+        entente smoke --only seeds                        one stage once more
 
         entente smoke --dry-run                           which stages, and where results go
     """
@@ -56,7 +55,7 @@ def smoke(
     from cli.screen import progress_shown
 
     with progress_shown():
-        outcome = smoke_test(job, card, only=only or (), again=again)
+        outcome = smoke_test(job, card, only=only or ())
     _show(outcome)
     if json:
         print(jsonlib.dumps(outcome))
@@ -76,11 +75,11 @@ def _show(outcome: dict) -> None:
     table.add_column(overflow="fold")
     for each in outcome["stages"]:
         more = [f"-> try {each['advice']}"] if each["advice"] else []
-        text = "\n".join([each["sentence"], *each["notes"], *more])
+        text = "\n".join([each["sentence"], *more])
         state = "[green]passed[/]" if each["passed"] else "[bold red]failed[/]"
         table.add_row(state, each["stage"], f"{each['seconds']:.0f} s", cell(text, keep="\n"))
     output_console(140).print(table)
     for each in outcome["stages"]:
         if each["log"]:
             print("\n".join([f"\nthe log of {each['stage']} ends:", *(f"    {line}" for line in each["log"].splitlines())]))
-    print(f"\nresults: {outcome['page']}\nuse the recommended settings: {outcome['command']}")
+    print(f"\nresults: {outcome['results']}\nuse the recommended settings: {outcome['command']}")

@@ -2,8 +2,6 @@
 
 import asyncio
 import json as jsonlib
-import shlex
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +36,6 @@ def what_if(
     temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    output: Annotated[Path | None, Parameter(help="The page to write: boards of the most telling pair.")] = None,
     json: AsJson = False,
 ) -> None:
     """Continue a recorded position as it was played and with other orders, in pairs of forks with equal luck.
@@ -55,21 +52,17 @@ def what_if(
 
         entente runs what-if --game latest --run mine --phase F1901M --power france --version base
 
-        entente runs what-if --game evening --phase S1903M --orders "F BRE - ENG" --forks 256 --output what-if.html
+        entente runs what-if --game evening --phase S1903M --orders "F BRE - ENG" --forks 256
 
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
     from cli.screen import progress_shown
     from evaluation.what_if import Continuation, asked_power, other_orders
     from reports.sentences import describe_change
-    from reports.what_if_page import write_what_if
-    from reports.write_page import check_folder
     from telemetry.errors import InputError
 
     if orders and version:
         raise InputError("--orders and --version both say what is ordered: give one of them")
-    if output:
-        check_folder(output)
     position, owner = _position(game, phase, run, runs_root)
     power = power.strip().upper()
     given = [order for text in orders for order in text.replace(";", ",").split(",") if order.strip()]
@@ -84,9 +77,6 @@ def what_if(
         found = _ask(position, power, changed, version, how, contestants, runs_root)
     change = describe_change(found, changed, version)
     _show(found, change)
-    if output:
-        write_what_if(found, change, f"entente {shlex.join(sys.argv[1:])}", output)
-        print(output)
     if json:
         print(jsonlib.dumps(_facts(found, change, changed, version)))
 
@@ -169,24 +159,43 @@ def _ask(
         return asyncio.run(ask_engines())
 
 
+def telling_phases(found: "WhatIf") -> "list[tuple[str, OrderSets | None, OrderSets | None]]":
+    """The phases of the most telling pair in the order of play: orders in the fork as played, and in the other one.
+
+    None for a fork that skipped the phase.
+    """
+    from game.scores import horizon_reached
+
+    played, changed = ({ply.phase: ply.orders for ply in fork.plies} for fork in (found.telling.played, found.telling.changed))
+    phases = list(played)
+    for phase in changed:
+        if phase not in played:
+            later = [place for place, other in enumerate(phases) if horizon_reached(phase, other, 0)]
+            phases.insert(later[0] if later else len(phases), phase)
+    return [(phase, played.get(phase), changed.get(phase)) for phase in phases]
+
+
 def _show(found: "WhatIf", change: str) -> None:
     """Print centres, the answer, and the most telling pair."""
     from rich.table import Table
 
     from cli.terminal import cell, output_console
+    from evaluation.intervals import format_interval
+    from game.snapshot import POWERS
     from reports.sentences import telling_sentence, what_if_verdict
-    from reports.what_if_page import centre_rows, telling_phases
     from telemetry.plain_text import shown
 
     console = output_console()
     centres = Table("centres at the end", "as played", "what if", "difference", "95 % interval", box=None)
-    for row in centre_rows(found):
-        centres.add_row(*map(cell, row))
+    for power in sorted(POWERS, key=lambda power: power != found.power):
+        (played, changed), difference = found.centres(power), found.difference_of(power)
+        means = f"{played.mean:.2f}", f"{changed.mean:.2f}", f"{difference.mean:+.2f}"
+        centres.add_row(power.title(), *means, format_interval(difference.interval, "+.2f"))
     telling = Table("phase", "power", "as played", "what if", box=None)
-    for each in telling_phases(found):
-        if found.power in each.differing:
-            texts = (", ".join((orders or {}).get(found.power, ())) or "–" for orders in each.orders)
-            telling.add_row(each.phase, found.power.title(), *map(cell, texts))
+    for phase, *both in telling_phases(found):
+        orders = [(side or {}).get(found.power, ()) for side in both]
+        if orders[0] != orders[1]:
+            telling.add_row(phase, found.power.title(), *(cell(", ".join(own) or "–") for own in orders))
     for line in (change, centres, what_if_verdict(found), telling_sentence(found), *([telling] if telling.rows else [])):
         if isinstance(line, str):
             console.print(shown(line), markup=False, soft_wrap=not console.is_terminal)
@@ -199,7 +208,6 @@ def _facts(found: "WhatIf", change: str, changed: "OrderSets | None", version: s
     from dataclasses import asdict
 
     from game.snapshot import POWERS
-    from reports.what_if_page import telling_phases
 
     seat = POWERS.index(found.power)
 
@@ -225,7 +233,7 @@ def _facts(found: "WhatIf", change: str, changed: "OrderSets | None", version: s
         "telling": {
             "pair": found.telling.number,
             "phases": [
-                {"phase": each.phase, "played": each.orders[0], "changed": each.orders[1]} for each in telling_phases(found)
+                {"phase": phase, "played": played, "changed": changed} for phase, played, changed in telling_phases(found)
             ],
         },
     }

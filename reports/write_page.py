@@ -25,18 +25,9 @@ def write_page(file: Path, html: str, what: str = "page") -> None:
     Raises:
         InputError: its folder does not exist.
     """
-    check_folder(file, what)
-    durable_write(file, html.encode())
-
-
-def check_folder(file: Path, what: str = "page") -> None:
-    """Check that there is a folder for the page, before it is made.
-
-    Raises:
-        InputError: there is none.
-    """
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' to write the {what} to: make it, or name another with --output")
+    durable_write(file, html.encode())
 
 
 def root_flag(runs_root: Path) -> str:

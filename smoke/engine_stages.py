@@ -1,4 +1,4 @@
-"""The stages of a smoke test that start the engine: rates, the legal mask against an oracle, seeds, and an adapter.
+"""The stages of a smoke test that start the engine: rates, the legal mask against an oracle, and seeds.
 
 Requests are real: prompts and legal tables of forks that played a phase already.
 """
@@ -45,8 +45,6 @@ RANK = 16
 """Rank of the adapters."""
 BATCHES = {"cpu": (1, 8, 32, 128), "cuda": (1, 8, 32, 128, 256, 512)}
 """Requests in flight of which rates are measured, by device."""
-COMPARED = {"cpu": 32, "cuda": 256}
-"""Requests in flight of which an adapter's rate is measured."""
 SCORED = 64
 """Requests whose log-probabilities are held against the reference."""
 TINY = TinyModelSettings(source_games=8, imitation_steps=30, imitation_positions=3)
@@ -113,7 +111,7 @@ def write_random_adapter(folder: Path, model: Path, rank: int, spread: float) ->
     return folder
 
 
-def engine_settings(job: Job, **changed: Any) -> InferenceSettings:
+def engine_settings(job: Job) -> InferenceSettings:
     """The settings of a run's engine on this device, alone on its card."""
     model, on_card = model_folder(job), job.device == "cuda"
     return InferenceSettings(
@@ -125,7 +123,7 @@ def engine_settings(job: Job, **changed: Any) -> InferenceSettings:
         max_sequences=BATCHES[job.device][-1],
         max_batched_tokens=8192 if on_card else 4096,
         max_model_length=min(2048 if on_card else 512, max_position(model)),
-    ).model_copy(update=changed)
+    )
 
 
 @asynccontextmanager
@@ -174,20 +172,14 @@ async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, i
     return len(some) / (time.perf_counter() - began)
 
 
-def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]], **changed: Any) -> Any:
+def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:
     """Await `work` on a running engine, whose memory is free afterwards."""
 
     async def run() -> Any:
-        async with running(engine_settings(job, **changed)) as engine:
+        async with running(engine_settings(job)) as engine:
             return await work(engine)
 
     return asyncio.run(run())
-
-
-def draw_scored(job: Job, label: str) -> Drawn:
-    """Requests and completions of the base model."""
-    requests = make_requests(model_folder(job), SCORED, label)
-    return list(zip(requests, with_engine(job, lambda engine: draw(engine, requests)), strict=True))
 
 
 # -- the oracle: a plain transformers forward over the text, and a loop over positions -------------------------------------
@@ -276,13 +268,27 @@ def engine(job: Job) -> Found:
 
 
 def legal_mask(job: Job) -> Found:
-    """Every completion is one of its legal table, and its log-probabilities are those of transformers."""
-    drawn, model = draw_scored(job, "mask"), load_reference(job)
-    gap = check_drawn(job, model, drawn)
+    """Completions of the base and of a published version are legal, and their log-probabilities are those of transformers."""
+    model = model_folder(job)
+    policy, requests = random_policy(job, model, 1), make_requests(model, SCORED, "mask")
+
+    async def measure(engine: Any) -> tuple[list[Generation], list[Generation]]:
+        base = await draw(engine, requests)
+        await engine.publish(policy)
+        return base, await draw(engine, requests, "adapter")
+
+    base, adapted = with_engine(job, measure)
+    if {generation.policy.version for generation in adapted} != {1}:
+        raise StageFailed("the engine drew with another version than the published one")
+    gaps = [
+        check_drawn(job, load_reference(job, version), list(zip(requests, drawn, strict=True)))
+        for version, drawn in ((None, base), (policy, adapted))
+    ]
     return Found(
-        sentence=f"{len(drawn)} completions are legal; {gap.tokens} branching tokens differ from transformers in "
-        f"{str(model.dtype).removeprefix('torch.')} by {gap.mean:.2g} nats on average, {gap.largest:.2g} at most",
-        figures={"gap_mean_nats": gap.mean, "gap_largest_nats": gap.largest},
+        sentence=f"{2 * len(requests)} completions are legal; branching tokens differ from transformers by "
+        f"{max(gap.mean for gap in gaps):.2g} nats on average, {max(gap.largest for gap in gaps):.2g} at most, with and without "
+        "an adapter",
+        figures={"gap_mean_nats": max(gap.mean for gap in gaps), "gap_largest_nats": max(gap.largest for gap in gaps)},
     )
 
 
@@ -315,23 +321,3 @@ def seeds(job: Job) -> Found:
 def same_share(one: Sequence[Generation], other: Sequence[Generation]) -> float:
     """Share of the pairs with equal token ids."""
     return sum(a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(one, other, strict=True)) / len(one)
-
-
-def adapters(job: Job) -> Found:
-    """The engine draws from a published version, and the log-probabilities are those of its adapter."""
-    model, in_flight = model_folder(job), COMPARED[job.device]
-    policy, requests = random_policy(job, model, 1), make_requests(model, 8 + 4 * in_flight, "adapters")
-
-    async def measure(engine: Any) -> tuple[list[Generation], float]:
-        await engine.publish(policy)
-        found = await draw(engine, requests[:SCORED])
-        return found, await rate(engine, requests, "rate", in_flight)
-
-    found, decisions = with_engine(job, measure)
-    if {generation.policy.version for generation in found} != {1}:
-        raise StageFailed("the engine drew with another version than the published one")
-    gap = check_drawn(job, load_reference(job, policy), list(zip(requests[:SCORED], found, strict=True)))
-    return Found(
-        sentence=f"{decisions:.0f} decisions/s with an adapter; log-probabilities are those of the adapter",
-        figures={"decisions_per_s": decisions, "gap_largest_nats": gap.largest},
-    )

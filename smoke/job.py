@@ -76,16 +76,14 @@ STAGES = (
     Stage(name="engine", title="model and engine", module="engine", limit_s=3600, advice="inference.enforce_eager = 'on'"),
     Stage(name="legal-mask", title="legal mask against its oracle", module="engine", advice="inference.engine = 'torch'"),
     Stage(name="seeds", title="seeds", module="engine", advice="inference.engine = 'torch'"),
-    Stage(name="adapters", title="adapters", module="engine", advice="inference.engine = 'torch'"),
     Stage(name="training-step", title="training step", module="trainer", advice="training.recompute = true"),
     Stage(
-        name="agreement",
-        title="trainer against engine",
+        name="steps",
+        title="three steps of a run",
         module="trainer",
-        advice="inference.dtype and training.dtype alike",
+        limit_s=7200,
+        advice="inference.dtype and training.dtype alike, or inference.engine = 'torch'",
     ),
-    Stage(name="shared-card", title="shared card", module="trainer", advice="inference.gpu_memory_share = 0.3"),
-    Stage(name="steps", title="steps, a kill and a resume", module="trainer", limit_s=7200, advice="inference.engine = 'torch'"),
 )
 """In the order of the test. Every stage needs `card`; the others need no earlier one."""
 
@@ -101,13 +99,9 @@ class StageResult:
     advice: str = ""
     """The setting to try, if it failed."""
     figures: Figures = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    """What the product refuses here by design, and the like."""
     seconds: float = 0.0
     log: str = ""
     """Last lines of its log, if it failed."""
-    key: str = ""
-    """Hash of what the result holds for: stage, job, versions and card."""
 
 
 class StageFailed(EntenteError):
@@ -124,7 +118,6 @@ class Found:
 
     sentence: str
     figures: Figures = field(default_factory=dict)
-    notes: Sequence[str] = ()
 
 
 def read_result(file: Path) -> StageResult | None:

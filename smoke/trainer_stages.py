@@ -1,41 +1,34 @@
-"""The stages of a smoke test that train: the device, a training step, agreement with the engine, both at once, and real runs."""
+"""The stages of a smoke test that train: the device, a training step, and real runs, which compare trainer and engine."""
 
-import asyncio
 import functools
 import gc
 import json
 import shutil
-import signal
-import subprocess
 import time
 from statistics import median
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
-from benchmarks.entente_run import run_entente, train_command
+from benchmarks.entente_run import run_entente
 from benchmarks.trainer_arms import Steps
-from benchmarks.trainer_cases import Case, made_up_batch, offsets_of
+from benchmarks.trainer_cases import Case, made_up_batch
 from decoding.model_files import read_config
+from inference.adapter_check import WEIGHTS_FILE
 from inference.engine_cards import vllm_build
 from inference.memory_plan import size_text
 from pipeline.run_settings import preset_names
 from pipeline.threads import usable_cores
-from smoke.engine_stages import RANK, TINY, Drawn, draw, draw_scored, make_requests, model_folder, rate, with_engine
+from smoke.engine_stages import RANK, TINY, model_folder
 from smoke.job import Found, Job, StageFailed, figures_so_far
-from smoke.recommend import as_toml, base_preset, engine_share, recommend
+from smoke.recommend import as_toml, base_preset, recommend
 from storage.gather import Batch
 from storage.runs import RunPaths
 from telemetry.cards import check_cards, check_visible, plan_cards, torch_cuda, visible_cards
-from telemetry.child import answer_job, run_child
-from telemetry.errors import TrainingError
-from training.mismatch import check_mismatch, measure_mismatch
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trie_plan import plan
-from training.update import Updater
 
 CASES = {"cuda": Case(positions=16, forks=8), "cpu": Case(positions=2, forks=4, own=100)}
 """Rows of a training step by device."""
@@ -96,23 +89,21 @@ def training_step(job: Job) -> Found:
 
     The step checks its packed attention against padded rows, and fails if none agrees.
     """
-    figures, notes, attention = try_budgets(job, recompute=False)
+    figures, misfit, attention = try_budgets(job, recompute=False)
     if not figures:
-        figures, more, attention = try_budgets(job, recompute=True)
-        notes += more
+        figures, misfit, attention = try_budgets(job, recompute=True)
     if not figures:
-        raise StageFailed("; ".join(notes), "a smaller model, or a card with more memory")
+        raise StageFailed(misfit, "a smaller model, or a card with more memory")
     best = max(BUDGETS[job.device], key=lambda budget: figures.get(f"tokens_per_s.{budget}", 0.0))
     peak = f", {figures[f'peak_gib.{best}']:.1f} GiB at most" if job.device == "cuda" else ""
     return Found(
         sentence=f"{attention} attention, which agrees with padded rows, trains {figures[f'tokens_per_s.{best}']:,.0f} unique "
-        f"tokens/s{peak}",
+        f"tokens/s{peak}{misfit and '; ' + misfit}",
         figures=figures,
-        notes=notes,
     )
 
 
-def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], list[str], str]:
+def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str, str]:
     """Figures of each budget that fits, what does not fit, and the attention."""
     figures = dict[str, float]()
     step, policy, batch = made_up_step(job, recompute=recompute)
@@ -121,11 +112,11 @@ def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], list[st
             seconds, peak = measured(lambda budget=budget: step(budget), policy.device)
         except torch.OutOfMemoryError:
             how = "even with recomputation" if recompute else "without recomputation"
-            return figures, [f"a budget of {budget} tokens does not fit {how}"], policy.attention
+            return figures, f"a budget of {budget} tokens does not fit {how}", policy.attention
         unique = plan(batch, list(range(len(batch.prompt_lens))), budget).unique_tokens
         figures |= {f"step_s.{budget}": seconds, f"tokens_per_s.{budget}": unique / seconds, f"peak_gib.{budget}": peak}
         figures["recompute"] = float(recompute)
-    return figures, [], policy.attention
+    return figures, "", policy.attention
 
 
 def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
@@ -159,148 +150,19 @@ def wall_s(work: Any, device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def agreement(job: Job) -> Found:
-    """The trainer computes drawn rows again; the difference is within the bounds of a run."""
-    batch, settings = batch_of(draw_scored(job, "agreement")), TrainingSettings(dtype=job.dtype, device=job.device)
-    updater = Updater(Policy(model_folder(job), settings), settings)
-    found = measure_mismatch(updater, batch)
-    figures = {"mean_nats": found.mean, "p99_nats": found.p99, "largest_nats": found.largest}
-    try:
-        check_mismatch(found, 0, settings.dtype)
-    except TrainingError as error:
-        raise StageFailed(str(error), figures=figures) from error
-    return Found(
-        sentence=f"trainer ({'packed' if updater.layout.packed else 'padded'}) and engine differ over {found.tokens} tokens by "
-        f"{found.mean:.2g} nats on average, {found.p99:.2g} at the 99th percentile, {found.largest:.2g} at most",
-        figures=figures,
-        notes=[updater.layout.fallback] if updater.layout.fallback else [],
-    )
-
-
-def batch_of(drawn: Drawn) -> Batch:
-    """The rows of `drawn` as the trainer takes them, with made-up returns."""
-    legal = [request.table.legal_sets(generation.token_ids.tolist()) for request, generation in drawn]
-    return Batch(
-        decision_ids=np.arange(len(drawn), dtype=np.int64),
-        input_ids=np.concatenate([[*each.prompt_ids, *found.token_ids] for each, found in drawn]).astype(np.int32),
-        input_offsets=offsets_of([len(request.prompt_ids) + len(generation.token_ids) for request, generation in drawn]),
-        prompt_lens=np.array([len(request.prompt_ids) for request, _ in drawn], np.int32),
-        behaviour_logprobs=np.concatenate([generation.logprobs for _, generation in drawn]).astype(np.float32),
-        completion_offsets=offsets_of([len(generation.token_ids) for _, generation in drawn]),
-        legal_ids=np.concatenate([ids for ids, _ in legal]).astype(np.int32),
-        legal_offsets=offsets_of(np.concatenate([np.diff(offsets) for _, offsets in legal]).tolist()),
-        temperatures=np.array([request.temperature for request, _ in drawn], np.float32),
-        returns=np.ones(len(drawn)),
-        advantage_groups=np.arange(len(drawn), dtype=np.int32),
-        policy_versions=np.zeros(len(drawn), np.int32),
-    )
-
-
-def shared_card(job: Job) -> Found:
-    """Trainer and engine work at the same time: both fit beside each other, and how much each slows the other."""
-    torch.set_num_threads(max(1, usable_cores() // 2))
-    found, requests = figures_so_far(job), make_requests(model_folder(job), 136, "shared")
-    share = engine_share(found.get("card", {}), found.get("training-step", {})) or 0.5
-    ready, go, stop = (job.folder / f"shared-{word}" for word in ("ready", "go", "stop"))
-    for file in (ready, go, stop):
-        file.unlink(missing_ok=True)
-
-    async def measure() -> dict[str, float]:
-        child = run_child("smoke.trainer_stages", job.as_object(), job.folder / "stages" / "trainer.log", limit_s=_LIMIT_S)
-        trainer = asyncio.create_task(child)
-        while not ready.exists() and not trainer.done():
-            await asyncio.sleep(0.1)
-        figures = await asyncio.to_thread(with_engine, job, beside, gpu_memory_share=share, max_sequences=32)
-        ended = await trainer
-        if ended.found is None:
-            raise StageFailed(f"the trainer beside the engine failed: {ended.why}", figures=figures)
-        return figures | ended.found
-
-    async def beside(engine: Any) -> dict[str, float]:
-        alone = await rate(engine, requests, "alone", 32)
-        go.touch()
-        rates = [await rate(engine, requests, f"beside-{number}", 32) for number in range(3)]
-        drawn = await draw(engine, requests, "checked")
-        stop.touch()
-        for request, generation in zip(requests, drawn, strict=True):
-            request.table.legal_sets(generation.token_ids.tolist())  # raises where a token is illegal
-        return {"alone.decisions_per_s": alone, "beside.decisions_per_s": sum(rates) / len(rates)}
-
-    figures = asyncio.run(measure())
-    slower = figures["alone.decisions_per_s"] / figures["beside.decisions_per_s"]
-    return Found(
-        sentence=f"both fit: beside each other drawing takes {slower:.2f} times its time alone and a training step "
-        f"{figures['step_beside_s'] / figures['step_alone_s']:.2f} times",
-        figures=figures,
-    )
-
-
-def train_beside(given: dict[str, Any]) -> dict[str, float]:
-    """In the trainer's process of `shared_card`: a step alone, then steps until the file `shared-stop` is there."""
-    job = Job.from_object(given)
-    advised = {each.name: each.value for each in recommend(job.device, figures_so_far(job))}
-    step, policy, _ = made_up_step(job, recompute=bool(advised.get("training.recompute")))
-    budget = int(advised.get("training.token_budget", 2048))
-    alone, _ = measured(lambda: step(budget), policy.device)
-    (job.folder / "shared-ready").touch()
-    while not (job.folder / "shared-go").exists():
-        time.sleep(0.05)
-    times = []
-    while not times or not (job.folder / "shared-stop").exists():
-        times.append(wall_s(lambda: step(budget), policy.device))
-    return {"step_alone_s": alone, "step_beside_s": median(times)}
-
-
 def steps(job: Job) -> Found:
-    """`entente train` does three steps with the recommended settings. Killed in the second step and resumed, it ends with the
-    same adapters on a CPU."""
-    for run in ("whole", "killed"):
-        shutil.rmtree(job.runs / run, ignore_errors=True)
-    words = _arguments(job)
-    whole = run_entente(words, job.runs, "whole", timeout_s=_LIMIT_S, alone_in=job.folder)
-    if whole.summary["steps"] != STEPS or whole.summary["orders_rejected"]:
-        raise StageFailed(f"{whole.summary['steps']} of {STEPS} steps, {whole.summary['orders_rejected']} orders were rejected")
-    adapters = _adapters(job, "whole")
-    if len(set(adapters)) == 1:
-        raise StageFailed("no step changed the adapter", "training.learning_rate")
-    _kill_in_step(job, words, 2)
-    killed = run_entente(["--resume"], job.runs, "killed", timeout_s=_LIMIT_S, alone_in=job.folder)
-    same = sum(one == other for one, other in zip(adapters, _adapters(job, "killed"), strict=True)) / STEPS
-    figures = {"step_s": median(whole.settled("time/step_s")), "wall_s": float(whole.summary["wall_s"]), "same_share": same}
-    if killed.summary["steps"] != STEPS or (job.device == "cpu" and same < 1):
-        raise StageFailed(f"the killed run ended with {same:.0%} of the adapters of the whole one", figures=figures)
+    """`entente train` does three steps with the recommended settings, in which every version has another adapter."""
+    shutil.rmtree(job.runs / "steps", ignore_errors=True)
+    run = run_entente(_arguments(job), job.runs, "steps", timeout_s=_LIMIT_S, alone_in=job.folder)
+    if run.summary["steps"] != STEPS or run.summary["orders_rejected"]:
+        raise StageFailed(f"{run.summary['steps']} of {STEPS} steps, {run.summary['orders_rejected']} orders were rejected")
+    paths = RunPaths(job.runs / "steps")
+    if len({(paths.adapter(version) / WEIGHTS_FILE).read_bytes() for version in range(1, STEPS + 1)}) < STEPS:
+        raise StageFailed("a step did not change the adapter", "training.learning_rate")
+    figures = {"step_s": median(run.settled("time/step_s")), "wall_s": float(run.summary["wall_s"])}
     return Found(
-        sentence=f"{STEPS} steps in {figures['wall_s']:.0f} s, a step in {figures['step_s']:.1f} s once warm; killed "
-        f"in step 2 and resumed: {same:.0%} of the adapters are the same",
-        figures=figures,
-        notes=[] if job.device == "cpu" else ["equal adapters are not promised on a card"],
+        sentence=f"{STEPS} steps in {figures['wall_s']:.0f} s, a step in {figures['step_s']:.1f} s once warm", figures=figures
     )
-
-
-def _kill_in_step(job: Job, words: list[str], step: int) -> None:
-    """Start a run and kill its process, with SIGKILL, after it has chosen the rows of `step`."""
-    paths = RunPaths(job.runs / "killed")
-    command, environment = train_command(words, job.runs, "killed", alone=True)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, cwd=job.folder)
-    until, family = time.monotonic() + _LIMIT_S, []
-    try:
-        while child.poll() is None and time.monotonic() < until and len(list(paths.ledger.rglob("step-*.arrow"))) < step:
-            time.sleep(0.02)
-        family = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
-    finally:
-        child.kill()
-        child.wait()
-    if child.returncode != -signal.SIGKILL:
-        raise StageFailed(f"the run ended with exit code {child.returncode} before it could be killed in step {step}")
-    _, alive = psutil.wait_procs(family, timeout=60)
-    if alive:
-        raise StageFailed(f"{len(alive)} processes outlive the killed run, among them {' '.join(alive[0].cmdline()[:4])}")
-
-
-def _adapters(job: Job, run: str) -> list[bytes]:
-    """The adapter of each version, byte for byte."""
-    paths = RunPaths(job.runs / run)
-    return [(paths.adapter(version) / "adapter_model.safetensors").read_bytes() for version in range(1, STEPS + 1)]
 
 
 def _arguments(job: Job) -> list[str]:
@@ -312,7 +174,3 @@ def _arguments(job: Job) -> list[str]:
     preset = base_preset(preset_names(), found.get("card", {}), job.device)
     words = ["--preset", preset, "--config", str(advised), "--config", str(small)]
     return words if job.model == "tiny" else [*words, "--inference.model", str(model_folder(job))]
-
-
-if __name__ == "__main__":
-    answer_job(train_beside)

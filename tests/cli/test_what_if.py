@@ -1,8 +1,7 @@
-"""`entente what-if`: the answer as table, data and page, for games of runs and of people; and what is refused, in a sentence."""
+"""`entente what-if`: the answer as table and data, for games of runs and of people; and what is refused, in a sentence."""
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from rollouts.seeds import dice
 from storage.played_games import HUMAN, SavedGame, SavedTurn
 from storage.runs import RunPaths
 from tests.command import Entente
-from tests.reports.conftest import Page
 
 GAME = "--game", "2/0", "--run", "before", "--phase", "S1902M"
 PLAYED = "F GAS S A MAR - SPA, A MAR - SPA, A PAR - GAS"
@@ -43,21 +41,14 @@ def answer(ask: Entente, *words: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_run_s_game_goes_on_with_other_orders_and_the_page_shows_the_telling_pair(ask: Entente):
-    page = ask.folder / "page.html"
-    found = answer(ask, *GAME, "--orders", "A MAR-BUR, A PAR S A MAR-BUR, F GAS - SPA/NC", "--forks", "8", "--output", str(page))
+def test_a_run_s_game_goes_on_with_other_orders_and_the_telling_pair_is_told(ask: Entente):
+    found = answer(ask, *GAME, "--orders", "A MAR-BUR, A PAR S A MAR-BUR, F GAS - SPA/NC", "--forks", "8")
     assert found["power"] == "FRANCE" and found["changed"] == {"FRANCE": ["F GAS - SPA/NC", "A MAR - BUR", "A PAR S A MAR - BUR"]}
     gains = [changed - played for played, changed in found["pairs"]]
     assert found["difference"]["mean"] == sum(gains) / 8 and len(found["difference"]["interval"]) == 2
     telling = found["telling"]
     assert abs(gains[telling["pair"]]) == max(map(abs, gains))
     assert telling["phases"][0]["played"] == found["played"]
-    shown = Page(page.read_text())
-    boards = sum((phase["played"] is not None) + (phase["changed"] is not None) for phase in telling["phases"])
-    assert [tag for tag, _ in shown.elements].count("svg") == boards and "script" not in dict(shown.elements)
-    assert ["France", *(f"{found['centres']['FRANCE'][side]['mean']:.2f}" for side in ("played", "changed"))] in [
-        row[:3] for row in shown.rows
-    ]
 
 
 @pytest.mark.parametrize("change", [["--orders", PLAYED], ["--power", "france"]], ids=["the same orders", "no other orders"])
@@ -91,7 +82,6 @@ def test_what_cannot_be_asked_is_refused_in_one_sentence(ask: Entente, words: li
     shutil.rmtree(ask.folder / "before" / "adapters" / "v000001")
     done = ask("what-if", *words, "--runs-root", ".")
     assert done.returncode == 2 and sentence in done.stderr and not done.stdout
-    assert not list(Path(ask.folder).glob("*.html"))
 
 
 def test_without_a_phase_and_a_power_it_asks_about_the_first_movements_of_the_power_with_most_units(ask: Entente):

@@ -1,13 +1,12 @@
-"""A smoke test finds its device, keeps what passed, and ends in settings, a page and a JSON object."""
+"""A smoke test finds its device, and ends in settings and a JSON object."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from smoke.job import STAGES, Found, Job, StageFailed, chosen_stages
+from smoke.job import STAGES, Found, Job, StageFailed, chosen_stages, figures_so_far
 from smoke.smoke_test import plan_job, run_stage, smoke_test
 from telemetry.cards import VARIABLE
 from telemetry.child import ChildResult
@@ -16,7 +15,7 @@ from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 
 ONE_CARD = FakeNvml(cards=(FakeCard(uuid="GPU-1", name="NVIDIA H200 141GB"),))
 NO_CARD = FakeNvml(cards=())
-PASSED = {"passed": True, "sentence": "it works", "figures": {"rate": 1.5}, "notes": ["a note"]}
+PASSED = {"passed": True, "sentence": "it works", "figures": {"rate": 1.5}}
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +44,14 @@ def test_the_first_visible_card_is_tested_in_a_folder_named_after_it(tmp_path: P
     job, card = plan_job("auto", "", tmp_path, ONE_CARD)
     assert card is not None and card.uuid == "GPU-1"
     assert (job.device, job.model, job.dtype) == ("cuda", "qwen2.5-7b", "bfloat16")
-    assert job.folder == tmp_path / "_smoke" / "nvidia-h200-141gb"
+    assert job.folder == tmp_path / "_smoke" / "nvidia-h200-141gb-qwen2.5-7b"
 
 
 @pytest.mark.parametrize(("device", "nvml"), [("cpu", ONE_CARD), ("auto", NO_CARD)])
 def test_a_cpu_is_tested_where_there_is_no_card_or_where_it_is_asked_for(tmp_path: Path, device: Any, nvml: Any):
     job, card = plan_job(device, "", tmp_path, nvml)
     assert card is None
-    assert (job.device, job.model, job.dtype, job.folder.name) == ("cpu", "tiny", "float32", "cpu")
+    assert (job.device, job.model, job.dtype, job.folder.name) == ("cpu", "tiny", "float32", "cpu-tiny")
 
 
 def test_a_card_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -63,7 +62,7 @@ def test_a_card_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest
         plan_job("auto", "", tmp_path, ONE_CARD)
 
 
-def test_a_second_start_repeats_only_what_has_not_passed(job: Job):
+def test_a_failed_stage_is_told_and_settings_follow_from_those_that_passed_in_any_start(job: Job):
     first = Children(seeds=ChildResult(found=None, why="its process ended by SIGKILL", log="no room", seconds=3.0))
     outcome = smoke_test(job, None, run=first)
     assert first.begun == [stage.name for stage in STAGES] and not outcome["passed"]
@@ -72,23 +71,17 @@ def test_a_second_start_repeats_only_what_has_not_passed(job: Job):
     assert {"sentence": "its process ended by SIGKILL", "advice": "inference.engine = 'torch'", "log": "no room"}.items() <= (
         failed.items()
     )
-    page = Path(outcome["page"]).read_text()
-    assert "its process ended by SIGKILL; try inference.engine = 'torch'" in page and "no room" in page
+    assert json.loads(Path(outcome["results"]).read_text()) == outcome
     assert outcome["command"] == f"entente train --preset laptop --config {job.folder / 'preset.toml'}"
     second = Children()
-    assert smoke_test(job, None, run=second)["passed"] and second.begun == ["seeds"]
-    third = Children()
-    smoke_test(job, None, again=True, only=["seeds"], run=third)
-    assert third.begun == ["card", "seeds"]
-    other = Children()
-    smoke_test(replace(job, model="another"), None, run=other)
-    assert other.begun == first.begun, "another model is another test"
+    assert smoke_test(job, None, only=["seeds"], run=second)["passed"] and second.begun == ["card", "seeds"]
+    assert set(figures_so_far(job)) == {stage.name for stage in STAGES}
 
 
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
-        pytest.param(Found(sentence="good", figures={"a": 1.0}, notes=["n"]), {"passed": True, "notes": ["n"]}, id="passed"),
+        pytest.param(Found(sentence="good", figures={"a": 1.0}), {"passed": True, "figures": {"a": 1.0}}, id="passed"),
         pytest.param(
             StageFailed("bad", "this", {"a": 2.0}), {"passed": False, "advice": "this", "figures": {"a": 2.0}}, id="failed"
         ),
@@ -126,13 +119,12 @@ def test_a_dry_run_names_the_stages_and_bad_words_end_with_exit_code_2(entente: 
 
 
 @pytest.mark.slow
-def test_all_stages_pass_on_a_cpu_and_a_second_start_repeats_nothing(entente: Any):
+def test_all_stages_pass_on_a_cpu(entente: Any):
     done = entente.process("smoke", "--device", "cpu", "--json", timeout=900)
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert {each["stage"]: each["sentence"] for each in outcome["stages"] if not each["passed"]} == {}
     assert done.returncode == 0 and outcome["passed"]
     figures = {each["stage"]: each["figures"] for each in outcome["stages"]}
-    assert 0 <= figures["legal-mask"]["gap_largest_nats"] < 1e-4 and figures["steps"]["same_share"] == 1.0
-    accepted = entente("train", "--config", str(Path(outcome["page"]).with_name("preset.toml")), "--dry-run")
+    assert 0 <= figures["legal-mask"]["gap_largest_nats"] < 1e-4 and figures["steps"]["step_s"] > 0
+    accepted = entente("train", "--config", str(Path(outcome["results"]).with_name("preset.toml")), "--dry-run")
     assert accepted.returncode == 0, accepted.stderr
-    assert json.loads(entente("smoke", "--device", "cpu", "--json").stdout.splitlines()[-1]) == outcome

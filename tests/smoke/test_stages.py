@@ -12,7 +12,7 @@ from benchmarks.decode_cases import InstantEngine
 from smoke import trainer_stages
 from smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs
 from smoke.job import Job, StageFailed
-from smoke.trainer_stages import batch_of, try_budgets
+from smoke.trainer_stages import try_budgets
 from telemetry.errors import TrainingError
 
 
@@ -41,14 +41,6 @@ def test_requests_are_of_several_positions_and_both_phases(model: Path):
     assert len({tuple(request.prompt_ids) for request in requests}) > 28, "more than seven powers of four positions"
 
 
-def test_rows_for_the_trainer_are_prompts_and_completions(drawn: Any):
-    batch = batch_of(drawn)
-    for row, (request, generation) in enumerate(drawn):
-        ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].tolist()
-        assert ids == [*request.prompt_ids, *generation.token_ids.tolist()]
-    assert len(batch.legal_ids) == batch.legal_offsets[-1] and len(batch.legal_offsets) == batch.completion_offsets[-1] + 1
-
-
 def test_wrong_probabilities_and_uncertain_forced_tokens_fail(drawn: Any, job: Job, reference: Any):
     with pytest.raises(StageFailed, match="forced tokens have a probability other than 1"):
         check_drawn(job, reference, drawn)  # made-up log-probabilities are all -1
@@ -74,6 +66,6 @@ def test_a_budget_that_does_not_fit_is_named_and_smaller_ones_are_measured(job: 
         return step_or_fail, policy, batch
 
     monkeypatch.setattr(trainer_stages, "made_up_step", small)
-    figures, notes, attention = try_budgets(job, recompute=False)
+    figures, misfit, attention = try_budgets(job, recompute=False)
     assert figures["tokens_per_s.512"] > 0 and "tokens_per_s.1024" not in figures and attention != "auto"
-    assert notes == ["a budget of 1024 tokens does not fit without recomputation"]
+    assert misfit == "a budget of 1024 tokens does not fit without recomputation"
