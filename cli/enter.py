@@ -28,13 +28,8 @@ _SEARCH = Group("Search", help="For players such as v20+search and dumbbot+searc
 def enter(
     address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server.")],
     *,
-    game: Annotated[str, Parameter(help="Ids of games to play, with commas. Without --game and --games all are listed.")] = "",
-    games: Annotated[
-        int, Parameter(help="Play so many games that wait for players.", validator=validators.Number(gte=0, lte=1000))
-    ] = 0,
-    power: Annotated[
-        str, Parameter(help="Power to take; of several, with commas, each has an account. Default: a free one.")
-    ] = "",
+    game: Annotated[str, Parameter(help="Ids of games to play, with commas; without it all are listed.")] = "",
+    power: Annotated[str, Parameter(help="Power to take; default: a free one.")] = "",
     player: Annotated[
         str, Parameter(help="Who orders: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
     ] = "newest",
@@ -49,10 +44,9 @@ def enter(
 ) -> None:
     """Play on the diplomacy package's own server, several games at once, until they are over; the results come home.
 
-    Account and password are read from ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or asked for; the server makes a new account. Of
-    several --power the second has the account NAME-2 with the same password, and so on. The password of a private game is read
-    from ENTENTE_GAME_PASSWORD. After a kill, of this command or of the server, the same command goes on where the server is.
-    Press is not read.
+    Account and password are read from ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or asked for; the server makes a new account. The
+    password of a private game is read from ENTENTE_GAME_PASSWORD. After a kill, of this command or of the server, the same
+    command goes on where the server is. Press is not read.
 
     Examples
 
@@ -60,9 +54,7 @@ def enter(
 
         entente enter league.example:8432 --game friday --power france --run mine --player newest
 
-        entente enter league.example:8432 --games 20 --player models/dumbbot-192 --draw-after 1910
-
-        entente enter 127.0.0.1:8432 --game a,b --power france,italy --player dumbbot+search
+        entente enter 127.0.0.1:8432 --game a,b --player models/dumbbot-192 --draw-after 1910
     """
     from evaluation.settings import PlaySettings
 
@@ -71,20 +63,17 @@ def enter(
     )
     _check_address(address)
     ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
-    if ids and games:
-        raise InputError("--game names games and --games counts some that wait: give one of them")
-    powers = _powers(power)
-    if not ids and not games:
+    wanted = _power(power)
+    if not ids:
         return _list(address, _account())
     who = _resolved(player, run, runs_root)
     from play.entry import Entry
 
     entry = Entry(
         address=address,
-        accounts=_accounts(_account(), max(1, len(powers))),
+        account=_account(),
         games=ids,
-        waiting=games,
-        powers=powers,
+        power=wanted,
         game_password=os.environ.get(_GAME_PASSWORD) or None,
         draw_after=draw_after,
         player=who.name,
@@ -117,11 +106,9 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
 def _keep(finished: "FinishedGame", entry: "Entry", folder: Path) -> None:
     from play.entered_games import keep_entered
 
-    ours = dict.fromkeys(finished.powers, entry.player)
-    kept = keep_entered(finished.saved, finished.game, entry.address, ours, finished.controllers, finished.probabilities, folder)
-    owned = finished.saved["phases"][-1]["state"]["centers"]
-    ends = ", ".join(f"{power} has {len(owned.get(power, ()))} centres" for power in finished.powers)
-    _say(f"game '{finished.game}' is over: {ends}; it is stored in {folder / kept.name}.json")
+    kept = keep_entered(finished, entry, folder)
+    owned = len(finished.saved["phases"][-1]["state"]["centers"].get(finished.power, ()))
+    _say(f"game '{finished.game}' is over: {finished.power} has {owned} centres; it is stored in {folder / kept.name}.json")
 
 
 def _list(address: str, account: "Account") -> None:
@@ -147,7 +134,7 @@ def _list(address: str, account: "Account") -> None:
             ", ".join(each.mine),
         )
     output_console().print(table)
-    print("play one with --game ID, or several that wait for players with --games N")
+    print("play one with --game ID")
 
 
 async def _listed(address: str, account: "Account") -> "list[ServerGame]":
@@ -172,16 +159,12 @@ def _resolved(player: str, run: str, runs_root: Path) -> "Contestant":
     return found
 
 
-def _powers(text: str) -> tuple[str, ...]:
+def _power(text: str) -> str:
     from game.snapshot import POWERS
 
-    found = tuple(each.strip().upper() for each in text.split(",") if each.strip())
-    for each in found:
-        if each not in POWERS:
-            raise InputError(f"there is no power '{each}': the powers are {', '.join(POWERS)}")
-        if found.count(each) > 1:
-            raise InputError(f"--power names {each} twice")
-    return found
+    if text and text.strip().upper() not in POWERS:
+        raise InputError(f"there is no power '{text.strip().upper()}': the powers are {', '.join(POWERS)}")
+    return text.strip().upper()
 
 
 def _check_address(address: str) -> None:
@@ -195,13 +178,6 @@ def _account() -> "Account":
     from play.entry import Account
 
     return Account(name=_secret(_ACCOUNT, "account", hidden=False), password=_secret(_PASSWORD, "password"))
-
-
-def _accounts(first: "Account", count: int) -> "tuple[Account, ...]":
-    from play.entry import Account
-
-    names = [first.name, *(f"{first.name}-{number}" for number in range(2, count + 1))]
-    return tuple(Account(name=name, password=first.password) for name in names)
 
 
 def _secret(variable: str, what: str, *, hidden: bool = True) -> str:

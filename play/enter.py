@@ -1,4 +1,4 @@
-"""Plays seats in games on the server of the `diplomacy` package, several games at once, until they are over.
+"""Plays a seat in games on the server of the `diplomacy` package, several games at once, until they are over.
 
 The server's own state is all that a game is continued from, so either side may be killed at any time: the games go on where the
 server has them. A seat orders once for each event that the server reports; nothing is tried again without one. A lost connection
@@ -7,7 +7,6 @@ phase that is played again gets equal orders.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from game.server_client import (
     StatusChanged,
     connect,
 )
-from play.entry import Account, Entry, FinishedGame, choose_games, join, join_free, refusal, sign_in_refusal
+from play.entry import Entry, FinishedGame, check_game, join, join_free, sign_in_refusal
 from play.game import Choice, Players
 from rollouts.deciders import DecisionRequest
 from telemetry.errors import EntenteError, InputError
@@ -46,10 +45,15 @@ _MOST_TAKEN_BACK = 3
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seat:
-    power: str
-    account: int
-    state: Mapping[str, Any]
+class _Game:
+    """A game, and our seat in it."""
+
+    name: str
+    power: str = ""
+    status: str = ""
+    deadline_s: int = 0
+    controllers: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
     """The newest position that the server reported."""
     due: float = 0.0
     """Monotonic time at which the phase is played at the latest; 0: there is no deadline."""
@@ -59,18 +63,9 @@ class _Seat:
     """Phase, and the orders that were chosen for it. It may be played before the server says that it has them."""
     taken: str = ""
     """Newest phase for which the server has said that it has them."""
+    probabilities: dict[str, float] = field(default_factory=dict)
     task: "asyncio.Task[None] | None" = None
     taken_back: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Game:
-    seats: dict[str, _Seat] = field(default_factory=dict)
-    """By power."""
-    status: str = ""
-    deadline_s: int = 0
-    controllers: dict[str, str] = field(default_factory=dict)
-    probabilities: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class EnteredGames:
@@ -78,36 +73,36 @@ class EnteredGames:
 
     Attributes:
         lost: games that could not be played to their end.
-        phases: phases that were played with a seat of ours, counted by game.
-        missed: phases of a seat whose deadline came before its orders.
+        missed: phases whose deadline came before our orders.
     """
 
     def __init__(self, entry: Entry, keep: Callable[[FinishedGame], None], say: Callable[[str], None]) -> None:
         """`keep` stores a game that is over; `say` takes sentences for the user."""
         self.entry = entry
         self.lost: list[str] = []
-        self.phases = self.missed = 0
+        self.missed = 0
         self._keep, self._say = keep, say
         self._players: Players | None = None
-        self._tokens: dict[str, str] = {}
-        self._games: dict[str, _Game] = {}
+        self._token = ""
+        self._games = {name: _Game(name=name) for name in entry.games}
         self._is_entered = False
 
     async def check(self) -> None:
         """Sign in and look at the games, without joining one: before an engine is started for them.
 
         Raises:
-            InputError: an account or a game cannot be used.
+            InputError: the account or a game cannot be used.
             ServerLostError: nobody listens there.
         """
         async with connect(self.entry.address) as client:
-            choose_games(self.entry, [await self._listed(client, each) for each in self.entry.accounts], self._say)
+            for found in (await self._listed(client)).values():
+                check_game(self.entry, found)
 
     async def play(self, players: Players) -> None:
         """Play until all games are over or lost.
 
         Raises:
-            InputError: an account, a game, a power or a password cannot be used.
+            InputError: the account, a game, the power or a password cannot be used.
             EntenteError: the server is gone for good, or a decision failed.
         """
         self._players = players
@@ -135,7 +130,7 @@ class EnteredGames:
                 await asyncio.sleep(wait)
 
     async def _stop(self) -> None:
-        tasks = [seat.task for game in self._games.values() for seat in game.seats.values() if seat.task]
+        tasks = [game.task for game in self._games.values() if game.task]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,82 +139,59 @@ class EnteredGames:
 
     async def _sit(self, client: ServerClient) -> None:
         """Sign in, and take the seats; on a new connection, take them again and see where the games are."""
-        listed = [await self._listed(client, account) for account in self.entry.accounts]
-        if not self._is_entered:
-            self._games = {name: _Game() for name in choose_games(self.entry, listed, self._say)}
-        for name in list(self._games):
+        listed = await self._listed(client)
+        for game in list(self._games.values()):
             try:
-                for number, by_id in enumerate(listed):
-                    await self._take_seat(client, name, number, by_id.get(name))
+                await self._take_seat(client, game, listed.get(game.name))
             except ForeignServerError:
                 raise
             except (InputError, RefusedError) as error:
                 if not self._is_entered:
                     raise InputError(str(error)) from error
-                self._lose(name, str(error))
+                self._lose(game, str(error))
         self._is_entered = True
-        for name in list(self._games):
-            for power in list(self._games[name].seats) if name in self._games else ():
-                await self._consider(client, name, power)
+        for game in list(self._games.values()):
+            await self._consider(client, game)
 
-    async def _listed(self, client: ServerClient, account: Account) -> dict[str, ServerGame]:
-        """The games by id, as the account sees them. A token of before spares a sign-in, which blocks the server for a second."""
-        ids = list(self._games) or list(self.entry.games) or None
-        if account.name in self._tokens:
+    async def _listed(self, client: ServerClient) -> dict[str, ServerGame]:
+        """Our games by id. A token of before spares a sign-in, which blocks the server for a second."""
+        if self._token:
             try:
-                return {each.game: each for each in await client.games(self._tokens[account.name], ids)}
+                return {each.game: each for each in await client.games(self._token, list(self._games))}
             except RefusedError:
-                del self._tokens[account.name]
+                self._token = ""
+        account = self.entry.account
         try:
-            self._tokens[account.name] = await client.sign_in(account.name, account.password)
+            self._token = await client.sign_in(account.name, account.password)
         except RefusedError as error:
             raise sign_in_refusal(self.entry.address, account, error) from error
-        found = {each.game: each for each in await client.games(self._tokens[account.name], ids)}
-        if ids and (missing := next((each for each in ids if each not in found), "")) and not self._is_entered:
-            others = [each.game for each in await client.games(self._tokens[account.name])]
-            has = f"it has {', '.join(sorted(others)[:5])}{' and others' if len(others) > 5 else ''}" if others else "it has none"
+        found = {each.game: each for each in await client.games(self._token, list(self._games))}
+        if (missing := next((each for each in self._games if each not in found), "")) and not self._is_entered:
+            others = sorted(each.game for each in await client.games(self._token))
+            has = f"it has {', '.join(others[:5])}{' and others' if len(others) > 5 else ''}" if others else "it has none"
             raise InputError(f"there is no game '{missing}' on {self.entry.address}: {has}")
         return found
 
-    async def _take_seat(self, client: ServerClient, name: str, number: int, found: ServerGame | None) -> None:
-        if name not in self._games:  # it was over, as another account has seen
-            return
-        account = self.entry.accounts[number]
-        token, wanted = self._tokens[account.name], self.entry.powers[number] if self.entry.powers else ""
+    async def _take_seat(self, client: ServerClient, game: _Game, found: ServerGame | None) -> None:
         if found is None:
             raise InputError("the server no longer has it")
-        if why := refusal(found):
-            raise InputError(f"it {why}" if self._is_entered else f"game '{name}' {why}")
-        if found.mine and wanted and wanted not in found.mine:
-            raise InputError(f"account '{account.name}' plays {found.mine[0]} in game '{name}', not {wanted}: leave out --power")
+        check_game(self.entry, found)
+        wanted = self.entry.power or next(iter(found.mine), "")
         if found.status == "completed":
-            return await self._finish_seen(client, name, token, wanted or found.mine[0])
+            game.power = wanted
+            return await self._finish(client, game, OVER)
         if found.mine:
-            joined = await join(self.entry, client, token, name, wanted or found.mine[0])
+            joined = await join(self.entry, client, self._token, game.name, wanted)
         else:
-            joined = await join_free(self.entry, client, token, name, account, wanted)
-        await self._seat(client, name, number, joined)
+            joined = await join_free(self.entry, client, self._token, game.name)
+        await self._seat(client, game, joined)
 
-    async def _seat(self, client: ServerClient, name: str, number: int, joined: JoinedGame) -> None:
-        game = self._games[name]
-        old = game.seats.get(joined.power)
-        seat = _Seat(
-            power=joined.power,
-            account=number,
-            state=joined.state,
-            chosen=old.chosen if old else ("", frozenset()),
-            taken=old.taken if old else "",
-            taken_back=old.taken_back if old else 0,
-        )
-        game.seats[joined.power] = seat
-        game.status, game.deadline_s = joined.status, joined.deadline_s
-        game.controllers = dict(joined.controllers)
+    async def _seat(self, client: ServerClient, game: _Game, joined: JoinedGame) -> None:
+        game.power, game.state, game.status, game.deadline_s = joined.power, joined.state, joined.status, joined.deadline_s
+        game.controllers, game.asked, game.due = joined.controllers, "", 0.0
         if game.deadline_s and game.status == "active":
-            left = await client.seconds_left(self._token(seat), name, seat.power, joined.state["name"])
-            seat.due = time.monotonic() + (game.deadline_s if left is None else left)
-
-    def _token(self, seat: _Seat) -> str:
-        return self._tokens[self.entry.accounts[seat.account].name]
+            left = await client.seconds_left(self._token, game.name, game.power, joined.state["name"])
+            game.due = time.monotonic() + (game.deadline_s if left is None else left)
 
     # ---- what the server reports ----
 
@@ -229,190 +201,161 @@ class EnteredGames:
             if isinstance(notice, BaseException):
                 raise notice
             game = self._games.get(notice.game)
-            if game is not None and notice.power in game.seats:
+            if game is not None and notice.power == game.power:
                 try:
-                    await self._take(client, notice, game, game.seats[notice.power])
+                    await self._take(client, notice, game)
                 except ForeignServerError:
                     raise
                 except (InputError, RefusedError) as error:
-                    self._lose(notice.game, str(error))
+                    self._lose(game, str(error))
 
-    async def _take(self, client: ServerClient, notice: Notice, game: _Game, seat: _Seat) -> None:
-        name = notice.game
+    async def _take(self, client: ServerClient, notice: Notice, game: _Game) -> None:
         match notice:
             case PhasePlayed():
-                self._check_played(notice, game, seat)
-                seat.state = notice.state
-                seat.due = time.monotonic() + game.deadline_s if game.deadline_s else 0.0
-                await self._consider(client, name, seat.power)
+                self._check_played(notice, game)
+                game.state = notice.state
+                game.due = time.monotonic() + game.deadline_s if game.deadline_s else 0.0
+                await self._consider(client, game)
             case StatusChanged():
                 if notice.status == "active" != game.status and game.deadline_s:
-                    for each in game.seats.values():
-                        each.due = time.monotonic() + game.deadline_s
+                    game.due = time.monotonic() + game.deadline_s
                 game.status = notice.status
-                for power in list(game.seats):
-                    await self._consider(client, name, power)
+                await self._consider(client, game)
             case ControllersChanged():
-                game.controllers = dict(notice.controllers)
-                if game.controllers.get(seat.power) != self.entry.accounts[seat.account].name:
-                    await self._take_back(client, name, seat)
+                game.controllers = notice.controllers
+                if game.controllers.get(game.power) != self.entry.account.name:
+                    await self._take_back(client, game)
             case PositionChanged():
-                await self._sit_again(client, name, seat)
+                await self._sit_again(client, game)
             case GameDeleted():
-                self._lose(name, "the server deleted it")
+                self._lose(game, "the server deleted it")
 
-    def _check_played(self, notice: PhasePlayed, game: _Game, seat: _Seat) -> None:
-        """Count the phase, and say if it was not played with the orders that were chosen."""
-        first = next(iter(game.seats))
-        self.phases += seat.power == first
-        if seat.chosen[0] == notice.played and _same(seat.chosen[1], notice.orders):
+    def _check_played(self, notice: PhasePlayed, game: _Game) -> None:
+        """Say if the phase was not played with the orders that were chosen."""
+        if game.chosen[0] == notice.played and _same(game.chosen[1], notice.orders):
             return
-        game.probabilities.get(notice.played, {}).pop(seat.power, None)
-        if seat.asked != notice.played or notice.state["name"] == OVER:
+        game.probabilities.pop(notice.played, None)
+        if game.asked != notice.played or notice.state["name"] == OVER:
             return
-        where, played = f"{notice.played} of game '{notice.game}'", ", ".join(notice.orders) or "no orders"
-        if seat.taken == notice.played:
-            self._say(f"{seat.power} did not play in {where} what it ordered: {played}")
+        where, played = f"{notice.played} of game '{game.name}'", ", ".join(notice.orders) or "no orders"
+        if game.taken == notice.played:
+            self._say(f"{game.power} did not play in {where} what it ordered: {played}")
         else:
             self.missed += 1
-            self._say(f"{seat.power} missed the deadline of {where}: it played {played}")
+            self._say(f"{game.power} missed the deadline of {where}: it played {played}")
 
-    async def _take_back(self, client: ServerClient, name: str, seat: _Seat) -> None:
+    async def _take_back(self, client: ServerClient, game: _Game) -> None:
         """Join again where the server took the power away, as it does at a deadline without orders."""
-        holder = self._games[name].controllers.get(seat.power, "dummy")
+        holder = game.controllers.get(game.power, "dummy")
         if holder != "dummy":
-            return self._lose(name, f"{seat.power} now belongs to account '{holder}'")
-        if seat.taken_back == _MOST_TAKEN_BACK:
-            return self._lose(name, f"the server took {seat.power} away {_MOST_TAKEN_BACK + 1} times")
-        seat.taken_back += 1
+            return self._lose(game, f"{game.power} now belongs to account '{holder}'")
+        if game.taken_back == _MOST_TAKEN_BACK:
+            return self._lose(game, f"the server took {game.power} away {_MOST_TAKEN_BACK + 1} times")
+        game.taken_back += 1
         self.missed += 1
-        self._say(f"{seat.power} missed the deadline of {seat.state['name']} of game '{name}' and was removed: it joins again")
-        await self._sit_again(client, name, seat)
+        where = f"{game.state['name']} of game '{game.name}'"
+        self._say(f"{game.power} missed the deadline of {where} and was removed: it joins again")
+        await self._sit_again(client, game)
 
-    async def _sit_again(self, client: ServerClient, name: str, seat: _Seat) -> None:
-        if seat.task:
-            seat.task.cancel()
-        joined = await join(self.entry, client, self._token(seat), name, seat.power)
-        if joined.power != seat.power:
-            return self._lose(name, f"the server deals {joined.power} where {seat.power} was played")
-        await self._seat(client, name, seat.account, joined)
-        await self._consider(client, name, seat.power)
+    async def _sit_again(self, client: ServerClient, game: _Game) -> None:
+        if game.task:
+            game.task.cancel()
+        joined = await join(self.entry, client, self._token, game.name, game.power)
+        if joined.power != game.power:
+            return self._lose(game, f"the server deals {joined.power} where {game.power} was played")
+        await self._seat(client, game, joined)
+        await self._consider(client, game)
 
     # ---- deciding ----
 
-    async def _consider(self, client: ServerClient, name: str, power: str) -> None:
-        """Choose orders for the seat if its position asks for some; end a game that is over."""
-        game = self._games.get(name)
-        if game is None:
+    async def _consider(self, client: ServerClient, game: _Game) -> None:
+        """Choose orders if the position asks for some; end a game that is over."""
+        if game.name not in self._games:
             return
-        seat = game.seats[power]
         if game.status == "canceled":
-            return self._lose(name, "it was canceled on the server")
-        if game.status == "completed" or seat.state["name"] == OVER:
-            return await self._finish(client, name, game)
-        if game.status != "active":
+            return self._lose(game, "it was canceled on the server")
+        phase = str(game.state["name"])
+        if game.status == "completed" or phase == OVER:
+            return await self._finish(client, game, phase)
+        if game.status != "active" or game.asked == phase:
             return
-        if seat.asked == seat.state["name"]:
-            return
-        if seat.task:
-            seat.task.cancel()
-        seat.task = asyncio.create_task(self._decide(client, name, game, seat))
-        seat.task.add_done_callback(lambda task: _pass_on(task, client))
+        if game.task:
+            game.task.cancel()
+        game.task = asyncio.create_task(self._decide(client, game))
+        game.task.add_done_callback(lambda task: _pass_on(task, client))
 
-    async def _decide(self, client: ServerClient, name: str, game: _Game, seat: _Seat) -> None:
-        state, phase = seat.state, str(seat.state["name"])
+    async def _decide(self, client: ServerClient, game: _Game) -> None:
+        phase = str(game.state["name"])
         try:
-            board = board_of_state(state)
+            board = board_of_state(game.state)
         except InputError as error:
-            return self._lose(name, f"the server's position cannot be played: {error}")
+            return self._lose(game, f"the server's position cannot be played: {error}")
         try:
-            if self.entry.draw_after and board.year > self.entry.draw_after and board.is_alive(seat.power):
-                await client.vote_draw(self._token(seat), name, seat.power, phase)
-            if (legal := board.legal_orders().get(seat.power)) is None:
+            if self.entry.draw_after and board.year > self.entry.draw_after and board.is_alive(game.power):
+                await client.vote_draw(self._token, game.name, game.power, phase)
+            if (legal := board.legal_orders().get(game.power)) is None:
                 return
-            seat.asked = phase
-            choice = await self._in_time(client, name, seat, board, legal)
-            seat.chosen = phase, frozenset(choice.orders)
+            game.asked = phase
+            choice = await self._in_time(client, game, board, legal)
+            game.chosen = phase, frozenset(choice.orders)
             if choice.probability is not None:
-                game.probabilities.setdefault(phase, {})[seat.power] = choice.probability
-            await client.give_orders(self._token(seat), name, seat.power, phase, choice.orders)
-            seat.taken = phase
+                game.probabilities[phase] = choice.probability
+            await client.give_orders(self._token, game.name, game.power, phase, choice.orders)
+            game.taken = phase
         except RefusedError as error:
-            game.probabilities.get(phase, {}).pop(seat.power, None)
-            if seat.state["name"] == phase and not _is_late(error):
-                self._say(f"the server refuses what {seat.power} orders in {phase} of game '{name}': {error}")
+            game.probabilities.pop(phase, None)
+            if game.state["name"] == phase and not _is_late(error):
+                self._say(f"the server refuses what {game.power} orders in {phase} of game '{game.name}': {error}")
 
-    async def _in_time(self, client: ServerClient, name: str, seat: _Seat, board: Board, legal: LegalOrders) -> Choice:
+    async def _in_time(self, client: ServerClient, game: _Game, board: Board, legal: LegalOrders) -> Choice:
         """What the player chooses. If the deadline is near, the server has default orders meanwhile, which nobody waits for."""
         request = DecisionRequest(
-            game=f"entered/{name}/{board.phase}",
-            dice=f"entered/{self.entry.seed}/{name}/{board.phase}",
+            game=f"entered/{game.name}/{board.phase}",
+            dice=f"entered/{self.entry.seed}/{game.name}/{board.phase}",
             ply=0,
-            power=seat.power,
+            power=game.power,
             legal=legal,
             board=board,
-            snapshot_id=board.snapshot(game_id=name, seed=0, source="entered").snapshot_id,
+            snapshot_id=board.snapshot(game_id=game.name, seed=0, source="entered").snapshot_id,
         )
         assert self._players is not None
         choosing = asyncio.ensure_future(self._players.choose(self.entry.player, request))
         try:
-            if seat.due:
-                left = seat.due - time.monotonic()
+            if game.due:
+                left = game.due - time.monotonic()
                 await asyncio.wait({choosing}, timeout=max(0.0, left - max(1.0, 0.1 * left)))
                 if not choosing.done():
                     disbands = legal.options[: legal.picks] if legal.kind is OrderKind.DISBAND else ()
                     orders = legal.completed([options[0] for options in disbands]) or ()
-                    await client.give_orders(self._token(seat), name, seat.power, board.phase, orders, final=False)
+                    await client.give_orders(self._token, game.name, game.power, board.phase, orders, final=False)
             return await choosing
         finally:
             choosing.cancel()
 
     # ---- ends ----
 
-    async def _finish(self, client: ServerClient, name: str, game: _Game) -> None:
-        seat = next(iter(game.seats.values()))
-        saved = await client.saved(self._token(seat), name, seat.power, str(seat.state["name"]))
-        self._end(name)
-        self._store(
-            FinishedGame(
-                game=name,
-                saved=saved,
-                powers=tuple(game.seats),
-                controllers=game.controllers,
-                probabilities=game.probabilities,
-            )
+    async def _finish(self, client: ServerClient, game: _Game, phase: str) -> None:
+        saved = await client.saved(self._token, game.name, game.power, phase)
+        self._end(game)
+        finished = FinishedGame(
+            game=game.name, saved=saved, power=game.power, controllers=game.controllers, probabilities=game.probabilities
         )
-
-    async def _finish_seen(self, client: ServerClient, name: str, token: str, power: str) -> None:
-        """End a game that was over before this command came to it; who sat there is seen by an observer, if one is allowed."""
-        saved = await client.saved(token, name, power, OVER)
-        controllers: Mapping[str, str] = {}
-        with contextlib.suppress(RefusedError):  # nobody may observe
-            controllers = (await client.join(token, name, None, self.entry.game_password)).controllers
-        ours = {each.name for each in self.entry.accounts}
-        powers = tuple(each for each, who in controllers.items() if who in ours) or (power,)
-        if name in self._games:
-            self._end(name)
-            self._store(FinishedGame(game=name, saved=saved, powers=powers, controllers=controllers, probabilities={}))
-
-    def _store(self, finished: FinishedGame) -> None:
         try:
             self._keep(finished)
         except InputError as error:
-            self.lost.append(finished.game)
-            self._say(f"game '{finished.game}' is over, and cannot be stored: {error}")
+            self.lost.append(game.name)
+            self._say(f"game '{game.name}' is over, and cannot be stored: {error}")
 
-    def _lose(self, name: str, why: str) -> None:
-        if name in self._games:
-            self._end(name)
-            self.lost.append(name)
-            self._say(f"game '{name}' is lost: {why}")
+    def _lose(self, game: _Game, why: str) -> None:
+        if game.name in self._games:
+            self._end(game)
+            self.lost.append(game.name)
+            self._say(f"game '{game.name}' is lost: {why}")
 
-    def _end(self, name: str) -> None:
-        current = asyncio.current_task()
-        for seat in self._games.pop(name).seats.values():
-            if seat.task and seat.task is not current:
-                seat.task.cancel()
+    def _end(self, game: _Game) -> None:
+        del self._games[game.name]
+        if game.task and game.task is not asyncio.current_task():
+            game.task.cancel()
 
 
 def _is_late(error: RefusedError) -> bool:

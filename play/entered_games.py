@@ -6,12 +6,11 @@ others bear the name of their account there, 'alice@league.example:8432'.
 
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from game.board import POWERS
 from game.recorded import recorded_orders
+from play.entry import Entry, FinishedGame
 from storage.files import durable_write, make_directory
 from storage.played_games import SavedGame, SavedTurn, game_hash, read_game
 
@@ -25,33 +24,19 @@ def entered_name(game: str, address: str) -> str:
     return f"{plain[:40]}-{hashlib.sha256(f'{address}/{game}'.encode()).hexdigest()[:8]}"
 
 
-def keep_entered(
-    saved: Any,
-    game: str,
-    address: str,
-    ours: Mapping[str, str],
-    controllers: Mapping[str, str],
-    probabilities: Mapping[str, Mapping[str, float]],
-    folder: Path,
-) -> SavedGame:
-    """Write the file of a game that is over.
-
-    Args:
-        saved: the game as the server gives it.
-        ours: our player by power.
-        controllers: the account of each power.
-        probabilities: of the order sets that a version drew, by phase and power; those drawn before a kill are unknown.
-        folder: folder of played games.
+def keep_entered(finished: FinishedGame, entry: Entry, folder: Path) -> SavedGame:
+    """Write the file of a game that is over into the folder of played games.
 
     Raises:
         InputError: the game was not played by our rules.
     """
-    turns = recorded_orders(saved, f"game '{game}'")
-    seats = {power: ours.get(power) or f"{controllers.get(power, UNKNOWN)}@{address}"[:256] for power in POWERS}
+    turns = recorded_orders(finished.saved, f"game '{finished.game}'")
+    others = {power: f"{finished.controllers.get(power, UNKNOWN)}@{entry.address}"[:256] for power in POWERS}
+    drawn = {phase: {finished.power: value} for phase, value in finished.probabilities.items()}
     kept = SavedGame(
-        name=entered_name(game, address),
-        seats=seats,
-        turns=tuple(SavedTurn(phase=phase, orders=own, probabilities=dict(probabilities.get(phase, {}))) for phase, own in turns),
+        name=entered_name(finished.game, entry.address),
+        seats=others | {finished.power: entry.player},
+        turns=tuple(SavedTurn(phase=phase, orders=own, probabilities=drawn.get(phase, {})) for phase, own in turns),
     )
     make_directory(folder)
     file = folder / f"{kept.name}.json"

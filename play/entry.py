@@ -1,7 +1,7 @@
-"""What `entente enter` is asked to play: accounts, games and powers, and which games and seats these can be."""
+"""What `entente enter` is asked to play: account, games and power, and which games and seats these can be."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,17 +24,15 @@ class Entry:
 
     address: str
     """HOST:PORT, with ws:// or wss:// before it if it is not plain."""
-    accounts: Sequence[Account]
-    """One for each seat in a game."""
-    games: tuple[str, ...] = ()
-    """Ids of the games to play; empty: `waiting` games that wait for players."""
-    waiting: int = 0
-    powers: tuple[str, ...] = ()
-    """The power of each account; empty: one that is free."""
+    account: Account
+    games: tuple[str, ...]
+    """Ids of the games to play."""
+    power: str = ""
+    """The power to take in each; empty: one that is free."""
     game_password: str | None = field(default=None, repr=False)
     """Password with which games are joined that ask for one."""
     draw_after: int = 0
-    """Game year after which each seat votes for a draw; 0: never."""
+    """Game year after which the seat votes for a draw; 0: never."""
     player: str
     """Who orders: a name of `Players`."""
     seed: int = 0
@@ -47,58 +45,26 @@ class FinishedGame:
     game: str
     saved: Mapping[str, Any]
     """See `ServerClient.saved`."""
-    powers: tuple[str, ...]
-    """Our powers."""
+    power: str
+    """Our power."""
     controllers: Mapping[str, str]
-    probabilities: Mapping[str, Mapping[str, float]]
-    """Of the order sets that a version drew, by phase and power."""
+    probabilities: Mapping[str, float]
+    """Of the order sets that a version drew, by phase."""
 
 
-def choose_games(entry: Entry, listed: Sequence[Mapping[str, ServerGame]], say: Callable[[str], None]) -> list[str]:
-    """The ids of the games to play, each of which can be.
-
-    Args:
-        listed: the games by id, as each account sees them.
-        say: takes a sentence for the user.
-
-    Raises:
-        InputError: a game cannot be played, or none waits.
-    """
-    if entry.games:
-        for name in entry.games:
-            check_game(entry, [by_id[name] for by_id in listed])
-        return list(entry.games)
-    seats = len(entry.accounts)
-    mine = [name for name, each in listed[0].items() if each.mine and each.status != "completed" and not refusal(each)]
-    free = [
-        name
-        for name, each in listed[0].items()
-        if not each.mine
-        and each.status == "forming"
-        and each.seats - each.players >= seats
-        and (not each.has_password or entry.game_password)
-        and not refusal(each)
-    ]
-    chosen = [*sorted(mine), *sorted(free)][: entry.waiting]
-    if not chosen:
-        raise InputError(f"no game on {entry.address} waits for players: name one with --game")
-    if len(chosen) < entry.waiting:
-        say(f"{len(chosen)} games wait for players, not {entry.waiting}: these are played")
-    return chosen
-
-
-def check_game(entry: Entry, seen: Sequence[ServerGame]) -> None:
-    """Raise InputError unless each account, to which the game looks as in `seen`, has a seat in it or may take one."""
-    found, new = seen[0], sum(not each.mine for each in seen)
+def check_game(entry: Entry, found: ServerGame) -> None:
+    """Raise InputError unless the account has a seat in the game or may take one."""
     if why := refusal(found):
         raise InputError(f"game '{found.game}' {why}")
-    if not new:
+    if found.mine:
+        if entry.power and entry.power not in found.mine:
+            plays = f"account '{entry.account.name}' plays {found.mine[0]} in game '{found.game}'"
+            raise InputError(f"{plays}, not {entry.power}: leave out --power")
         return
     if found.status == "completed":
         raise InputError(f"game '{found.game}' is over, and the account had no seat in it")
-    if found.players + new > found.seats:
-        taken = f"{found.players} of {found.seats} seats are taken"
-        raise InputError(f"game '{found.game}' is full: {taken}{f', and {new} are wanted' if new > 1 else ''}")
+    if found.players >= found.seats:
+        raise InputError(f"game '{found.game}' is full: {found.players} of {found.seats} seats are taken")
     if found.has_password and not entry.game_password:
         raise InputError(f"game '{found.game}' asks for a password: set ENTENTE_GAME_PASSWORD to it")
 
@@ -118,23 +84,23 @@ async def join(entry: Entry, client: ServerClient, token: str, name: str, power:
         raise
 
 
-async def join_free(entry: Entry, client: ServerClient, token: str, name: str, account: Account, wanted: str) -> JoinedGame:
-    """Take `wanted`, or any power that nobody has. Others may take it in between, so each is tried once.
+async def join_free(entry: Entry, client: ServerClient, token: str, name: str) -> JoinedGame:
+    """Take the wanted power, or any that nobody has. Others may take it in between, so each is tried once.
 
     Raises:
         InputError: none can be taken.
     """
-    free = await client.free_powers(token, name)
+    free, wanted = await client.free_powers(token, name), entry.power
     if wanted and wanted not in free:
         raise InputError(f"{wanted} is taken in game '{name}': free is {', '.join(free) or 'no power'}")
-    random.Random(f"{name}/{account.name}").shuffle(free)
+    random.Random(f"{name}/{entry.account.name}").shuffle(free)
     last = "it is full"
     for power in [wanted] if wanted else free:
         try:
             return await join(entry, client, token, name, power)
         except RefusedError as error:
             last = str(error)
-    raise InputError(f"account '{account.name}' cannot join game '{name}': {last}")
+    raise InputError(f"account '{entry.account.name}' cannot join game '{name}': {last}")
 
 
 def refusal(found: ServerGame) -> str:

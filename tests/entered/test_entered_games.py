@@ -1,6 +1,7 @@
 """Games of other servers come home: every order set is a row."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from diplomacy.utils.export import to_saved_game_format
 from game.board import POWERS, Board
 from game.recorded import recorded_orders
 from play.entered_games import keep_entered
+from play.entry import Account, Entry, FinishedGame
 from rollouts.seeds import dice
 from storage.played_games import game_rows
 
@@ -57,14 +59,15 @@ def test_the_orders_of_a_saved_game_lead_to_its_last_position(seed: int, drawn: 
 def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: Path):
     saved, address = _played(1, 12, drawn=True), "league.example:8432"
     first = saved["phases"][0]["name"]
-    ours = {"FRANCE": "mine:v2", "ITALY": "mine:v2"}
-    kept = keep_entered(saved, "friday", address, ours, CONTROLLERS, {first: {"FRANCE": 0.25}}, tmp_path)
+    account = Account(name="ours", password="hush")
+    entry = Entry(address=address, account=account, games=("friday",), player="mine:v2")
+    finished = FinishedGame(game="friday", saved=saved, power="FRANCE", controllers=CONTROLLERS, probabilities={first: 0.25})
+    kept = keep_entered(finished, entry, tmp_path)
     file = tmp_path / f"{kept.name}.json"
-    rows = game_rows(file)
-    own = [row for row in rows if row["player"] == "mine:v2"]
-    assert {row["power"] for row in own} == {"FRANCE", "ITALY"}
-    assert {row["opponents"] for row in own} == {f"mine:v2+rosa@{address}+theo@{address}"}
-    assert [row["probability"] for row in own if row["turn"] == 0] == [0.25, None]
+    own = [row for row in game_rows(file) if row["player"] == "mine:v2"]
+    assert {row["power"] for row in own} == {"FRANCE"}
+    assert {row["opponents"] for row in own} == {f"rosa@{address}+theo@{address}"}
+    assert [row["probability"] for row in own if row["turn"] < 2] == [0.25, None]
     before = file.read_bytes()
-    keep_entered(saved, "friday", address, ours, CONTROLLERS, {}, tmp_path)
+    keep_entered(replace(finished, probabilities={}), entry, tmp_path)
     assert file.read_bytes() == before  # the second time, after a kill, knows less

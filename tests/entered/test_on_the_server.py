@@ -15,7 +15,7 @@ from tests.command import Entente
 from tests.entered.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
-OURS = (Account(name="ours", password="hush"),)
+OURS = Account(name="ours", password="hush")
 
 
 async def _played(client: ServerClient, phase: str) -> None:
@@ -28,7 +28,7 @@ def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first
     server.make_game("hurried", deadline=4, n_controls=2)
     finished: list[FinishedGame] = []
     told: list[str] = []
-    entry = Entry(address=server.address, accounts=OURS, games=("hurried",), powers=("FRANCE",), player="first")
+    entry = Entry(address=server.address, account=OURS, games=("hurried",), power="FRANCE", player="first")
     games = EnteredGames(entry, finished.append, told.append)
 
     async def play() -> None:
@@ -48,7 +48,7 @@ def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first
     assert games.missed == 1 and games.lost == []
     assert [sentence for sentence in told if "missed the deadline of S1901M of game 'hurried'" in sentence] == told
     (game,) = finished
-    kept = keep_entered(game.saved, game.game, server.address, {"FRANCE": "first"}, game.controllers, {}, tmp_path)
+    kept = keep_entered(game, entry, tmp_path)
     spring, autumn = kept.turns[:2]
     assert spring.orders["AUSTRIA"] == ("A BUD H", "F TRI - VEN", "A VIE - TYR")
     assert spring.orders["FRANCE"] == ("F BRE H", "A MAR H", "A PAR H")

@@ -13,17 +13,17 @@ from storage.played_games import game_files, game_rows
 from tests.command import Entente
 from tests.entered.server_process import ROOT, ServerProcess
 
-OURS = ("AUSTRIA", "ENGLAND", "FRANCE", "GERMANY", "ITALY")
 GAMES = ("friday", "sunday")
+OTHERS = {"anna": "AUSTRIA", "ewan": "ENGLAND", "gina": "GERMANY", "ivo": "ITALY", "rosa": "RUSSIA", "theo": "TURKEY"}
 
 
 @pytest.fixture
 def others(server: ServerProcess) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Starts two other accounts that play Russia and Turkey in all games."""
+    """Starts the other accounts, which play in all games."""
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
-        words = [str(server.port), ",".join(GAMES), "1905", "rosa:RUSSIA", "theo:TURKEY"]
+        words = [str(server.port), ",".join(GAMES), "1905", *(f"{name}:{power}" for name, power in OTHERS.items())]
         started.append(subprocess.Popen([sys.executable, "-m", "tests.entered.package_clients", *words], cwd=ROOT, text=True))
         return started[-1]
 
@@ -45,7 +45,7 @@ def wait_for(server: ServerProcess, is_there: Callable[[ServerGame], bool]) -> N
 def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, others, entente: Entente):
     for game in GAMES:
         server.make_game(game)
-    words = ["enter", server.address, "--game", ",".join(GAMES), "--power", ",".join(OURS), "--player", "random"]
+    words = ["enter", server.address, "--game", ",".join(GAMES), "--power", "france", "--player", "random"]
     words += ["--draw-after", "1905"]
     secrets = {"ENTENTE_ACCOUNT": "ours", "ENTENTE_PASSWORD": "hush-hush"}
 
@@ -67,14 +67,14 @@ def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, other
     second = entente.start(*words, **secrets)
     said, errors = second.communicate(timeout=300)
     assert second.returncode == 0, errors
-    assert all(f"game '{game}' is over: AUSTRIA has" in said for game in GAMES)
+    assert all(f"game '{game}' is over: FRANCE has" in said for game in GAMES)
     assert rivals.wait(timeout=60) == 0
     files = game_files(entente.folder / "runs" / "_games")
     assert len(files) == 2
     for file in files:
         rows = game_rows(file)
         assert {row["opponents"] for row in rows if row["power"] == "FRANCE"} == {
-            f"random+rosa@{server.address}+theo@{server.address}"
+            "+".join(f"{name}@{server.address}" for name in OTHERS)
         }
         assert rows[-1]["phase"][1:5] in ("1905", "1906")
         assert "hush" not in file.read_text() and "ours" not in file.read_text()
