@@ -43,7 +43,6 @@ from storage.files import durable_write, entries_in, folders_in, held, remove_fo
 from storage.learnable import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
-from tasks.alerts import hooks_of
 from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from telemetry.cards import CardPlan
@@ -77,7 +76,6 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     if not resume:
         check_prompts(settings)
     check_opponent_versions(settings.paths, settings.rollouts)
-    hooks_of(settings.alerts.file, settings.runs_root)
     check_runs_root(settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume)

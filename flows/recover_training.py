@@ -44,8 +44,8 @@ from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import durable_write, held
 from storage.ledger import last_step
 from storage.runs import RunPaths, check_name
-from tasks.alerts import hooks_of, raise_alert
-from telemetry.alerts import STALLED_MINUTES, Alert, Hooks
+from tasks.alerts import raise_alert
+from telemetry.alerts import STALLED_MINUTES, Alert
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
 
@@ -146,7 +146,7 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         has_folder = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
         file = settings.paths.alerts if has_folder else runs_root / WORK_FOLDER / "alerts.jsonl"
-        await asyncio.to_thread(raise_alert, file, alert, _hooks(settings))
+        raise_alert(file, alert)
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
     await mark_children_crashed(client, flow_run, "its flow run's process ended")
@@ -226,15 +226,6 @@ def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
     except (ValueError, InputError, DataError):
         return None
     return settings
-
-
-def _hooks(settings: RunSettings) -> Hooks:
-    """The alert hooks of the run."""
-    try:
-        return hooks_of(settings.alerts.file, settings.runs_root)
-    except InputError as error:
-        reporter().say(f"{error}; the alert is only in its file and on Prefect's pages")
-        return Hooks()
 
 
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:

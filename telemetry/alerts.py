@@ -1,26 +1,20 @@
-"""Rules over a run's metrics that raise alerts, and the hooks that send an alert to other programs.
+"""Rules over a run's metrics that raise alerts.
 
 Each rule examines the steps so far and returns a sentence or None. An alert is raised when its rule begins to hold, not while it
-continues to hold, and again if the rule holds after a step in which it did not. A failing hook is reported once and does not
-affect the run.
+continues to hold, and again if the rule holds after a step in which it did not.
 """
 
 import json
 import shutil
-import subprocess
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from pydantic import field_validator
-
-from telemetry.setting_marks import Settings, check_http
+from telemetry.setting_marks import Settings
 
 Figures = Mapping[str, float]
-HOOK_TIMEOUT_S = 20.0
 LAG_AT_CAP_STEPS = 5
 """Steps in a row whose median policy lag equals the staleness budget."""
 MISMATCH_TIMES = 10.0
@@ -40,29 +34,12 @@ _HISTORY = 512
 
 
 class AlertSettings(Settings):
-    """When a run raises alerts, and where it sends them."""
+    """When a run raises alerts."""
 
-    file: str = ""
-    """Name of a file with `command` and `webhook`: 'mine' is `mine.toml` in `_alerts` under `runs_root`; empty: none."""
     silent: tuple[
         Literal["not_finite", "no_progress", "lag_at_cap", "mismatch", "entropy", "no_spread", "worker_lost", "disk"], ...
     ] = ()
     """Rules that raise no alert."""
-
-
-class Hooks(Settings):
-    """Where alerts go. Hooks come from a file on this machine only: a shell command or an address must never come from Prefect's
-    server."""
-
-    command: str = ""
-    """Shell command that gets each alert as a JSON object on standard input."""
-    webhook: str = ""
-    """Address that each alert is posted to as a JSON object."""
-
-    @field_validator("webhook")
-    @classmethod
-    def _over_http(cls, webhook: str) -> str:
-        return check_http(webhook) if webhook else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,36 +163,6 @@ class Watch:
         free = shutil.disk_usage(self._folder).free / 2**30
         bound = DISK_FREE_GIB
         return f"{free:.1f} GiB are free under '{self._folder}', less than {bound:g}" if free < bound else None
-
-
-def carry(alert: Alert, hooks: Hooks) -> list[str]:
-    """Send the alert to the hooks. Returns their failures as sentences. Blocks for up to `HOOK_TIMEOUT_S` per hook."""
-    message, troubles = alert.as_json(), []
-    if hooks.command:
-        try:
-            done = subprocess.run(
-                hooks.command,
-                shell=True,
-                input=message + "\n",
-                text=True,
-                capture_output=True,
-                timeout=HOOK_TIMEOUT_S,
-                check=False,
-            )
-            if done.returncode:
-                said = (done.stderr or done.stdout).strip().splitlines()
-                troubles.append(f"the command ended with {done.returncode}: {said[-1] if said else 'it said nothing'}")
-        except subprocess.TimeoutExpired:
-            troubles.append(f"the command did not end within {HOOK_TIMEOUT_S:g} s")
-    if hooks.webhook:
-        kind = {"content-type": "application/json"}
-        try:
-            request = urllib.request.Request(hooks.webhook, data=message.encode(), headers=kind, method="POST")
-            with urllib.request.urlopen(request, timeout=HOOK_TIMEOUT_S):
-                pass
-        except (OSError, ValueError) as error:
-            troubles.append(f"the webhook '{hooks.webhook}' could not be reached: {error}")
-    return troubles
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -16,9 +16,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 @pytest.mark.parametrize("preset", ["laptop", "cluster"])
 def test_what_it_prints_is_a_file_that_gives_the_same_settings(preset: str, tmp_path: Path):
     file = tmp_path / "printed.toml"
-    flags = ["--rollouts.forks-per-group", "24", "--alerts.file", 'say "no"']
+    flags = ["--rollouts.forks-per-group", "24", "--inference.model", 'say "no"']
     assert run(["settings", "--preset", preset, *flags, "--output", str(file)]) == 0
-    changed = {"rollouts": {"forks_per_group": 24}, "alerts": {"file": 'say "no"'}}
+    changed = {"rollouts": {"forks_per_group": 24}, "inference": {"model": 'say "no"'}}
     assert layered_settings("laptop", [file]) == layered_settings(preset, [], changed)
 
 

@@ -22,8 +22,6 @@ from flows.tune_inference import tune_inference
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
 from pipeline.sweep import Sweep
-from tasks.alerts import hooks_of
-from telemetry.alerts import Hooks
 from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,19 +136,3 @@ def test_the_parameters_of_every_deployment_are_accepted(place: Path):
         training = each["entrypoint"].endswith(":train_policy")
         run_settings = RunSettings.model_validate(merge_more(given["settings"])) if training else None
         check_given(Path(given.get("runs_root", "runs")), settings=run_settings)
-
-
-def test_no_deployment_s_schema_has_a_command_or_a_webhook():
-    from prefect.utilities.callables import parameter_schema
-
-    defined = parameter_schema(train_policy.fn).definitions["AlertSettings"]
-    assert {"command", "webhook"}.isdisjoint(defined["properties"]) and "file" in defined["properties"]
-    assert defined["additionalProperties"] is False
-    assert "AlertSettings" not in parameter_schema(recover_training.fn).definitions
-
-
-def test_an_alert_file_on_the_machine_says_where_alerts_go(tmp_path: Path):
-    folder = tmp_path / "_alerts"
-    folder.mkdir()
-    (folder / "mine.toml").write_text('command = "cat > told"\n')
-    assert hooks_of("mine", tmp_path) == Hooks(command="cat > told") and hooks_of("", tmp_path) == Hooks()

@@ -1,15 +1,11 @@
-"""Alerts: each rule begins to hold once, ends, and begins again; hooks carry them and never raise."""
+"""Alerts: each rule begins to hold once, ends, and begins again."""
 
-import http.server
-import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from telemetry import alerts
-from telemetry.alerts import Alert, AlertSettings, Hooks, Watch, carry
+from telemetry.alerts import AlertSettings, Watch
 
 CALM = {
     "train/skipped": 0.0,
@@ -94,52 +90,6 @@ def test_a_filling_disk_is_said_before_it_is_full(tmp_path: Path, monkeypatch: p
     free = 1.5
     (alert,) = looking.step(2, CALM)
     assert alert.name == "disk" and "1.5 GiB are free" in alert.sentence
-
-
-@pytest.fixture
-def endpoint() -> Iterator[tuple[str, list[bytes]]]:
-    """A webhook that answers, and what it was told."""
-    told: list[bytes] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            told.append(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(500 if self.path == "/broken" else 204)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", told
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-ALERT = Alert(name="entropy", run="mine", step=7, sentence="mine, step 7: it's low")
-
-
-def test_hooks_are_given_the_alert_as_one_json_object(endpoint: tuple[str, list[bytes]], tmp_path: Path):
-    url, told = endpoint
-    assert carry(ALERT, Hooks(command=f"cat > '{tmp_path}/told'", webhook=url)) == []
-    expected = {"name": "entropy", "run": "mine", "step": 7, "sentence": "mine, step 7: it's low"}
-    assert json.loads((tmp_path / "told").read_text()) == json.loads(told[0]) == expected
-
-
-def test_what_is_wrong_with_a_hook_is_a_sentence(endpoint: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch):
-    url, _ = endpoint
-    for hooks, said in [
-        (Hooks(command="echo no such thing >&2; exit 3"), "the command ended with 3: no such thing"),
-        (Hooks(webhook=f"{url}/broken"), f"the webhook '{url}/broken' could not be reached: HTTP Error 500"),
-        (Hooks(webhook="http://127.0.0.1:9/"), "could not be reached"),
-    ]:
-        (sentence,) = carry(ALERT, hooks)
-        assert said in sentence
-    monkeypatch.setattr(alerts, "HOOK_TIMEOUT_S", 0.1)
-    assert carry(ALERT, Hooks(command="sleep 30")) == ["the command did not end within 0.1 s"]
 
 
 @pytest.mark.parametrize("silent", [(), ("not_finite",)])
