@@ -24,8 +24,7 @@ async def score_policy(resources: Resources, settings: RunSettings, label: str) 
 
 def scripted_players(settings: RunSettings) -> dict[str, str]:
     """Scripted players to compare with, by the labels of their scores. `teacher` is one that the model imitated."""
-    imitated = settings.inference.model == TINY and settings.tiny_model.imitation_steps > 0
-    return {"random": "random", "teacher" if imitated else TINY_TEACHER: TINY_TEACHER}
+    return {"random": "random", "teacher" if settings.inference.model == TINY else TINY_TEACHER: TINY_TEACHER}
 
 
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:

@@ -132,7 +132,7 @@ def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | No
 def tiny_shape(
     recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS, vocabulary: int = TINY_VOCABULARY
 ) -> ModelShape:
-    """The shape of the model that `recipe` makes. A test compares it with a real one."""
+    """The shape of the model that `recipe` makes, with at most this vocabulary. A test compares it with a real one."""
     heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
     inner, width = 3 * recipe.hidden, 32
     block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner

@@ -10,7 +10,7 @@ from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from training.settings import TinyModelSettings
 
-RECIPE_VERSION = 2
+RECIPE_VERSION = 3
 
 
 def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> str:

@@ -25,7 +25,7 @@ MISMATCH_ROWS = 64
 CPU_TOKENS = 4096
 """Unique tokens of a micro-batch on a CPU, where larger ones are not faster."""
 TINY_VOCABULARY = 640
-"""Tokens of a tiny model's byte-level BPE tokenizer: most provinces and units are then one token."""
+"""Tokens of a tiny model's byte-level BPE tokenizer at most: most provinces and units are then one token."""
 TINY_TEACHER = "mover"
 """Scripted player that a tiny model imitates: the weakest whose orders are worth learning, so that training has much to add."""
 
@@ -37,12 +37,12 @@ class TinyModelSettings(Settings):
     """Width of the model."""
     layers: Annotated[int, Field(ge=1, le=256)] = 3
     """Transformer blocks."""
-    imitation_steps: Annotated[int, Field(ge=0)] = 150
+    imitation_steps: Annotated[int, Field(ge=1)] = 150
     """Optimiser steps of imitation."""
-    imitation_positions: Annotated[int, Field(ge=1)] = 5
+    imitation_positions: Annotated[int, Field(ge=1)] = 3
     """Positions per imitation step, each with the decisions of all its powers."""
-    source_games: Annotated[int, Field(ge=1)] = 48
-    """Scripted games whose decisions are imitated."""
+    source_games: Annotated[int, Field(ge=2)] = 48
+    """Scripted games whose decisions are imitated; one in 20 is not used."""
 
 
 class TrainingSettings(Settings):

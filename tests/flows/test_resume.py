@@ -151,7 +151,7 @@ def test_ctrl_c_while_the_tiny_model_is_made_does_not_wait_for_it(workplace, tra
     process = workplace.start("train", "--config", "small.toml", "--run", "early", *words, program=background)
     assert process.stderr is not None
     try:
-        while "scripted games" not in process.stderr.readline():
+        while "teacher games" not in process.stderr.readline():
             assert process.poll() is None
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)

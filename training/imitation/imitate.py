@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -120,7 +121,6 @@ class Imitation:
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=settings.rate, weight_decay=_WEIGHT_DECAY, fused=True)
         self.checkpoints = folder / "checkpoints"
         self.state = load_state(self.checkpoints, self.model, self.optimiser)
-        self.held_out = self._held_out()
 
     def run(self) -> None:
         """Train until the last step; progress, measurements and checkpoints as the settings say."""
@@ -162,7 +162,9 @@ class Imitation:
         """The examples of a position."""
         return self.examples.of(*self.positions.board(number), legal_sets=legal_sets)
 
-    def _held_out(self) -> list[Example]:
+    @cached_property
+    def held_out(self) -> list[Example]:
+        """Examples of held-out games with their legal sets."""
         spread = self.positions.spread(held_out=True)
         examples = (each for number in spread for each in self._examples(number, legal_sets=True))
         return list(islice(examples, _HELD_OUT_EXAMPLES))
@@ -183,20 +185,21 @@ def curve_line(point: CurvePoint, steps: int) -> str:
     )
 
 
+def write_model(trained: Imitation, folder: Path, recipe: dict[str, Any]) -> None:
+    """Write weights and recipe into `folder`; the recipe comes last."""
+    disable_progress_bar()  # the reporter shows the progress
+    trained.model.save_pretrained(folder)
+    about = {"prompts": trained.settings.prompts.model_dump(), "parameters": trained.model.num_parameters()}
+    (folder / RECIPE).write_text(json.dumps(recipe | about, indent=1))
+
+
 def _publish(work: WorkFolder, settings: ImitationSettings, trained: Imitation) -> None:
     """Publish the model's folder: weights, tokenizer, recipe with the curve."""
-    disable_progress_bar()  # the reporter shows the progress
     aside = work.root / "model"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(work.root / name, aside / name)
-    trained.model.save_pretrained(aside)
-    recipe = {
-        "settings": settings.model_dump(mode="json", exclude={"prompts"}),
-        "prompts": settings.prompts.model_dump(),
-        "parameters": trained.model.num_parameters(),
-        "curve": [asdict(point) for point in trained.state.curve],
-    }
-    (aside / RECIPE).write_text(json.dumps(recipe, indent=1))
+    curve = [asdict(point) for point in trained.state.curve]
+    write_model(trained, aside, {"settings": settings.model_dump(mode="json", exclude={"prompts"}), "curve": curve})
     publish_directory(aside, work.final)

@@ -28,7 +28,7 @@ class ImitationSettings(Settings):
     last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907
     """Last year that scripted games play; that of the positions that a run starts from."""
     vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
-    """Tokens of the byte-level BPE tokenizer; with 640, most provinces and units are one token."""
+    """Tokens of the byte-level BPE tokenizer at most; with 640, most provinces and units are one token."""
     hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
     """Width of the model; a multiple of 32, because vLLM's CPU attention needs heads of 32."""
     layers: Annotated[int, Field(ge=1)] = 4
