@@ -6,7 +6,7 @@ This module does not tokenise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,26 +32,35 @@ class ChatFormat:
     after: str
     description: str
     """What is put around a prompt, for people."""
+    is_plain: bool = False
+    """Whether no template is used."""
 
 
-PLAIN = ChatFormat(before="", between="\n", after="\n", description="none: prompts are plain text")
+PLAIN = ChatFormat(before="", between="\n", after="\n", description="none: prompts are plain text", is_plain=True)
 
 
 def chat_format(
-    folder: Path | None, setting: ChatSetting, samples: Sequence[tuple[str, str]], *, thinks: bool = False
+    folder: Path | None,
+    setting: ChatSetting,
+    samples: Sequence[tuple[str, str]],
+    examples: Sequence[tuple[str, str]] = (),
+    *,
+    thinks: bool = False,
 ) -> ChatFormat:
     """The format of the model in `folder`.
 
     Args:
         folder: None if the model is not here: then prompts are plain text.
         samples: rules, and board with power, of some prompts, without white space at their ends.
+        examples: pairs of what is asked and its answer, which become turns before the board.
         thinks: the model may think before it answers; templates that know the value `enable_thinking` get it.
 
     Raises:
         InputError: `setting` asks for a template that is not there, or the template cannot hold a prompt.
     """
+    plain = replace(PLAIN, between="\n" + "".join(f"{asked}\n{said}\n\n" for asked, said in examples))
     if setting == "none" or folder is None:
-        return PLAIN
+        return plain
     template = chat_template(folder)
     if template is None:
         if setting == "template":
@@ -59,29 +68,30 @@ def chat_format(
                 f"prompts.chat is 'template', but model '{folder}' has no chat template: set prompts.chat to 'auto' or 'none', "
                 "or use a model that has one"
             )
-        return PLAIN
+        return plain
     try:
-        return read_format(_renderer(template, {**special_tokens(folder), "enable_thinking": thinks}), samples)
+        return read_format(_renderer(template, {**special_tokens(folder), "enable_thinking": thinks}), samples, examples)
     except InputError as error:
         raise InputError(
             f"the chat template of model '{folder}' {error}: correct the template, or set prompts.chat to 'none'"
         ) from error
 
 
-def read_format(render: Render, samples: Sequence[tuple[str, str]]) -> ChatFormat:
+def read_format(render: Render, samples: Sequence[tuple[str, str]], examples: Sequence[tuple[str, str]] = ()) -> ChatFormat:
     """The format that `render` writes.
 
     Raises:
         InputError: the template drops or changes a part of the prompt; the message begins with a verb.
     """
     rules, body = samples[0]
+    turns = [{"role": role, "content": said} for pair in examples for role, said in zip(("user", "assistant"), pair, strict=True)]
     messages_of = _system_and_user
     try:
-        text = render(messages_of(rules, body), True)
+        text = render(messages_of(rules, turns, body), True)
     except InputError:
         # The template refuses a system part, or nothing helps, and then this raises again.
         messages_of = _user_alone
-        text = render(messages_of(rules, body), True)
+        text = render(messages_of(rules, turns, body), True)
     before, is_there, rest = text.partition(rules)
     if not is_there:
         raise InputError("drops or changes the system part, which holds the rules")
@@ -89,19 +99,20 @@ def read_format(render: Render, samples: Sequence[tuple[str, str]]) -> ChatForma
     if not is_there:
         raise InputError("drops or changes the user's part, which holds the board")
     for rules, body in samples:
-        if render(messages_of(rules, body), True) != before + rules + between + body + after:
+        if render(messages_of(rules, turns, body), True) != before + rules + between + body + after:
             raise InputError("changes the text of a message")
-    after += _space_before_answer(render, messages_of(rules, body))
+    after += _space_before_answer(render, messages_of(rules, turns, body))
     where = "the rules are its system part" if between.strip() else "it has no system part, so the rules begin the user's part"
     return ChatFormat(before=before, between=between, after=after, description=f"the model's chat template; {where}")
 
 
-def _system_and_user(rules: str, body: str) -> Messages:
-    return [{"role": "system", "content": rules}, {"role": "user", "content": body}]
+def _system_and_user(rules: str, turns: Messages, body: str) -> Messages:
+    return [{"role": "system", "content": rules}, *turns, {"role": "user", "content": body}]
 
 
-def _user_alone(rules: str, body: str) -> Messages:
-    return [{"role": "user", "content": f"{rules}\n{body}"}]
+def _user_alone(rules: str, turns: Messages, body: str) -> Messages:
+    first, *others = [*turns, {"role": "user", "content": body}]
+    return [{"role": "user", "content": f"{rules}\n{first['content']}"}, *others]
 
 
 def _space_before_answer(render: Render, messages: Messages) -> str:

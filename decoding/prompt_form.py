@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from decoding.chat_format import PLAIN, ChatFormat, chat_format
+from decoding.chat_format import ChatFormat, chat_format
 from decoding.codec import ORDER_SEPARATOR, Codec
 from game.board import Board
 from game.legal import OrderKind
@@ -19,6 +19,7 @@ from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
+from game.worked_examples import worked_examples
 from telemetry.errors import InputError
 
 _SAMPLES_OF_A_KIND = 4
@@ -59,7 +60,9 @@ class PromptForm:
         self._codec, self._rules = codec, _stripped(rules_text(settings))
         samples = sample_prompts(settings)
         texts = [(self._rules, each.board + _stripped(each.power)) for each in samples]
-        self.chat: ChatFormat = chat_format(codec.folder, settings.chat, texts, thinks=cue != ANSWER_CUE)
+        self.chat: ChatFormat = chat_format(
+            codec.folder, settings.chat, texts, worked_examples(settings), thinks=cue != ANSWER_CUE
+        )
         self._head = self.chat.before + self._rules + self.chat.between
         self._tail = self.chat.after + cue
         after_rules = [(self._head, each.board + self._rest(each.power)) for each in samples]
@@ -69,7 +72,7 @@ class PromptForm:
         shortest = min(len(self._second_begin + each.board) for each in samples)
         self.after_board = _find_seam(codec, after_board, shortest)
         # A template itself writes the beginning-of-sequence token, if its model wants one.
-        self._start_ids = codec.start_ids if self.chat is PLAIN else ()
+        self._start_ids = codec.start_ids if self.chat.is_plain else ()
         self._first = self._start_ids + codec.encode(self._first_text)
         # Boards and powers change with every position.
         self._encode_after = lru_cache(maxsize=1024)(codec.encode_after)

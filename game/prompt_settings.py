@@ -26,6 +26,9 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     facts: Literal["none", "neighbours", "threats"] = "none"
     """Facts of the map in a prompt: 'none'; 'neighbours', what is beside each unit; 'threats', which own places others can
     move to, and what own units can reach."""
+    examples: Annotated[int, Field(ge=0, le=24)] = 0
+    """Worked examples before the board, with the aim of the game and a key to its notation, for a model that was not trained on
+    the game; all prompts share them; 0: none."""
     order_notation: OrderNotation = "full"
     """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "BUR"."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0

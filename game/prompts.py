@@ -27,9 +27,9 @@ ANSWER_CUE = "ORDERS:\n"
 """The text before the orders. It ends with a line break, so every order of the answer follows a line break."""
 THOUGHT_CUE = "THOUGHT:\n"
 """The text before a thought, for a model without tokens of its own for thinking."""
-_INTRODUCTION = {
-    "in_place": "Diplomacy without press. Each power: units | supply centres. ",
-    "last": "Diplomacy without press. Each power: supply centres | units; yours last. ",
+_BOARD_KEY = {
+    "in_place": "Each power: units | supply centres. ",
+    "last": "Each power: supply centres | units; yours last. ",
 }
 _HOW_TO_ANSWER = {
     "full": "Answer one order per line, in the order of the units named.\n",
@@ -59,11 +59,25 @@ _FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
 last, and forks share more."""
 
 
+_AIM = "You play Diplomacy without press. Whoever holds 18 supply centres wins: take more, and keep yours. "
+_ORDER_KEY = {
+    "full": "A: army, F: fleet. A PAR - BUR moves, A PAR H holds, A MAR S A PAR - BUR supports that move, A MAR S F BRE supports "
+    "a unit that stays, A LON - BEL VIA goes by convoy of F NTH C A LON - BEL. Retreats: A PAR R GAS, or A PAR D disbands. "
+    "Builds: A PAR B, or WAIVE. ",
+    "slot": "A: army, F: fleet. ",
+}
+
+
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """The first segment of every prompt."""
     think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
     explained = _HOW_TO_READ[settings.legal_orders] + _WHAT_FACTS_SAY[settings.facts]
-    return _INTRODUCTION[settings.own_line] + think + _HOW_TO_ANSWER[settings.order_notation] + explained
+    board_key = _BOARD_KEY[settings.own_line]
+    if settings.examples:
+        introduction = _AIM + board_key + _ORDER_KEY[settings.order_notation]
+    else:
+        introduction = "Diplomacy without press. " + board_key
+    return introduction + think + _HOW_TO_ANSWER[settings.order_notation] + explained
 
 
 def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:

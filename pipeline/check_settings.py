@@ -55,6 +55,11 @@ def check_settings(settings: "RunSettings") -> None:
             "prompts.chat is 'template', but a tiny model has no chat template: set prompts.chat to 'auto', or inference.model "
             "to a model that has one"
         )
+    if settings.prompts.examples and settings.inference.model == "tiny":
+        raise InputError(
+            "prompts.examples are for a model that was not trained on the game, and a tiny model is: set prompts.examples to 0, "
+            "or name another inference.model"
+        )
     _check_slots(settings)
     _check_endpoints(settings)
     _ = settings.threads  # raises InputError if they do not fit the cores

@@ -14,6 +14,7 @@ from decoding.prompt_form import PromptForm, sample_prompts
 from game.board import Board
 from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
+from game.worked_examples import worked_examples
 from rollouts.deciders import Tokens
 from telemetry.errors import InputError
 from tests.chat_models import GEMMA, LLAMA, NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, TEMPLATES, chat_model
@@ -25,11 +26,14 @@ SETTINGS = PromptSettings()
 def chat(model: Path, tmp_path: Path) -> Callable[..., Tokens]:
     """Tokens of the small model with a chat template: `chat(template)`."""
 
-    def make(template: str, **prompts: str) -> Tokens:
+    def make(template: str, **prompts: str | int) -> Tokens:
         folder = chat_model(model, tmp_path / "chat", template)
         return Tokens(Codec(folder), PromptSettings.model_validate(prompts))
 
     return make
+
+
+ROLES = ("user", "assistant")
 
 
 def parts(board: Board, power: str) -> tuple[str, str]:
@@ -38,14 +42,18 @@ def parts(board: Board, power: str) -> tuple[str, str]:
     return rules_text().removesuffix("\n"), body.removesuffix("\n")
 
 
+@pytest.mark.parametrize("examples", [0, 3])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, name: str):
-    tokens, board = chat(TEMPLATES[name], chat="template"), Board.start()
+def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, name: str, examples: int):
+    tokens, board = chat(TEMPLATES[name], chat="template", examples=examples), Board.start()
     theirs = PreTrainedTokenizerFast.from_pretrained(tokens.codec.folder)
     for power in ("FRANCE", "TURKEY"):
-        rules, body = parts(board, power)
-        system = [{"role": "system", "content": rules}, {"role": "user", "content": body}]
-        messages = system if name != "gemma" else [{"role": "user", "content": f"{rules}\n{body}"}]
+        _, body = parts(board, power)
+        rules = rules_text(tokens.prompts).removesuffix("\n")
+        turns = [(role, said) for pair in worked_examples(tokens.prompts) for role, said in zip(ROLES, pair, strict=True)]
+        said = [*turns, ("user", body)]
+        said = [("system", rules), *said] if name != "gemma" else [("user", f"{rules}\n{said[0][1]}"), *said[1:]]
+        messages = [{"role": role, "content": content} for role, content in said]
         text = theirs.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, strftime_now=module._DAY.strftime
         )
@@ -103,7 +111,18 @@ def test_without_a_template_or_with_none_a_prompt_is_plain_text(chat, tokens: To
         assert tokens.form.ids(sample.board, sample.power) == [id for part in parts_apart for id in tokens.codec.encode(part)]
     unused = chat(QWEN, chat="none")
     assert unused.prompt_ids(board, legal) == tokens.prompt_ids(board, legal)
-    assert unused.form.chat is module.PLAIN is tokens.form.chat
+    assert unused.form.chat == module.PLAIN == tokens.form.chat
+
+
+@pytest.mark.parametrize("setting", ["template", "none"])
+def test_all_prompts_share_the_worked_examples(chat, setting: str):
+    tokens, board = chat(QWEN, chat=setting, examples=6), Board.start()
+    first = {tokens.form.pieces(*prompt)[0] for prompt in [("SPRING\n", "X"), (board_text(board, "ITALY"), "ITALY MOVEMENT")]}
+    assert len(first) == 1
+    text = tokens.codec.decode(first.pop())
+    assert [text.count(answer) for _, answer in worked_examples(tokens.prompts)] == [1] * 6
+    kinds = [asked.split(" | ")[1].split(" ") for asked, _ in worked_examples(tokens.prompts)]
+    assert all(any(kind in words for words in kinds) for kind in ("MOVEMENT", "RETREAT", "BUILD", "DISBAND"))
 
 
 def test_a_template_of_todays_date_writes_the_same_prompt_on_every_day(chat):
