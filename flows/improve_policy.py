@@ -38,7 +38,7 @@ from pipeline.rollout_queue import StepRollouts
 from pipeline.rollout_source import Stretch
 from pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
 from pipeline.step_figures import StepClock
-from pipeline.teach import VISITED_GROUPS, TeacherPool
+from pipeline.teach import VISITED_GROUPS
 from pipeline.threads import usable_cores
 from records.policy_version import BASE, PolicyVersion
 from storage.files import durable_write
@@ -52,6 +52,7 @@ from tasks.teaching import label_visits, visit_groups
 from tasks.training import check_mismatch, has_fresh_rows, train_step
 from telemetry.errors import DataError
 from telemetry.memory import freeze_old_objects
+from telemetry.process_pool import ProcessPool
 from telemetry.progress import reporter
 from telemetry.sinks import MetricLog
 
@@ -80,7 +81,7 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
         settings = with_steps(stored)
         async with open_run(settings, resume=True, trains_alone=True) as resources:
             track, published = StrengthTrack(resources, settings), resources.resume_point.last.published
-            async with TeacherPool(usable_cores()) as teachers:
+            async with ProcessPool(usable_cores()) as teachers:
                 with open_log(resources, settings) as log, freeze_old_objects():
                     if published != BASE:
                         await resources.serve(published)  # the engines start with the base model
@@ -100,7 +101,7 @@ async def _improve_once(
     resources: Resources,
     settings: RunSettings,
     improve: ImproveSettings,
-    teachers: TeacherPool,
+    teachers: ProcessPool,
     log: MetricLog,
     track: StrengthTrack,
     number: int,
@@ -142,7 +143,7 @@ async def _score(track: StrengthTrack, number: int, version: int) -> dict[str, f
 
 
 async def _label_all(
-    resources: Resources, settings: RunSettings, improve: ImproveSettings, teachers: TeacherPool, number: int
+    resources: Resources, settings: RunSettings, improve: ImproveSettings, teachers: ProcessPool, number: int
 ) -> int:
     """Visit and label the round's positions; returns the number of lessons."""
     visiting = visit_groups.with_options(timeout_seconds=ROLLOUT_TIMEOUT_S)

@@ -26,10 +26,10 @@ from pipeline.run_settings import RunSettings, settings_of
 from pipeline.threads import apply_threads, usable_cores
 from records.policy_version import BASE_VERSION
 from rollouts.deciders import Decider, PolicyDecider, Tokens
-from search.playout_processes import PlayoutProcesses
 from search.search import SearchDecider
 from storage.runs import RunPaths
 from telemetry.errors import InputError
+from telemetry.process_pool import ProcessPool
 from telemetry.progress import reporter
 
 _HASHED_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class OpenPlayers:
     """By the player's name; scripted players that do not search have none."""
     served: dict[str, tuple[Engine, Tokens, int]] = field(default_factory=dict)
     """Engine, tokens and the engine's number of each version, by the version's name."""
-    processes: PlayoutProcesses | None = None
+    processes: ProcessPool | None = None
     """Play out for those who search; None: the host's thread does."""
 
     def policy(self, name: str) -> tuple[Engine, Tokens]:
@@ -87,8 +87,7 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
             for number, player in await _published(host, engine, group.players):
                 opened.served[player.name] = engine, group.tokens[player.run], number
         if any(each.searches_by(play) for each in players) and usable_cores() > 1:
-            opened.processes = PlayoutProcesses(usable_cores())
-            stack.push_async_callback(_close, host, opened.processes)
+            opened.processes = await stack.enter_async_context(ProcessPool(usable_cores()))
         for player in players:
             if (decider := opened.decider(player, play)) is not None:
                 opened.deciders[player.name] = decider
@@ -177,5 +176,5 @@ async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestan
     return numbered
 
 
-async def _close(host: EngineHost, owner: Engine | PlayoutProcesses) -> None:
-    await host.run(owner.close())
+async def _close(host: EngineHost, engine: Engine) -> None:
+    await host.run(engine.close())

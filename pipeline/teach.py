@@ -11,12 +11,9 @@ import asyncio
 import hashlib
 import json
 import math
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +32,8 @@ from storage.files import set_aside
 from storage.lessons import lesson_path, open_lessons, publish_lessons
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, shard_path
-from telemetry.errors import DataError, EngineError
-from telemetry.parent import end_with_parent
+from telemetry.errors import DataError
+from telemetry.process_pool import ProcessPool
 
 VISITED_GROUPS = 8
 """Start groups of a task: enough requests at a time for the engine, and few enough that labelling begins early."""
@@ -77,7 +74,7 @@ async def visit(resources: RolloutResources, number: int, first_group: int) -> i
 
 
 async def label(
-    resources: RolloutResources, teachers: "TeacherPool", improve: ImproveSettings, number: int, first_group: int, count: int
+    resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
 ) -> int:
     """Label the first `count` decisions of a shard of visits and publish their lessons, unless that is done.
 
@@ -120,40 +117,6 @@ def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: 
     return [each / sum(odds) for each in odds]
 
 
-class TeacherPool:
-    """Processes that play out proposals; an asynchronous context manager."""
-
-    def __init__(self, processes: int) -> None:
-        self._processes = processes
-        self._pool = self._start()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """End the processes. In a thread: they end their playouts first, and the event loop goes on meanwhile."""
-        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
-
-    async def answer(self, question: Question) -> SearchResult:
-        """The search of one position, in one of the processes.
-
-        Raises:
-            InputError: a proposal is not legal.
-            EngineError: a process ended; others were started.
-        """
-        pool = self._pool
-        try:
-            return await asyncio.get_running_loop().run_in_executor(pool, answer, question)
-        except BrokenProcessPool as error:
-            if self._pool is pool:
-                self._pool = self._start()
-            raise EngineError("a process that plays out a teacher's proposals ended; is the memory full?") from error
-
-    def _start(self) -> ProcessPoolExecutor:
-        spawn = multiprocessing.get_context("spawn")  # a fork would copy the engine's threads in any state
-        return ProcessPoolExecutor(self._processes, mp_context=spawn, initializer=end_with_parent)
-
-
 def answer(question: Question) -> SearchResult:
     """Search one position; what a teacher's process does."""
     board = Board.restore(question.snapshot)
@@ -164,13 +127,13 @@ def answer(question: Question) -> SearchResult:
 
 
 async def _lesson(
-    resources: RolloutResources, teachers: TeacherPool, improve: ImproveSettings, row: dict[str, Any], teacher: str
+    resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, row: dict[str, Any], teacher: str
 ) -> Lesson | None:
     """The lesson of one decision; None if there is only one proposal, as that compares nothing."""
     question, legal = await resources.host.run(_question(resources, improve, row))
     if len(question.proposals) < 2:
         return None
-    found = await teachers.answer(question)
+    found = await teachers.ask(answer, question)
     table, spelt = resources.tokens.tables.table(legal), []
     for orders in found.proposals:
         ids = resources.tokens.tables.spell(orders, legal)

@@ -14,10 +14,11 @@ from game.prompts import board_text
 from rollouts.deciders import CompletionSource, DecisionRequest, Tokens, draw
 from rollouts.seeds import dice
 from search.halving import Pull, halve
-from search.playout_processes import PlayoutProcesses
+from search.playout_processes import play_out_apart
 from search.playouts import play_out
 from search.settings import SearchSettings
 from telemetry.errors import InputError
+from telemetry.process_pool import ProcessPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ async def search(
     request: DecisionRequest,
     proposals: Sequence[Sequence[str]],
     settings: SearchSettings,
-    processes: PlayoutProcesses | None = None,
+    processes: ProcessPool | None = None,
 ) -> SearchResult:
     """Play out the proposals and find the best.
 
@@ -103,7 +104,7 @@ async def search(
     async def play_round(pulls: Sequence[Pull]) -> list[float]:
         sets = [(arms[arm], name_of(number)) for arm, number in pulls]
         if processes is not None:
-            return await processes.play(request.board, request.power, sets, settings)
+            return await play_out_apart(processes, request.board, request.power, sets, settings)
         values = []
         for orders, name in sets:
             values.append(play_out(request.board, request.power, orders, name, settings))
@@ -125,7 +126,7 @@ class SearchDecider:
         tokens: Tokens | None = None,
         version: int | None = None,
         proposer: str = "",
-        processes: PlayoutProcesses | None = None,
+        processes: ProcessPool | None = None,
     ) -> None:
         """Check the names of players.
 

@@ -5,11 +5,8 @@ sampler turns them into weights and draws. `PastReturnsProcess` works in a separ
 its memory does not grow.
 """
 
-import multiprocessing
-import signal
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import pyarrow as pa
 from storage.runs import RunPaths
 from storage.shards import open_shard, shard_names
 from telemetry.errors import DataError
-from telemetry.parent import end_with_parent
+from telemetry.process_pool import ProcessPool
 
 RECENT = 4
 """Newest start groups of a snapshot that count; older ones were played by a policy that has changed since."""
@@ -72,37 +69,22 @@ class PastReturns:
 
 
 class PastReturnsProcess:
-    """`PastReturns` in a separate process.
-
-    The process starts with the first call. If it dies, a new one is started; it holds nothing that is not in files.
-    """
+    """`PastReturns` in a separate process, which starts with the first call. If it ends, another is started."""
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
         """See `PastReturns`."""
-        self._arguments = (paths, dict(blend), discount)
-        self._process: ProcessPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._pool = ProcessPool(1, _open, paths, dict(blend), discount)
 
     def spreads_before(self, producer: str, start_group: int) -> dict[str, float]:
         """See `PastReturns.spreads_before`."""
-        with self._lock:
-            try:
-                return self._ask(producer, start_group)
-            except BrokenProcessPool:
-                self.close()
-                return self._ask(producer, start_group)
+        try:
+            return self._pool.submit(_spreads_before, producer, start_group).result()
+        except BrokenProcessPool:
+            return self._pool.submit(_spreads_before, producer, start_group).result()
 
     def close(self) -> None:
         """End the process, if it runs."""
-        if self._process is not None:
-            self._process.shutdown()
-            self._process = None
-
-    def _ask(self, producer: str, start_group: int) -> dict[str, float]:
-        if self._process is None:
-            spawn = multiprocessing.get_context("spawn")
-            self._process = ProcessPoolExecutor(1, mp_context=spawn, initializer=_open, initargs=self._arguments)
-        return self._process.submit(_spreads_before, producer, start_group).result()
+        self._pool.close()
 
 
 _mine: PastReturns
@@ -111,8 +93,6 @@ _mine: PastReturns
 
 def _open(paths: RunPaths, blend: Mapping[str, float], discount: float) -> None:
     global _mine
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
-    end_with_parent()
     _mine = PastReturns(paths, blend=blend, discount=discount)
 
 

@@ -1,10 +1,8 @@
 """Tasks that prepare a run: they build the state cache and the tiny model."""
 
 import asyncio
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from state_cache.settings import CacheSettings
 from state_cache.store import open_cache, write_cache
 from storage.played_games import game_snapshots
 from storage.runs import RunPaths
-from telemetry.parent import end_with_parent
+from telemetry.process_pool import ProcessPool
 from telemetry.progress import reporter
 from training.settings import TinyModelSettings
 
@@ -62,7 +60,7 @@ def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -
     cache = open_cache(base)
     held_out = {snapshot.snapshot_id for snapshot in cache.held_out}
     # In its own process, so that the index takes no memory and leaves no threads in the flow's process.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent) as process:
+    with ProcessPool(1) as process:
         reached = process.submit(_reached, run, settings.from_groups, held_out).result()
     return write_cache(root, settings, refresh(settings, cache.train, cache.held_out, reached), cache.held_out)
 

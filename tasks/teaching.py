@@ -9,8 +9,9 @@ from prefect.client.schemas.objects import State, TaskRun
 from pipeline.improve_rounds import ImproveSettings
 from pipeline.resources import Resources
 from pipeline.run_settings import ROLLOUT_RETRIES
-from pipeline.teach import TeacherPool, label, visit
+from pipeline.teach import label, visit
 from telemetry.errors import DataError, InputError
+from telemetry.process_pool import ProcessPool
 
 
 def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -42,7 +43,7 @@ async def visit_groups(resources: Resources, number: int, first_group: int) -> i
     retry_condition_fn=may_pass,
 )
 async def label_visits(
-    resources: Resources, teachers: TeacherPool, improve: ImproveSettings, number: int, first_group: int, count: int
+    resources: Resources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
 ) -> int:
     """Label decisions of a shard of visits and publish their lessons; see `label`."""
     return await label(resources, teachers, improve, number, first_group, count)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -37,9 +38,9 @@ class Here:
         self.questions: list[Question] = []
         self._told = told
 
-    async def answer(self, question: Question) -> SearchResult:
+    async def ask(self, work: Callable[[Question], SearchResult], question: Question) -> SearchResult:
         self.questions.append(question)
-        found = await asyncio.to_thread(answer, question)
+        found = await asyncio.to_thread(work, question)
         return found if self._told is None else self._told(found)
 
 

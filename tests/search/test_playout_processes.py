@@ -1,16 +1,17 @@
 """Playouts in processes: the values are those of this process, and a process that ends is told in a sentence."""
 
 import asyncio
-import os
-import signal
+import multiprocessing
+import time
 
 import pytest
 
 from game.board import Board
-from search.playout_processes import PlayoutProcesses
+from search.playout_processes import play_out_apart
 from search.playouts import play_out
 from search.settings import SearchSettings
-from telemetry.errors import EngineError
+from telemetry.errors import EngineError, InputError
+from telemetry.process_pool import ProcessPool
 
 SETTINGS = SearchSettings(years=2, player=("dumbbot", "mover"), value="squares")
 SETS = [([f"A MAR {what}", "F BRE H", "A PAR H"], f"g/{number}") for what in ("H", "- SPA") for number in range(3)]
@@ -28,18 +29,20 @@ def test_processes_give_the_values_of_this_process_and_one_that_is_killed_is_tol
     board = Board.start()
 
     async def both() -> list[float]:
-        processes = PlayoutProcesses(2)
-        try:
-            found = await processes.play(board, "FRANCE", sets, SETTINGS)
-            twice = await asyncio.gather(*(processes.play(board, "FRANCE", sets, SETTINGS) for _ in range(3)))
-            first, *others = processes._pool._processes
-            assert twice == [found] * 3 and len(others) == 1
-            os.kill(first, signal.SIGKILL)
-            with pytest.raises(EngineError, match="a process that plays out for a search ended"):
-                await processes.play(board, "FRANCE", sets, SETTINGS)
-            assert await processes.play(board, "FRANCE", sets, SETTINGS) == found, "others take their place"
-        finally:
-            await processes.close()
+        async with ProcessPool(2) as pool:
+            found = await play_out_apart(pool, board, "FRANCE", sets, SETTINGS)
+            twice = await asyncio.gather(*(play_out_apart(pool, board, "FRANCE", sets, SETTINGS) for _ in range(3)))
+            assert twice == [found] * 3
+            assert len(multiprocessing.active_children()) == 2
+            waiting = asyncio.ensure_future(pool.ask(time.sleep, 600))
+            await asyncio.sleep(0)
+            multiprocessing.active_children()[0].kill()
+            with pytest.raises(EngineError, match="a process that works for this one ended"):
+                await waiting
+            assert await play_out_apart(pool, board, "FRANCE", sets, SETTINGS) == found, "others take its place"
+            with pytest.raises(InputError, match="no scripted player 'nobody'"):
+                await play_out_apart(pool, board, "FRANCE", sets, SearchSettings(player=("nobody",)))
+        assert not multiprocessing.active_children()
         return found
 
     assert asyncio.run(both()) == [play_out(board, "FRANCE", orders, name, SETTINGS) for orders, name in sets]

@@ -8,13 +8,11 @@ processes that only play.
 """
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -29,7 +27,7 @@ from storage.arrow_files import write_arrow
 from storage.files import open_regular, publish_directory
 from storage.schema import to_table
 from telemetry.errors import InputError
-from telemetry.parent import end_with_parent
+from telemetry.process_pool import ProcessPool
 from training.imitation.settings import ImitationSettings
 
 TEACHER_FOLDER = "_teacher_games"
@@ -158,21 +156,11 @@ def _play_missing(
             _play_shard(folder, first, settings, search)
             yield done
         return
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(processes, len(firsts)), mp_context=spawn, initializer=_begin_process)
-    try:
+    with ProcessPool(min(processes, len(firsts))) as pool:
         playing = [pool.submit(_play_shard, folder, first, settings, search) for first in firsts]
         for done, each in enumerate(as_completed(playing), start=1):
             each.result()
             yield done
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin_process() -> None:
-    """A keyboard's interrupt is the parent's business, which ends the processes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
 
 
 def _play_shard(folder: Path, first: int, settings: ImitationSettings, search: Search | None) -> None:
