@@ -7,32 +7,38 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from inference.server_arguments import start_limit_s
+from pipeline.dask_rollouts import DaskCluster, DaskPlan, dask_cluster
 from pipeline.play import RolloutReport
 from pipeline.resources import Resources
 from pipeline.rollout_queue import RolloutQueue
 from pipeline.rollout_source import RolloutSource, Stretch, groups_per_task
-from pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S, RunSettings
+from pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from pipeline.threads import usable_cores
-from tasks.dask_rollouts import DaskPlan, dask_source
 from tasks.quoted import quoted
-from tasks.rollouts import roll_out_groups
+from tasks.rollouts import roll_out_groups, roll_out_on_dask
 
 
 class LocalSource:
-    """Plays in this process, with one Prefect task for each stretch; tasks have a time limit and retries."""
+    """Plays in this process, with one Prefect task for each stretch."""
 
     def __init__(self, resources: Resources, settings: RunSettings) -> None:
         self._resources, self.groups_per_task = resources, groups_per_task(settings)
-        self._task = roll_out_groups.with_options(
-            timeout_seconds=ROLLOUT_TIMEOUT_S,
-            retries=ROLLOUT_RETRIES,
-            retry_delay_seconds=1,
-            retry_jitter_factor=1,
-        )
 
     async def play(self, stretch: Stretch) -> RolloutReport:
         """See `RolloutSource.play`."""
-        return await self._task(quoted(self._resources), stretch.step, stretch.first_group, stretch.count, stretch.after)
+        return await roll_out_groups(quoted(self._resources), stretch.step, stretch.first_group, stretch.count, stretch.after)
+
+
+class DaskSource:
+    """Plays on a Dask cluster. Each stretch has one Prefect task, which waits in this process."""
+
+    def __init__(self, resources: Resources, settings: RunSettings, cluster: DaskCluster) -> None:
+        self._spans, self._cluster, self.groups_per_task = resources.spans, cluster, groups_per_task(settings)
+
+    async def play(self, stretch: Stretch) -> RolloutReport:
+        """See `RolloutSource.play`. The stretch counts as rollout time from here on."""
+        with self._spans.span("rollout"):
+            return await roll_out_on_dask(quoted(self._cluster), stretch.step, stretch.first_group, stretch.count, stretch.after)
 
 
 @asynccontextmanager
@@ -50,8 +56,8 @@ async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterat
 async def rollout_source(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutSource]:
     """The source that the settings choose."""
     if settings.pipeline.task_runner == "dask":
-        async with dask_source(settings.paths.root, _dask_plan(settings), resources.spans) as source:
-            yield source
+        async with dask_cluster(settings.paths.root, _dask_plan(settings)) as cluster:
+            yield DaskSource(resources, settings, cluster)
     else:
         yield LocalSource(resources, settings)
 
@@ -65,5 +71,4 @@ def _dask_plan(settings: RunSettings) -> DaskPlan:
         threads=inference.threads or max(1, left // pipeline.dask_workers),
         start_timeout_s=start_limit_s(inference),
         timeout_s=ROLLOUT_TIMEOUT_S,
-        retries=ROLLOUT_RETRIES,
     )

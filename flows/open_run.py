@@ -30,6 +30,7 @@ from inference.memory_plan import trainer_share
 from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.check_settings import check_objective, check_settings
+from pipeline.dask_rollouts import check_scheduler
 from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
 from pipeline.resources import Resources
@@ -43,7 +44,6 @@ from storage.files import durable_write, entries_in, folders_in, held, remove_fo
 from storage.learnable import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
-from tasks.dask_rollouts import check_scheduler
 from tasks.preparation import make_model
 from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler

@@ -1,4 +1,4 @@
-"""The interface of rollout sources: this process, a Dask cluster, or the shards of an earlier run."""
+"""The interface of rollout sources: this process, or a Dask cluster."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +22,20 @@ class Stretch:
     """Ledger of a step. The shard is published only once this file exists, so it cannot change what that step selects."""
 
 
-def groups_per_task(settings: RunSettings) -> int:
-    """Start groups that a rollout task of the run plays.
+STRETCHES_AT_ONCE = 4
+"""Stretches that a process plays at once; their requests meet in the batches of one engine."""
 
-    On Dask one, which keeps all workers busy. In this process all of a step, so that the same requests meet in the same batches;
-    a quarter, where a step may begin before all its own are played.
+
+def groups_per_task(settings: RunSettings) -> int:
+    """Start groups that a rollout task of the run plays: an equal share of a step for each process that plays.
+
+    A task has the whole share, so that the same requests meet in the same batches. It has a quarter of it where a step may begin
+    before all its own start groups are played.
     """
-    if settings.pipeline.task_runner == "dask":
-        return 1
-    groups = settings.rollouts.start_groups
-    return groups if settings.pipeline.buffer_depth <= 1 else -(-groups // 4)
+    pipeline = settings.pipeline
+    processes = pipeline.dask_workers if pipeline.task_runner == "dask" else 1
+    parts = processes * (1 if pipeline.buffer_depth <= 1 else STRETCHES_AT_ONCE)
+    return -(-settings.rollouts.start_groups // parts)
 
 
 class RolloutSource(Protocol):

@@ -54,7 +54,7 @@ class PipelineSettings(Settings):
     dask_address: str = ""
     """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
     dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processes of the cluster on this machine; they share the cores not used by the trainer."""
+    """Processes that share a step's start groups. A cluster on this machine has as many, on the cores that the trainer leaves."""
 
 
 class RunSettings(Settings):

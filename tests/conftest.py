@@ -101,6 +101,7 @@ _SERVER = {
     "tests/flows/": "Prefect",
     "tests/reports/": "Prefect",
     "tests/tasks/": "Prefect",
+    "tests/pipeline/test_dask_rollouts.py": "Prefect",
     "tests/pipeline/test_rollout_side.py": "Prefect",
     "tests/pipeline/test_tune_engine.py": "Prefect",
 }

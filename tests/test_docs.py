@@ -197,6 +197,8 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
         elif tool == "kubectl":
             files = [word for before, word in pairwise(words) if before == "--filename"]
             assert [file for file in files if not (ROOT / file).exists()] == [], line
+        elif tool == "dask":
+            importlib.import_module(f"distributed.cli.dask_{words[0]}").main.make_context(line, words[1:])
         else:
             assert tool == "prefect", line
             _app.parse_args(words, exit_on_error=False, print_error=False)

@@ -1,27 +1,26 @@
-"""Rollouts on a Dask cluster of two processes, one of which is killed half-way; that costs time and nothing else."""
+"""A run on a Dask cluster outlives a killed worker; when the scheduler is killed it ends with a sentence and can be resumed."""
 
 import contextlib
 import json
 import os
-import signal
+import socket
 import subprocess
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.ipc
 import pytest
 
+from inference.server_process import free_port
 from storage.runs import RunPaths
 from storage.shards import open_shard
 
 ROOT = Path(__file__).resolve().parents[2]
-OVERLAPPED = ("--pipeline.buffer-depth", "1", "--rollouts.start-groups", "4", "--inference.engine", "torch")
-"""Four tasks at a time, as many as two processes take, so that both have some."""
-
-pytestmark = pytest.mark.slow
+PATIENCE = "import pipeline.dask_rollouts as dask; dask.SCHEDULER_BACK_S = 2; from cli.main import main; main()"
+"""The command, which waits less for a scheduler that is lost."""
 
 
 def wait(seconds: float, what: str, done: Callable[[], Any], *alive: subprocess.Popen[Any]) -> Any:
@@ -29,7 +28,7 @@ def wait(seconds: float, what: str, done: Callable[[], Any], *alive: subprocess.
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for process in alive:
-            assert process.poll() is None, f"while waiting for {what}, {process.args} ended"
+            assert process.poll() is None, f"while waiting for {what}, {process.args} ended: {process.communicate()}"
         if answer := done():
             return answer
         time.sleep(0.2)
@@ -44,39 +43,69 @@ def shards(paths: RunPaths) -> list[Path]:
     ]
 
 
-def trained_on(paths: RunPaths) -> Counter[str]:
-    """Rows that steps used, by producer."""
-    used: Counter[str] = Counter()
-    for file in paths.ledger.glob("step-*.arrow"):
-        rows = pyarrow.ipc.open_file(file).read_all()
-        used.update(str(shard).split("/")[0] for shard in rows["shard"].to_pylist())
-    return used
-
-
 def sides(paths: RunPaths) -> set[str]:
-    """Processes that played, as the shards' own words have it."""
-    told = (open_shard(file).schema.metadata or {} for file in shards(paths))
-    return {metadata.get(b"side", b"").decode() for metadata in told}
+    """Processes that played, by the metadata of the shards."""
+    metadata = (open_shard(file).schema.metadata or {} for file in shards(paths))
+    return {each.get(b"side", b"").decode() for each in metadata}
 
 
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def is_open(address: str) -> bool:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
+        return True
+    return False
 
 
-def test_a_cluster_of_two_processes_plays_a_run_and_one_of_them_may_die(workplace: Any):
+def steps_begun(paths: RunPaths) -> int:
+    return len(list(paths.ledger.glob("step-*.arrow")))
+
+
+@pytest.fixture
+def dask() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a part of a cluster that somebody else runs: `dask("scheduler", ...)`."""
+    started: list[subprocess.Popen[str]] = []
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def start(part: str, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", f"distributed.cli.dask_{part}", *words, "--no-dashboard"]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=30)
+
+
+@pytest.mark.system
+def test_a_worker_and_the_scheduler_are_killed_and_no_row_is_lost_or_doubled(workplace: Any, dask: Any):
+    address = f"tcp://127.0.0.1:{free_port()}"
     paths = RunPaths(workplace.folder / "runs" / "dask")
-    words = ("train", "--config", "small.toml", "--run", "dask", "--steps", "6", "--json", "--pipeline.task-runner", "dask")
-    with workplace.start(*words, *OVERLAPPED) as process:
-        try:
-            both = wait(600, "shards of both processes", lambda: len(sides(paths)) == 2 and sides(paths), process)
-            kill(int(sorted(both)[0].rsplit("-", 1)[1]))
-            out, err = process.communicate(timeout=400)
-        except BaseException:
-            process.kill()
-            raise
-    assert process.returncode == 0, err
-    summary = json.loads(out.splitlines()[-1])
-    assert summary["steps"] == 6 and summary["orders_rejected"] == 0
-    assert set(trained_on(paths)) == {"local"}, "nobody can tell where they were played"
-    assert all(side.startswith("dask-") for side in sides(paths)) and len(sides(paths)) >= 2
+    scheduler = dask("scheduler", "--host", "127.0.0.1", "--port", address.rpartition(":")[2])
+    workers = [dask("worker", address, "--no-nanny", "--nthreads", "4") for _ in range(2)]
+    words = ("train", "--config", "small.toml", "--run", "dask", "--json", "--evaluation.positions", "1")
+    on_dask = ("--pipeline.task-runner", "dask", "--pipeline.dask-address", address, "--steps", "99")
+    wait(60, "the scheduler", lambda: is_open(address))
+    with workplace.start(*words, *on_dask, program=PATIENCE) as process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        wait(300, "shards of both workers", lambda: len(sides(paths)) == 2, process)
+        workers[0].kill()
+        after = steps_begun(paths) + 2
+        wait(200, "two steps after the kill of a worker", lambda: steps_begun(paths) >= after, process)
+        scheduler.kill()
+        _, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert err.splitlines()[-1].endswith(f"the Dask scheduler at '{address}' is lost: start it again, and resume the run"), err
+    assert sides(paths) <= {f"dask-{os.uname().nodename}-{worker.pid}" for worker in workers}
+
+    steps = steps_begun(paths) + 1
+    here = ("--pipeline.task-runner", "threads", "--pipeline.dask-address", "", "--steps", str(steps))
+    done = workplace.process(*words, "--resume", *here)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["steps"] == steps and summary["orders_rejected"] == 0
+    ledgers = [pyarrow.ipc.open_file(file).read_all() for file in paths.ledger.glob("step-*.arrow")]
+    assert len(ledgers) == steps
+    for tables in (map(open_shard, shards(paths)), ledgers):
+        names = [name for table in tables for name in table["decision_id"].to_pylist()]
+        assert len(set(names)) == len(names) > 0

@@ -170,7 +170,7 @@ def test_threads_are_set_before_torch_is_there_and_never_against_the_user(monkey
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "groups"), [({"buffer_depth": 1}, 10), ({"buffer_depth": 2}, 3), ({"task_runner": "dask"}, 1)]
+    ("pipeline", "groups"), [({"buffer_depth": 1}, 10), ({"buffer_depth": 2}, 3), ({"task_runner": "dask"}, 5)]
 )
 def test_a_rollout_task_takes_a_whole_step_where_it_must_repeat_and_less_where_others_play_too(pipeline: dict, groups: int):
     assert groups_per_task(layered_settings("laptop", (), {"pipeline": pipeline, "rollouts": {"start_groups": 10}})) == groups

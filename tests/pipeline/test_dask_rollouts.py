@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipeline import rollout_side
+from pipeline import dask_rollouts, rollout_side
+from pipeline.dask_rollouts import check_scheduler, close_sides, play_here
 from pipeline.resources import PRODUCER
 from pipeline.run_settings import settings_of
 from storage.control import ControlDesk, read_control
 from storage.shards import shard_path
-from tasks import dask_rollouts
-from tasks.dask_rollouts import check_scheduler, close_sides, play_here
 from telemetry.errors import InputError
 
 FIRST = 100
@@ -34,7 +33,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> Iterator[lis
     monkeypatch.setattr(rollout_side, "make_engine", make)
     yield engines
     for key in list(dask_rollouts._sides):
-        asyncio.run(close_sides(str(key[0])))
+        asyncio.run(close_sides(key[0]))
 
 
 def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: Any, opened: list[Any]):
