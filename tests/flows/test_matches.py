@@ -11,31 +11,22 @@ def test_a_player_that_is_not_there_is_one_sentence(workplace, trained):
 
 
 @pytest.mark.system
-def test_a_published_model_plays_without_a_run_and_the_match_is_continued(entente, model, prefect_server):
-    published = entente("model", "publish", str(model), "--to", "models/small")
+def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(workplace, trained, model):
+    published = workplace("model", "publish", str(model), "--to", "models/small")
     assert published.returncode == 0 and published.stdout == "models/small\n", published.stderr
-    match = ("evaluate", "--players", "models/small,random", "--opponents", "random", "--years", "1", "--json")
-    server = {"PREFECT_API_URL": prefect_server}
-    first = entente.process(*match, "--games", "7", **server)
+    players = ("--players", "newest,models/small", "--opponents", "random", "--years", "1", "--json")
+    match = ("evaluate", "--run", "first", *players)
+    first = workplace.process(*match, "--games", "7")
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout.splitlines()[-1])
-    assert (result["run"], result["games"], result["rejected"]) == ("", 14, 0)
-    kept = entente.folder / "runs" / "_matches" / f"{result['match']}.jsonl"
+    assert [player["player"] for player in result["players"]] == ["v2", "models/small"]
+    assert (result["run"], result["games"], result["rejected"]) == ("first", 14, 0)
+    kept = trained[1].matches / f"{result['match']}.jsonl"
     lines = kept.read_text().splitlines()
-    again = json.loads(entente.process(*match, "--games", "14", **server).stdout.splitlines()[-1])
+    again = json.loads(workplace.process(*match, "--games", "14").stdout.splitlines()[-1])
     assert again["games"] == 28 and kept.read_text().splitlines()[:14] == lines
-    card = entente("model", "publish", str(model), "--to", "models/known", "--figures", str(kept.with_suffix(".json")))
-    assert card.returncode == 0 and "| models/known |" in (entente.folder / "models" / "known" / "README.md").read_text()
-
-
-@pytest.mark.system
-def test_a_model_meets_versions_of_a_run(workplace, trained, model):
-    words = ("--players", f"newest,runs/_models/{model.name}", "--opponents", "random", "--years", "1", "--games", "7")
-    done = workplace.process("evaluate", "--run", "first", *words, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert [player["player"] for player in result["players"]] == ["v2", f"runs/_models/{model.name}"]
-    assert (trained[1].matches / f"{result['match']}.json").is_file() and result["rejected"] == 0
+    card = workplace("model", "publish", str(model), "--to", "models/known", "--figures", str(kept.with_suffix(".json")))
+    assert card.returncode == 0 and "| models/known |" in (workplace.folder / "models" / "known" / "README.md").read_text()
 
 
 @pytest.mark.system
