@@ -200,7 +200,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.callback(past_returns.close)
         host = EngineHost()
         stack.callback(host.close)
-        engine = make_engine(settings.inference, model, log=paths.root / "vllm.log")
+        engine = make_engine(settings.inference, model, log=paths.vllm_log)
         stack.push_async_callback(_close_engine, host, engine)
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
         if cards.shared:

@@ -109,6 +109,10 @@ class RunPaths:
     def trainer_log(self) -> Path:
         return self.root / "trainer.log"
 
+    @property
+    def vllm_log(self) -> Path:
+        return self.root / "vllm.log"
+
     def adapter(self, version: int) -> Path:
         """Folder of the adapter of policy version `version`."""
         return self.adapters / f"v{version:06d}"
