@@ -2,19 +2,12 @@
 
 import json
 import re
-import socket
-from pathlib import Path
 
 import pytest
 
 from cli.sql import sql
 from storage.asking import QUERIES, ask, connect, ready_query
 from storage.run_views import VIEWS
-
-
-def names(folder: Path) -> list[str]:
-    """All files and folders under the runs' root."""
-    return sorted(str(path.relative_to(folder)) for path in (folder / "runs").rglob("*"))
 
 
 def test_every_view_that_the_help_names_and_every_ready_question_has_rows(trained):
@@ -53,19 +46,3 @@ def test_a_version_measured_again_scores_the_same(workplace, trained):
         "mover": (summary["trained_score_vs_mover"], summary["trained_ci_vs_mover"], 4),
     }
     assert f"policy version 2 against random: {summary['trained_score']:+.2f} centres" in done.stdout
-
-
-@pytest.mark.system
-def test_a_server_that_does_not_answer_is_named_and_the_run_s_name_stays_free(workplace, trained):
-    before = names(workplace.folder)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        done = workplace.process("train", "--config", "small.toml", "--run", "remote", "--inference.urls", url)
-    assert done.returncode == 2
-    said, refusal = done.stderr.splitlines()
-    assert said == "starting the engine and the trainer"
-    assert refusal.startswith(f"entente: vLLM server {url} is not ready: nobody listens there")
-    noted = "runs/_flow_runs/"  # who worked at what, for recovery; old ones go
-    left = [name for name in names(workplace.folder) if not name.startswith(noted)]
-    assert left == [name for name in before if not name.startswith(noted)]

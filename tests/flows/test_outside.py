@@ -43,5 +43,5 @@ def test_a_run_trains_against_an_endpoint_and_its_key_is_in_no_file(workplace):
     files = [file for file in paths.root.rglob("*") if file.is_file()]
     assert len(files) > 10 and not any(b"sk-very-secret" in file.read_bytes() for file in files)
     assert "sk-very-secret" not in done.stdout + done.stderr
-    replayed = workplace.process("runs", "replay-step", "--step", "1", "--run", "outside")
+    replayed = workplace("runs", "replay-step", "--step", "1", "--run", "outside")
     assert replayed.returncode == 0, "the endpoint is off\n" + replayed.stderr

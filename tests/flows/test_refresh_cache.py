@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.build_state_cache import _made
+from flows.build_state_cache import NEWEST, _made, build_state_cache
 from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
 from pipeline.run_settings import layered_settings
 from state_cache.settings import CacheSettings
@@ -76,3 +76,9 @@ def test_a_cache_of_a_run_that_is_gone_cannot_be_made(tmp_path: Path):
     settings = CacheSettings(from_run="gone", from_groups=8)
     with pytest.raises(InputError, match="there is no run 'gone'"):
         asyncio.run(_made(tmp_path / CACHE_FOLDER, settings, tmp_path))
+
+
+def test_where_no_run_has_trained_the_nightly_refresh_says_so_and_builds_nothing(tmp_path: Path, said: list[str]):
+    assert asyncio.run(build_state_cache.fn(runs_root=tmp_path, run=NEWEST)) is None
+    assert said == [f"no run in '{tmp_path}' has trained a step yet, so there is no state cache to refresh"]
+    assert list(tmp_path.iterdir()) == []
