@@ -23,8 +23,6 @@ CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any setti
 _PHASE_WORDS = {"M": "movement", "R": "retreats", "A": "adjustments"}
 _BAR = 24
 """Characters of the longest bar."""
-_BOARDS = 6
-"""Boards that are drawn for each cache."""
 
 
 @app.command
@@ -108,18 +106,12 @@ def refresh(
 
 
 @app.command
-def show(
-    *,
-    runs_root: RunsRoot = Path("runs"),
-    boards: Annotated[Path | None, Parameter(help="Folder for SVG drawings of a few boards of each cache.")] = None,
-) -> None:
+def show(*, runs_root: RunsRoot = Path("runs")) -> None:
     """List the caches: positions, source games, and positions by year, kind of phase and balance of power.
 
-    Examples
+    Example
 
         entente cache show
-
-        entente cache show --boards pictures
     """
     from state_cache.store import open_cache
 
@@ -129,9 +121,6 @@ def show(
             games = len({snapshot.game_id for snapshot in snapshots})
             print(f"{folder.name}, {part}: {len(snapshots)} positions from {games} source games")
             Console().print(_strata_table(snapshots))
-        if boards is not None:
-            for file in _draw_boards(cache.path.name, cache.train, boards):
-                print(file)
 
 
 @app.command
@@ -185,21 +174,3 @@ def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
             str(stratum.year), _PHASE_WORDS[stratum.phase_type], BALANCES[stratum.balance][1], str(count), f"[cyan]{bar}[/]"
         )
     return table
-
-
-def _draw_boards(version: str, snapshots: "Sequence[Snapshot]", folder: Path) -> list[Path]:
-    """Draw one board for each of a few strata, evenly spaced over all of them. Returns the files."""
-    from game.board import Board
-    from game.render import draw_board
-    from state_cache.strata import stratum_of
-
-    by_stratum = {stratum_of(snapshot): snapshot for snapshot in reversed(snapshots)}
-    strata = sorted(by_stratum)
-    count = min(_BOARDS, len(strata))
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for stratum in (strata[len(strata) * place // count] for place in range(count)):
-        snapshot = by_stratum[stratum]
-        files.append(folder / f"{version}-{snapshot.phase}-{snapshot.snapshot_id}.svg")
-        files[-1].write_text(draw_board(Board.restore(snapshot)), encoding="utf-8")
-    return files

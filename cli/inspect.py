@@ -92,19 +92,14 @@ def step(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    eligible: Annotated[bool, Parameter(help="Instead: what it was chosen from, and why the rest was not.", negative="")] = False,
 ) -> None:
     """One step: its figures, and the advantage groups that it trained on, widest returns first.
 
-    Examples
+    Example
 
         entente runs inspect step 7 --run mine
-
-        entente runs inspect step 7 --run mine --eligible
     """
     run = which_run(run, runs_root)
-    if eligible:
-        return _chosen_from(number, run, runs_root)
     with _opened(run, runs_root) as rows:
         figures, groups = rows.step(number)
     table = Table("start group", "power", "phase", "decisions", "best", "worst", "lag", "best decision", box=None)
@@ -116,36 +111,6 @@ def step(
     for name in sorted(figures):
         metrics.add_row(name, f"{figures[name]:.4g}")
     _print(Text(f"step {number} of run {run}: {len(groups)} advantage groups", style="bold"), table, metrics)
-
-
-def _chosen_from(number: int, run: str, runs_root: Path) -> None:
-    from pipeline.run_settings import settings_of
-    from storage.as_of import read_past_choice
-    from storage.runs import RunPaths
-
-    paths = RunPaths(runs_root / run)
-    storage, then = settings_of(paths).storage, read_past_choice(paths, number)
-    index = then.open(paths, blend=storage.blend, discount=storage.discount)
-    again = index.select_batch(then.query)
-    counts = again.counts
-    trained = set(zip(*(then.rows[name].to_pylist() for name in ("shard", "start_group", "power", "phase")), strict=True))
-    table = Table("start group", "power", "phase", "decisions", "spread", "lag", "trained on", box=None)
-    for shard, group, power, phase, decisions, spread, lag in index.fetch(_ELIGIBLE):
-        chosen = "yes" if (shard, group, power, phase) in trained else ""
-        table.add_row(str(group), power, phase, str(decisions), f"{spread:.3g}", str(lag), chosen)
-    asked = then.query
-    head = f"step {number} of run {run}: {counts['eligible']} advantage groups could be trained on"
-    rule = f"lag up to {asked.max_policy_lag} behind version {asked.policy_version}; {asked.start_groups} start groups wanted"
-    lost = [sentence for _, sentence in index.refused]
-    others = ", ".join(f"{counts[name]} {name}" for name in ("used", "unusable", "ahead", "expired", "no_spread"))
-    _print(Text(head, style="bold"), *(Text(line) for line in (rule, f"others: {others}", again.shortage, *lost) if line), table)
-
-
-_ELIGIBLE = """
-SELECT shard, start_group, power, phase, n, spread, group_lag
-FROM standings JOIN advantage_groups USING (shard, producer, start_group, power, phase)
-WHERE standing = 'eligible' ORDER BY group_lag, start_group, power, phase
-"""
 
 
 @contextmanager

@@ -13,9 +13,6 @@ from reports.read_run import value_text
 from reports.run_facts import RunFacts
 from reports.write_page import page_template, root_flag, write_page
 
-_MATCHES_SHOWN = 4
-"""Newest matches between the runs of which a sentence is shown."""
-
 
 def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
     """Write the page to `file`.
@@ -35,11 +32,7 @@ def html_of(found: Compared, runs_root: Path) -> str:
         colours=compare_plots.COLOURS,
         verdicts=sentences.verdicts(found),
         troubles=[f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles],
-        plots={
-            "returns": compare_plots.returns(found),
-            "paired": compare_plots.paired(found),
-            "by_version": compare_plots.by_version(found),
-        },
+        plots={"returns": compare_plots.returns(found), "paired": compare_plots.paired(found)},
         steps_together=max((point.last - point.first + 1 for run in found.runs for point in run.curve), default=1),
         scores=score_rows(found),
         paired=[
@@ -47,7 +40,6 @@ def html_of(found: Compared, runs_root: Path) -> str:
             for pair in found.paired
             if pair.label != sentences.HEADLINE and not isinstance(pair.found, str)
         ],
-        matches=[sentences.describe_match(record) for record in found.matches[-_MATCHES_SHOWN:]],
         settings=found.settings,
         environment=found.environment,
         totals=total_rows(found.runs),

@@ -5,7 +5,6 @@ from reports.drawing import (
     BLUE,
     BROWN,
     GREEN,
-    INK,
     ORANGE,
     PURPLE,
     RED,
@@ -45,23 +44,6 @@ def paired(found: Compared) -> str | None:
     summary = "; ".join(f"{name} {difference.mean:+.2f}" for name, difference, _ in rows)
     alt = f"Differences from {found.runs[0].name} on the same positions: {summary}."
     return dots(rows, "paired", f"centres gained more than {found.runs[0].name}", alt, "{:+.2f}", 0.0)
-
-
-def by_version(found: Compared) -> str | None:
-    """The paired differences of equal versions; None if no two runs measured two versions in the same way."""
-    drawn = [(run, c) for run, c in zip(found.runs, COLOURS, strict=False) if len(found.by_version.get(run.name, {})) > 1]
-    if not drawn:
-        return None
-    figure, (axes,) = new_plot(high=3.2)
-    axes.axhline(0, color=INK, alpha=0.35, linewidth=0.8)
-    for run, colour in drawn:
-        differences = found.by_version[run.name]
-        band(axes, list(differences), [each.difference for each in differences.values()], colour, run.name)
-    whole_axis(axes, "policy version")
-    axes.set_ylabel(f"centres more than {found.runs[0].name}")
-    legend_above(axes)
-    last = "; ".join(f"{run.name} {list(found.by_version[run.name].values())[-1].difference.mean:+.2f}" for run, _ in drawn)
-    return to_svg(figure, "by-version", f"Difference from {found.runs[0].name} by version, at last: {last}.")
 
 
 def _row_name(pair: Paired, found: Compared) -> str:

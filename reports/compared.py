@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.match_files import MatchRecord
 from evaluation.paired import ScoreDifference, score_difference
-from evaluation.score_files import ScoreRecord, read_score
 from evaluation.strength import POLICY
 from reports.read_run import different, flat
 from reports.run_facts import RunFacts, read_facts
 from storage.runs import RunPaths
-from telemetry.errors import DataError, InputError
+from telemetry.errors import InputError
 
 MOST_RUNS = 8
 """Runs that a page can tell apart by colour."""
@@ -61,10 +59,6 @@ class Compared:
     """What is recorded of machines and versions and differs; None where a run lacks it."""
     paired: Sequence[Paired]
     """Scores by label that both runs have: base, trained, trained_vs_mover ..."""
-    by_version: Mapping[str, Mapping[int, ScoreDifference]]
-    """Other run -> version -> its score less that of the same version of the first run."""
-    matches: Sequence[MatchRecord]
-    """Matches in which versions of two of the runs played."""
 
 
 def compare_runs(runs: Sequence[RunPaths]) -> Compared:
@@ -76,27 +70,13 @@ def compare_runs(runs: Sequence[RunPaths]) -> Compared:
     if not 2 <= len(runs) <= MOST_RUNS:
         raise InputError(f"a comparison takes 2 to {MOST_RUNS} runs, and {len(runs)} {'is' if len(runs) == 1 else 'are'} given")
     found = [read_facts(paths, rows=False) for paths in runs]
-    versions = [_versions(paths, run) for paths, run in zip(runs, found, strict=True)]
     first, others = found[0], found[1:]
     return Compared(
         runs=found,
         settings=different({run.name: flat(run.settings) for run in found}),
         environment=different({run.name: run.environment or {} for run in found}),
         paired=[pair for other in others for pair in _paired(first, other)],
-        by_version={other.name: _by_version(versions[0], theirs) for other, theirs in zip(others, versions[1:], strict=True)},
-        matches=_between(found),
     )
-
-
-def _versions(paths: RunPaths, run: RunFacts) -> dict[int, ScoreRecord]:
-    """The score of each measured version against the first kind of opponents; a damaged one is a trouble of the run."""
-    labels = ["base", "trained", *(f"track/{file.stem}" for file in (paths.scores / "track").glob("*.json"))]
-    try:
-        records = [record for label in labels if (record := read_score(paths, label)) is not None]
-    except DataError as error:
-        run.troubles.append(f"Scores by version are left out: {error}")
-        return {}
-    return {record.policy_version: record for record in sorted(records, key=lambda record: record.policy_version)}
 
 
 def _paired(first: RunFacts, other: RunFacts) -> list[Paired]:
@@ -112,20 +92,3 @@ def _paired(first: RunFacts, other: RunFacts) -> list[Paired]:
         for label, record in other.scores.items()
         if label in first.scores and record.player == POLICY
     ]
-
-
-def _by_version(first: Mapping[int, ScoreRecord], other: Mapping[int, ScoreRecord]) -> dict[int, ScoreDifference]:
-    """The versions above 0 that both runs measured in the same way."""
-    both = {version: score_difference(first[version], record) for version, record in other.items() if version in first}
-    return {version: found for version, found in both.items() if version and isinstance(found, ScoreDifference)}
-
-
-def _between(runs: Sequence[RunFacts]) -> list[MatchRecord]:
-    """Matches in which versions of at least two of the runs were measured."""
-    names = {run.name for run in runs}
-
-    def meets(record: MatchRecord) -> bool:
-        measured = {player.run for player in record.players if player.name in record.settings.players}
-        return len(measured & names) > 1
-
-    return [record for run in runs for record in run.matches if meets(record)]

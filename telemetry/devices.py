@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +10,13 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Self
 
-from telemetry.bounded_file import append_line
 from telemetry.cards import Card
 from telemetry.nvml import Nvml, Reading
 
 logger = logging.getLogger("entente.devices")
 
+LARGEST_FILE = 32 << 20
+"""Bytes of readings after which a new file begins."""
 GPU_BEAT_S = 2.0
 """Seconds between two readings of the GPUs: tens of readings per step, at negligible cost."""
 
@@ -79,6 +81,14 @@ class GpuSampler:
         except OSError as error:  # a full disk is reported by the run; sampling continues
             logger.info("a reading of the GPUs was not written: %s", error)
             self._file = None
+
+
+def append_line(file: Path, line: str, largest: int = LARGEST_FILE) -> None:
+    """Append `line`; a file that has passed `largest` bytes becomes `<name>.before<ending>` first, in place of an older one."""
+    if file.exists() and file.stat().st_size > largest:
+        os.replace(file, file.with_suffix(f".before{file.suffix}"))
+    with file.open("a", encoding="utf-8") as out:
+        out.write(line + "\n")
 
 
 def fold(readings: Sequence[Mapping[str, Reading]]) -> dict[str, float]:

@@ -13,9 +13,8 @@ import pytest
 from storage.asking import ask, connect
 from storage.runs import RunPaths
 from telemetry import nvml
-from telemetry.bounded_file import append_line
 from telemetry.cards import VARIABLE, visible_cards
-from telemetry.devices import GpuSampler
+from telemetry.devices import GpuSampler, append_line
 from telemetry.metrics import check
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 from tests.waiting import wait_until
