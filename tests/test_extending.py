@@ -216,7 +216,7 @@ def test_a_run_trains_with_the_bot_the_loss_and_the_reward_of_the_page(workplace
     done = workplace.process("train", "--run", "extended", *words, PYTHONPATH=f"{ROOT}:{documented}")
     assert done.returncode == 0, done.stderr
     replayed = ("runs", "replay-step", "--run", "extended", "--step", "2")
-    said = workplace.process(*replayed, PYTHONPATH=f"{ROOT}:{documented}")
+    said = workplace(*replayed)
     assert said.returncode == 0 and "all agree bitwise" in said.stdout, said.stderr
     without = workplace.process(*replayed)
     assert without.returncode == 2 and f"'{CAREFUL}' cannot be loaded" in without.stderr
