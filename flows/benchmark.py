@@ -16,7 +16,7 @@ from prefect.artifacts import acreate_table_artifact
 
 from flows.given_parameters import check_given
 from flows.run_names import benchmark_name
-from storage.files import durable_write
+from storage.json_files import kept_object, write_json
 from telemetry.errors import EntenteError
 from telemetry.progress import reporter
 
@@ -41,10 +41,9 @@ async def benchmark(
     check_given(runs_root)
     outcome = await _measured(name)
     file = runs_root / BASELINE_FOLDER / f"{name}.json"
-    baseline = None if new_baseline or not file.is_file() else json.loads(file.read_bytes())
-    if baseline is None or any(baseline["machine"].get(part) != outcome["machine"].get(part) for part in _MACHINE):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        durable_write(file, json.dumps(outcome, indent=1).encode())
+    baseline = {} if new_baseline else kept_object(file)
+    if not baseline or any(baseline["machine"].get(part) != outcome["machine"].get(part) for part in _MACHINE):
+        write_json(file, outcome)
         baseline = outcome
         reporter().say(f"these figures of benchmark '{name}' are the baseline from now on")
     rows = compared(outcome, baseline)

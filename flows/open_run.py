@@ -41,6 +41,7 @@ from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, entries_in, folders_in, held, remove_folder, set_aside
+from storage.json_files import write_json
 from storage.learnable import PastReturnsProcess
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
@@ -209,7 +210,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
-        durable_write(paths.environment, json.dumps(environment(), indent=1).encode())
+        write_json(paths.environment, environment())
         provenance = _provenance(settings, model)
         control = ControlDesk(
             paths,

@@ -7,7 +7,6 @@ A sweep is judged by the run that comes next in it. The subflows of a sweep are 
 """
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -41,7 +40,8 @@ from pipeline.run_settings import RunSettings, settings_of
 from pipeline.settings_form import merge_more, split_more
 from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
-from storage.files import durable_write, held
+from storage.files import held
+from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
 from storage.runs import RunPaths, check_name
 from tasks.alerts import raise_alert
@@ -274,21 +274,13 @@ async def _wait_for_exit(work: Work | None) -> None:
         await asyncio.sleep(0.5)
 
 
-def _stored(paths: RunPaths) -> dict[str, Any]:
-    try:
-        return json.loads(paths.recovery.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-
-
 def _attempts(paths: RunPaths) -> Attempts:
-    return Attempts(**_stored(paths).get("attempts", {}))
+    return Attempts(**kept_object(paths.recovery).get("attempts", {}))
 
 
 def _read_handled(paths: RunPaths) -> dict[str, str]:
-    return _stored(paths).get("answered", {})
+    return kept_object(paths.recovery).get("answered", {})
 
 
 def _write_handled(paths: RunPaths, attempts: Attempts, handled: dict[str, str]) -> None:
-    paths.root.mkdir(parents=True, exist_ok=True)
-    durable_write(paths.recovery, json.dumps({"attempts": asdict(attempts), "answered": handled}, indent=1).encode())
+    write_json(paths.recovery, {"attempts": asdict(attempts), "answered": handled})

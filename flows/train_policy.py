@@ -7,7 +7,6 @@ run ended. How rollouts and training overlap is decided in `pipeline/rollout_que
 """
 
 import asyncio
-import json
 import time
 from typing import Any
 
@@ -25,7 +24,7 @@ from pipeline.run_settings import RunSettings
 from pipeline.run_summary import run_summary
 from pipeline.settings_form import SettingsParameter
 from pipeline.step_figures import StepClock
-from storage.files import durable_write
+from storage.json_files import write_json
 from storage.retention import drop_old_adapters
 from storage.totals import count_run
 from tasks.alerts import AlertDesk
@@ -62,7 +61,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False) -> dic
             log.log(settings.steps + 1, {f"score/{name}": score.mean for name, score in scores.items() if "_vs_" not in name})
         totals = await asyncio.to_thread(count_run, resources.paths)
         summary = run_summary(settings, totals, scores, orchestration_share, time.monotonic() - began)
-        durable_write(resources.paths.summary, json.dumps(summary, indent=1).encode())
+        write_json(resources.paths.summary, summary)
     if scores:
         await show_result(settings.paths, summary, scores)
     if settings.telemetry.report:

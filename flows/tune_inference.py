@@ -3,7 +3,6 @@
 Each candidate is a task with its own process. Figures are stored, so a flow that is started again measures only the rest.
 """
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from pipeline.tune_engine import (
     write_requests,
 )
 from storage.files import durable_write, held
+from storage.json_files import write_json
 from storage.runs import RunPaths, resolve_run
 from tasks.artifacts import show_table
 from telemetry.child import ChildResult, run_child
@@ -83,7 +83,7 @@ async def tune_inference(
             "rows": table_rows(plan, found, {each: child.why for each, child in failed.items()}, chosen),
             "toml": _write_toml(plan, chosen, why),
         }
-        durable_write(plan.folder / "outcome.json", json.dumps(outcome, indent=1).encode())
+        write_json(plan.folder / "outcome.json", outcome)
         await show_table(f"tuning-{run}", f"{run}: {why}", outcome["rows"])
         return outcome
 
@@ -119,8 +119,7 @@ async def measure_candidate(label: str, plan: TuningPlan, model: Path, candidate
     limit_s = start_limit_s(candidate.settings) + plan.tuning.timeout_s
     child = await run_child("pipeline.tuning_candidate", job, plan.folder / "logs" / f"{file.stem}.log", limit_s=limit_s)
     if child.found is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        durable_write(file, json.dumps({"settings": candidate.values} | child.found, indent=1).encode())
+        write_json(file, {"settings": candidate.values} | child.found)
     return child
 
 

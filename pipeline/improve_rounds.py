@@ -17,8 +17,7 @@ from pipeline.run_settings import RunSettings
 from records.policy_version import PolicyVersion
 from search.search import check_search
 from search.settings import SearchSettings
-from storage.files import durable_write, make_directory
-from storage.json_files import read_object
+from storage.json_files import read_object, write_json
 from storage.ledger import last_step
 from storage.runs import RunPaths
 from telemetry.errors import InputError
@@ -105,8 +104,7 @@ def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
 def begin_round(paths: RunPaths, number: int, improve: ImproveSettings, student: PolicyVersion) -> None:
     """Write that a round begins, unless it has begun."""
     if not (file := _file(paths, number)).exists():
-        about = {"round": number, "student": str(student), "settings": improve.each_round}
-        _write(file, about)
+        write_json(file, {"round": number, "student": str(student), "settings": improve.each_round})
 
 
 def check_student(paths: RunPaths, number: int, student: PolicyVersion) -> None:
@@ -124,7 +122,7 @@ def check_student(paths: RunPaths, number: int, student: PolicyVersion) -> None:
 
 def end_round(paths: RunPaths, number: int, figures: Mapping[str, Any]) -> None:
     """Write that a round is done."""
-    _write(_file(paths, number, ".result"), figures)
+    write_json(_file(paths, number, ".result"), figures)
 
 
 def results(paths: RunPaths, improve: ImproveSettings) -> list[dict[str, Any]]:
@@ -140,8 +138,3 @@ def with_steps(settings: RunSettings) -> RunSettings:
 
 def _file(paths: RunPaths, number: int, suffix: str = "") -> Path:
     return paths.improve / f"{round_name(number)}{suffix}.json"
-
-
-def _write(file: Path, record: Mapping[str, Any]) -> None:
-    make_directory(file.parent)
-    durable_write(file, json.dumps(record, indent=1).encode())

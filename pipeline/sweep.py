@@ -24,8 +24,7 @@ from evaluation.settings import SCORE_SEED
 from pipeline.run_settings import RunSettings, layered_settings, merge_layers, one_sentence
 from pipeline.setting_names import setting_names, similar_names
 from pipeline.settings_file import read_settings_file
-from storage.files import durable_write, make_directory
-from storage.json_files import read_object
+from storage.json_files import read_object, write_json
 from storage.runs import RunPaths, check_run_name
 from telemetry.errors import DataError, InputError
 from telemetry.setting_marks import Seed, Settings
@@ -305,7 +304,6 @@ class SweepState:
             InputError: see `check_new`.
         """
         self.check_new()
-        make_directory(self.file.parent)
         self._write()
 
     def resume(self) -> None:
@@ -330,8 +328,7 @@ class SweepState:
             raise DataError(f"'{self.file}' is damaged ({error!r}): restore it, or begin again under another name") from error
 
     def _write(self) -> None:
-        record = {"sweep": self.sweep.model_dump(mode="json"), "drawn": self.drawn}
-        durable_write(self.file, json.dumps(record, indent=1).encode())
+        write_json(self.file, {"sweep": self.sweep.model_dump(mode="json"), "drawn": self.drawn})
 
 
 def sweep_results(state: SweepState) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from pipeline.run_settings import RunSettings
 from pipeline.tuning_candidate import recorded_rows
 from records.policy_version import PolicyVersion
 from storage.adapters import published_versions, read_adapter
-from storage.files import durable_write
+from storage.json_files import kept_object, write_json
 from storage.runs import RunPaths
 from telemetry.errors import InputError
 from telemetry.machine import environment
@@ -135,7 +135,7 @@ class TuningPlan:
 
     def measured(self) -> dict[Candidate, Figures]:
         """Figures of the candidates that are measured."""
-        found = {each: read_figures(self.file(each)) for each in self.candidates}
+        found = {each: kept_object(self.file(each)) for each in self.candidates}
         return {each: figures for each, figures in found.items() if figures}
 
     def describe(self) -> dict[str, Any]:
@@ -204,16 +204,7 @@ def write_requests(plan: TuningPlan) -> None:
     length = max(len(row["prompt_ids"]) + len(row["legal_offsets"]) - 1 for row in rows)
     if length > longest:
         raise InputError(f"the run's decisions have up to {length} tokens, but inference.max_model_length is {longest}: raise it")
-    plan.requests.parent.mkdir(parents=True, exist_ok=True)
-    durable_write(plan.requests, json.dumps(rows).encode())
-
-
-def read_figures(file: Path) -> Figures | None:
-    """The figures of a candidate; None if it was not measured."""
-    try:
-        return json.loads(file.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
+    write_json(plan.requests, rows)
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------------

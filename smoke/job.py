@@ -3,12 +3,12 @@
 This module imports nothing heavy: the command line reads it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from storage.json_files import kept_object
 from telemetry.errors import EntenteError, InputError
 
 Device = Literal["cpu", "cuda"]
@@ -120,18 +120,10 @@ class Found:
     figures: Figures = field(default_factory=dict)
 
 
-def read_result(file: Path) -> StageResult | None:
-    """The stored result of a stage; None if there is none."""
-    try:
-        return StageResult(**json.loads(file.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-
-
 def figures_so_far(job: Job) -> dict[str, Figures]:
     """Figures of the stages that have passed, by stage."""
-    found = (read_result(job.result(stage.name)) for stage in STAGES)
-    return {result.stage: result.figures for result in found if result is not None and result.passed}
+    found = (kept_object(job.result(stage.name)) for stage in STAGES)
+    return {result["stage"]: result["figures"] for result in found if result.get("passed")}
 
 
 def chosen_stages(only: Sequence[str]) -> tuple[Stage, ...]:

@@ -7,7 +7,6 @@ Results of stages are kept, so that settings follow from all of them where a sec
 
 import asyncio
 import importlib
-import json
 import re
 import shlex
 import traceback
@@ -21,6 +20,7 @@ from pipeline.threads import apply_threads, usable_cores
 from smoke.job import MADE, STAGES, Device, Job, Stage, StageFailed, StageResult, chosen_stages, figures_so_far
 from smoke.recommend import Advice, as_toml, base_preset, recommend
 from storage.files import durable_write
+from storage.json_files import write_json
 from telemetry.cards import Card, check_visible, take_cards, visible_cards
 from telemetry.child import ChildResult, answer_job, in_a_sentence, last_lines, run_child
 from telemetry.errors import InputError
@@ -84,13 +84,12 @@ def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Ch
         "results": str(job.folder / "smoke.json"),
     }
     durable_write(file, preset.encode())
-    durable_write(job.folder / "smoke.json", json.dumps(outcome, indent=1).encode())
+    write_json(job.folder / "smoke.json", outcome)
     return outcome
 
 
 async def _run_stages(job: Job, stages: Sequence[Stage], run: Child) -> list[StageResult]:
     """The results of `stages`. Without a card nothing else is begun."""
-    job.result("any").parent.mkdir(parents=True, exist_ok=True)
     results: list[StageResult] = []
     for number, stage in enumerate(stages, 1):
         if results and not results[0].passed:
@@ -98,7 +97,7 @@ async def _run_stages(job: Job, stages: Sequence[Stage], run: Child) -> list[Sta
         else:
             reporter().say(f"{number} of {len(stages)}, {stage.title} ...")
             result = await _run_stage(job, stage, run)
-            durable_write(job.result(stage.name), json.dumps(asdict(result), indent=1).encode())
+            write_json(job.result(stage.name), asdict(result))
         results.append(result)
         reporter().say(f"{number} of {len(stages)}, {stage.title}: {'passed' if result.passed else 'FAILED'}: {result.sentence}")
         reporter().stage("smoke", number, len(stages))

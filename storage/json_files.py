@@ -1,4 +1,4 @@
-"""JSON files of a run: reading with checks, and writing with a checksum.
+"""JSON files: reading with checks, writing, and checksums.
 
 Reading a pipe, a folder, a file too large, or text that is not JSON or is nested too deeply raises a `DataError`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.files import open_regular
+from storage.files import durable_write, make_directory, open_regular
 from telemetry.errors import DataError
 
 _MAX_BYTES = 64 * 2**20  # a run's files are thousands of times smaller
@@ -36,6 +36,20 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"'{path}' holds no JSON object; restore it from a copy.")
     return found
+
+
+def kept_object(path: Path) -> dict[str, Any]:
+    """The object that was written once its work was done; empty if the work is still to do, as it is if the file is damaged."""
+    try:
+        return read_object(path)
+    except (FileNotFoundError, DataError):
+        return {}
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace the content of a small file, whose folder is made if it is missing. The file is complete or absent."""
+    make_directory(path.parent)
+    durable_write(path, json.dumps(content, indent=1).encode())
 
 
 def sealed(record: Mapping[str, Any]) -> str:

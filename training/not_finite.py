@@ -6,7 +6,6 @@ The file names every row of the update, with the columns of a ledger, its lesson
 also in the step's ledger, so they are not chosen again.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage.files import durable_write
+from storage.json_files import write_json
 from storage.ledger import ROWS_SCHEMA
 from storage.outcome import UpdateOutcome
 from storage.runs import RunPaths
@@ -57,6 +56,5 @@ def write_skipped_rows(paths: RunPaths, step: int, found: SkippedUpdate, rows: p
         "lessons": list(found.lesson_ids),
     }
     file = paths.root / "not_finite" / f"step-{step:06d}-update-{found.number}.json"
-    file.parent.mkdir(exist_ok=True)
-    durable_write(file, json.dumps(record, indent=1).encode())
+    write_json(file, record)
     return file
