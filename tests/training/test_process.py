@@ -96,8 +96,7 @@ def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path,
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("processes", [1, 2])
-def test_it_ends_when_its_parent_is_killed(model, tmp_path, processes: int):
+def test_it_ends_when_its_parent_is_killed_alone_or_under_torchrun(model, tmp_path):
     program = textwrap.dedent(
         f"""
         import sys, time
@@ -106,18 +105,22 @@ def test_it_ends_when_its_parent_is_killed(model, tmp_path, processes: int):
         from storage.settings import StorageSettings
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
-        paths, model = RunPaths(Path({str(tmp_path)!r}) / "run").create(), Path({str(model)!r})
-        trainer = TrainerProcess(paths, model, TrainingSettings(processes={processes}), StorageSettings(), 1)
-        trainer.ready()
-        print(trainer.pid, flush=True)
+        runs, model = [RunPaths(Path({str(tmp_path)!r}) / name).create() for name in "ab"], Path({str(model)!r})
+        one, two = (
+            TrainerProcess(paths, model, TrainingSettings(processes=processes), StorageSettings(), 1)
+            for processes, paths in enumerate(runs, start=1)
+        )
+        one.ready()
+        two.ready()
+        print(one.pid, two.pid, flush=True)
         time.sleep(600)
         """
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
-    family = [child, *child.children(recursive=True)]
-    assert len(family) == (1 if processes == 1 else 1 + processes)
+    one, two = (psutil.Process(int(pid)) for pid in parent.stdout.readline().split())
+    family = [one, two, *two.children(recursive=True)]
+    assert len(family) == 4 and not one.children()
     parent.kill()
     parent.wait()
     parent.stdout.close()
