@@ -5,18 +5,17 @@ rules say. It is played to the horizon; later decisions of the power are drawn b
 trainer asks its model once a sample. What an answer is worth are the reward components from the question to the end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from game.board import POWERS, Board
 from game.legal import LegalOrders, OrderKind
-from game.notation import option_lines
 from game.players import player
-from game.prompt_settings import DEFAULT_PROMPTS, OrderNotation, PromptSettings
+from game.prompt_settings import DEFAULT_PROMPTS
 from game.prompts import board_text, power_text, rules_text
 from game.scores import components
 from game.snapshot import Snapshot
-from rollouts.deciders import DecisionRequest, Tokens
+from rollouts.deciders import DecisionRequest
 from rollouts.fork import ForkPlan, play_fork
 from rollouts.opponents import draw_opponents
 from rollouts.roll_out import SETTLED_YEARS
@@ -39,31 +38,7 @@ class Question:
     legal: LegalOrders
 
 
-def plain_text(board: Board, legal: LegalOrders, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """The prompt without a chat template."""
-    return rules_text(settings) + board_text(board, legal.power, settings) + power_text(legal, board, settings)
-
-
-def text_for(tokens: Tokens) -> Callable[[Board, LegalOrders], str]:
-    """Writes the prompts of a model, with its chat template if it has one.
-
-    The writer raises InputError if the tokenizer does not spell the text of a prompt as the prompt: another trainer would then
-    train on another one.
-    """
-
-    def write(board: Board, legal: LegalOrders) -> str:
-        ids = tokens.prompt_ids(board, legal)
-        text = tokens.codec.decode(ids)
-        if tokens.codec.encode(text) != tuple(ids):
-            raise InputError("the prompt's text has other token ids than the prompt: choose the model of the laptop preset")
-        return text
-
-    return write
-
-
-def questions_of(
-    positions: Sequence[Snapshot], *, seed: int, text: Callable[[Board, LegalOrders], str] = plain_text
-) -> list[Question]:
+def questions_of(positions: Sequence[Snapshot], *, seed: int) -> list[Question]:
     """One question for each position at which a power, drawn as in a run, moves and has a choice.
 
     Raises:
@@ -74,25 +49,21 @@ def questions_of(
         board = Board.restore(snapshot)
         legal = board.legal_orders().get(power)
         if legal is not None and legal.kind is OrderKind.MOVEMENT and not legal.is_forced:
-            found.append(Question(text=text(board, legal), snapshot=snapshot, power=power, legal=legal))
+            shown = board_text(board, power, DEFAULT_PROMPTS) + power_text(legal, board, DEFAULT_PROMPTS)
+            found.append(Question(text=rules_text(DEFAULT_PROMPTS) + shown, snapshot=snapshot, power=power, legal=legal))
         board.release()
     if not found:
         raise InputError(f"none of the {len(positions)} positions asks a power to move: build a state cache with movement phases")
     return found
 
 
-def read_orders(text: str, legal: LegalOrders, notation: OrderNotation = "full") -> tuple[list[str], int]:
+def read_orders(text: str, legal: LegalOrders) -> tuple[list[str], int]:
     """The orders that an answer gives in a movement phase, in the order of the sites, and the number of units that it orders.
 
-    In full notation a unit takes the first line that is one of its legal orders, at any place of the answer. In slot notation
-    lines do not name units, so each counts for the unit at its place.
+    A unit takes the first line that is one of its legal orders, at any place of the answer.
     """
-    lines = [line.strip() for line in text.strip().split("\n")]
-    ordered = []
-    for place, (options, spelled) in enumerate(zip(legal.options, option_lines(legal, notation), strict=True)):
-        order_of = dict(zip(spelled, options, strict=True))
-        own = lines if notation == "full" else lines[place : place + 1]
-        ordered.append(next((order_of[line] for line in own if line in order_of), None))
+    lines = [line.strip() for line in text.split("\n")]
+    ordered = [next((line for line in lines if line in options), None) for options in legal.options]
     orders = [order or f"{site} H" for order, site in zip(ordered, legal.sites, strict=True)]
     return orders, len(orders) - ordered.count(None)
 

@@ -2,26 +2,20 @@
 
 import asyncio
 import random
-from pathlib import Path
 
 import pytest
 
-from decoding.codec import Codec
-from decoding.model_files import recipe_prompts
 from game.board import Board
 from game.legal import LegalOrders, OrderKind
 from game.players import player
-from game.prompt_settings import DEFAULT_PROMPTS, OrderNotation
 from game.read_prompt import read_prompt
 from game.scores import components, compute_standing, horizon_reached
 from game.snapshot import Snapshot
-from integrations.questions import plain_text, questions_of, read_orders, score_orders, text_for
-from rollouts.fork import Tokens
+from integrations.questions import questions_of, read_orders, score_orders
 from rollouts.seeds import dice
 from rollouts.settings import RolloutSettings
 from telemetry.errors import InputError
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "models" / "dumbbot-192"
 MOVES = LegalOrders(
     power="FRANCE",
     kind=OrderKind.MOVEMENT,
@@ -45,15 +39,6 @@ MOVES = LegalOrders(
 )
 def test_a_unit_takes_its_first_legal_line_and_holds_without_one(text: str, orders: list[str], ordered: int):
     assert read_orders(text, MOVES) == (orders, ordered)
-
-
-@pytest.mark.parametrize(
-    ("text", "orders", "ordered"),
-    [("BUR\nS PAR PIC", ["A PAR - BUR", "F BRE S A PAR - PIC"], 2), ("ENG\nENG", ["A PAR H", "F BRE - ENG"], 1)],
-)
-def test_in_slot_notation_a_line_counts_for_the_unit_at_its_place(text: str, orders: list[str], ordered: int):
-    notation: OrderNotation = "slot"
-    assert read_orders(text, MOVES, notation) == (orders, ordered)
 
 
 def test_an_answer_is_worth_what_changes_until_the_horizon(positions: list[Snapshot]):
@@ -80,9 +65,6 @@ def test_a_question_asks_a_power_that_has_a_choice_in_words_that_the_server_read
     for question in questions:
         power, board = read_prompt(question.text)
         assert power == question.power and board.legal_orders()[power] == question.legal
-    tokens = Tokens(Codec(PUBLISHED), recipe_prompts(PUBLISHED) or DEFAULT_PROMPTS)
-    own = text_for(tokens)(Board.restore(questions[0].snapshot), questions[0].legal)
-    assert own == plain_text(Board.restore(questions[0].snapshot), questions[0].legal, tokens.prompts)
 
 
 def test_positions_without_a_movement_phase_are_refused_in_a_sentence():
