@@ -8,7 +8,6 @@ from decoding.model_files import RECIPE
 from reports.drawing import BLUE, GREEN, GREY, ORANGE, legend_above, marker, new_plot, share_axis, stand_alone, to_svg
 from storage.files import durable_write
 from storage.json_files import read_object
-from telemetry.errors import DataError
 
 CURVE = "curve.svg"
 
@@ -16,23 +15,6 @@ CURVE = "curve.svg"
 def write_curve(model: Path) -> None:
     """Draw the curve in the model's recipe into its folder."""
     durable_write(model / CURVE, stand_alone(imitation_plot(read_object(model / RECIPE)["curve"])).encode())
-
-
-def curve_of_base(model: str) -> str | None:
-    """The curve of a run's base model as an SVG element; None if it is no folder with a curve.
-
-    Args:
-        model: `inference.model` of the run.
-
-    Raises:
-        DataError: its recipe is damaged.
-    """
-    recipe = Path(model) / RECIPE
-    curve = read_object(recipe).get("curve") if recipe.is_file() else None
-    try:
-        return imitation_plot(curve) if curve else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{recipe} has a damaged learning curve ({error!r}): restore it, or make the model again") from error
 
 
 def imitation_plot(curve: Sequence[Mapping[str, Any]]) -> str:

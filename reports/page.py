@@ -13,7 +13,6 @@ from game.board import Board
 from game.render import draw_board, frame_around, order_locations
 from reports import plots, sentences
 from reports.drawing import stand_alone
-from reports.imitation_plot import curve_of_base
 from reports.read_run import different, flat, value_text
 from reports.replay_page import still
 from reports.replayed import read_game
@@ -66,7 +65,6 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
             "times": plots.times(facts),
             "queue": plots.queue(facts),
             "tokens": plots.tokens(facts),
-            "imitation": curve_of_base(str(facts.settings.get("inference", {}).get("model", ""))),
         },
         matches=[
             (plots.match(record, number), sentences.describe_match(record))
