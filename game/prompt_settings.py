@@ -1,4 +1,4 @@
-"""Settings of prompts: place of the own line, chat format, legal orders, facts, spelling of an answer, and thinking first."""
+"""Settings of prompts: place of the own line, chat format, legal orders, spelling of an answer, and thinking first."""
 
 from typing import Annotated, Literal
 
@@ -20,12 +20,8 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     chat: ChatSetting = "auto"
     """Whether the tokenizer's chat template is put around a prompt: 'auto', if it has one; 'template', it must have one;
     'none'."""
-    legal_orders: Literal["none", "factored", "lines"] = "none"
-    """Legal orders in a prompt: 'none'; 'factored', each unit's options by kind on one line; 'lines', every order on a
-    line."""
-    facts: Literal["none", "neighbours", "threats"] = "none"
-    """Facts of the map in a prompt: 'none'; 'neighbours', what is beside each unit; 'threats', which own places others can
-    move to, and what own units can reach."""
+    legal_orders: Literal["none", "lines"] = "none"
+    """Legal orders in a prompt: 'none', or 'lines', every order on a line."""
     examples: Annotated[int, Field(ge=0, le=24)] = 0
     """Worked examples before the board, with the aim of the game and a key to its notation, for a model that was not trained on
     the game; all prompts share them; 0: none."""

@@ -11,10 +11,9 @@ Words are separated by single spaces and every segment ends with a line break, s
 module does not tokenise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from game.facts import FREE, neighbours, threats
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.notation import option_lines
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
@@ -23,6 +22,8 @@ from game.snapshot import POWERS
 if TYPE_CHECKING:  # game.board loads the engine
     from game.board import Board
 
+FREE = "FREE"
+"""Stands before supply centres without an owner."""
 ANSWER_CUE = "ORDERS:\n"
 """The text before the orders. It ends with a line break, so every order of the answer follows a line break."""
 THOUGHT_CUE = "THOUGHT:\n"
@@ -35,16 +36,6 @@ _HOW_TO_ANSWER = {
     "full": "Answer one order per line, in the order of the units named.\n",
     "slot": "Answer what each unit does, one per line, in the order of the units named: BUR, BUR VIA, H, S PAR, S PAR BUR, "
     "C PAR BUR; builds and disbands by number.\n",
-}
-_HOW_TO_READ = {
-    "none": "",
-    "factored": "Each unit: where it may move, and whose move there it may support (H: stay); VIA: by convoy; C: convoys.\n",
-    "lines": "",
-}
-_WHAT_FACTS_SAY = {
-    "none": "",
-    "neighbours": "Each unit or site: what is beside it; no name before it: empty or yours.\n",
-    "threats": "THREATS: your places, who can move there, and from where. REACH: centres, by how many of your units can.\n",
 }
 _FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
     "AUSTRIA": ("ENGLAND", "FRANCE", "TURKEY", "RUSSIA", "GERMANY", "ITALY"),
@@ -71,13 +62,12 @@ _ORDER_KEY = {
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """The first segment of every prompt."""
     think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
-    explained = _HOW_TO_READ[settings.legal_orders] + _WHAT_FACTS_SAY[settings.facts]
     board_key = _BOARD_KEY[settings.own_line]
     if settings.examples:
         introduction = _AIM + board_key + _ORDER_KEY[settings.order_notation]
     else:
         introduction = "Diplomacy without press. " + board_key
-    return introduction + think + _HOW_TO_ANSWER[settings.order_notation] + explained
+    return introduction + think + _HOW_TO_ANSWER[settings.order_notation]
 
 
 def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
@@ -102,12 +92,11 @@ def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PR
 
 
 def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
-    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders and
-    facts as the settings ask, and the cue.
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders
+    if the settings ask for them, and the cue.
 
     If the own line is last, the power's centres come before the kind of orders, and its units if they are not the sites
-    themselves. A retreat always names the locations open to each unit, because the board text does not show them. The lines of
-    neighbours name the sites themselves, if no legal orders are listed.
+    themselves. A retreat always names the locations open to each unit, because the board text does not show them.
 
     Args:
         cue: the text after which the model answers; empty where something else comes between the power and the cue.
@@ -119,23 +108,11 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
     if settings.order_notation == "slot" and (lists_lines or is_adjustment):
         # Site numbers cost tokens, so they appear only where an answer or a listed order uses them.
         sites = [_line(str(number), site) for number, site in enumerate(sites, start=1)]
-    facts = threats(legal.power, board) if settings.facts == "threats" else []
-    if settings.facts == "neighbours":
-        facts = [_line(site, *beside) for site, beside in zip(sites, neighbours(legal, board), strict=True)]
     if legal.kind is OrderKind.RETREAT and not lists_lines:
         retreats = board.dislodged()[legal.power]
         sites = [_line(site, "R", *retreats[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
-    if settings.legal_orders == "factored" and legal.kind is OrderKind.MOVEMENT:
-        lines = [head, *(_line(site, *_factored(own)) for site, own in zip(sites, legal.options, strict=True))]
-    elif settings.legal_orders == "factored" and legal.kind is OrderKind.BUILD:
-        # The orders of one centre differ in the unit type and a fleet's coast.
-        kinds = [[order[0] + order.split(" ")[1][3:] for order in own] for own in legal.options]
-        lines = [_line(head, *(_line(site, *own) for site, own in zip(sites, kinds, strict=True)))]
-    elif settings.legal_orders == "none" and settings.facts == "neighbours":
-        lines = [head]
-    else:
-        lines = [_line(head, *sites), *(_every_order(legal, settings) if lists_lines else ())]
-    return "\n".join([*lines, *facts, cue])
+    listed = _every_order(legal, settings) if lists_lines else ()
+    return "\n".join([_line(head, *sites), *listed, cue])
 
 
 def _own_line(legal: LegalOrders, board: "Board", settings: PromptSettings) -> list[str]:
@@ -149,34 +126,6 @@ def _own_line(legal: LegalOrders, board: "Board", settings: PromptSettings) -> l
 
 def _line(*words: str) -> str:
     return " ".join(words)
-
-
-def _factored(options: Sequence[str]) -> list[str]:
-    """The options of one unit by location: "ARM SYR SEV, CON BUL H, SMY, S SPA MAR, VIA ALB APU, C LON BEL HOL".
-
-    Each entry begins with a location that the unit may move to. Units follow whose move there it may support, and H if it may
-    support a unit that stays there. An entry that begins with S names a location that it may only support into. VIA lists
-    destinations by convoy. C names an army that it may convoy, and the destinations. Holding is not listed, and unit types are
-    on the board.
-    """
-    moves, supports, convoyed, convoys = [], {}, [], {}
-    for order in options:
-        match order.split(" ")[2:]:
-            case ["-", goal]:
-                moves.append(goal)
-            case ["-", goal, "VIA"]:
-                convoyed.append(goal)
-            case ["S", _, place, "-", goal]:
-                supports.setdefault(goal, []).append(place)
-            case ["S", _, place]:
-                supports.setdefault(place, []).append("H")
-            case ["C", _, place, "-", goal]:
-                convoys.setdefault(place, []).append(goal)
-    entries = [[goal, *supports.pop(goal, ())] for goal in moves]
-    entries += [["S", goal, *helped] for goal, helped in supports.items()]
-    entries += [["VIA", *convoyed]] if convoyed else []
-    entries += [["C", place, *goals] for place, goals in convoys.items()]
-    return [_line(*entry) + "," * (number < len(entries)) for number, entry in enumerate(entries, start=1)]
 
 
 def _every_order(legal: LegalOrders, settings: PromptSettings) -> list[str]:

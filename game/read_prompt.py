@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from game.board import OVER, POWERS, Board
-from game.facts import FREE
 from game.legal import OrderKind
 from game.positions import board_of
-from game.prompts import ANSWER_CUE, THOUGHT_CUE
+from game.prompts import ANSWER_CUE, FREE, THOUGHT_CUE
 from telemetry.errors import InputError
 
 _PHASE = re.compile(r"(?:(SPRING|FALL) (\d{4}) (MOVEMENT|RETREATS)|(WINTER) (\d{4}) (ADJUSTMENTS))")

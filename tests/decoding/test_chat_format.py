@@ -64,7 +64,7 @@ def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, na
 
 
 def test_powers_of_a_position_share_all_but_their_own_piece(chat):
-    tokens, board = chat(QWEN, own_line="in_place", facts="threats"), Board.start()
+    tokens, board = chat(QWEN, own_line="in_place", legal_orders="lines"), Board.start()
     form, prompts, legal = tokens.form, tokens.prompts, board.legal_orders()
     france, turkey = (
         form.pieces(board_text(board, power, prompts), power_text(legal[power], board, prompts, cue=""))

@@ -99,7 +99,7 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
 def test_sentencepiece_spells_prompts_and_answers_as_in_the_whole_text(sentencepiece, notation: str):
     check(
         *sentencepiece,
-        PromptSettings.model_validate({"order_notation": notation, "legal_orders": "factored", "facts": "threats"}),
+        PromptSettings.model_validate({"order_notation": notation, "legal_orders": "lines"}),
     )
 
 
@@ -116,8 +116,8 @@ def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(s
 @pytest.mark.system
 @pytest.mark.parametrize(
     "way",
-    [{}, {"legal_orders": "factored", "order_notation": "slot"}],
-    ids=["default", "factored-slot"],
+    [{}, {"legal_orders": "lines", "order_notation": "slot"}],
+    ids=["default", "lines-slot"],
 )
 def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken, way: dict[str, str]):
     check(*tekken, PromptSettings.model_validate({"chat": "none", **way}))

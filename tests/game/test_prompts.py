@@ -6,7 +6,7 @@ import re
 import pytest
 
 from game.board import POWERS, Board
-from game.legal import WAIVE, LegalOrders, OrderKind
+from game.legal import WAIVE, OrderKind
 from game.notation import answer_lines, option_lines
 from game.players import player
 from game.prompt_settings import PromptSettings
@@ -79,15 +79,12 @@ def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_abou
             assert dislodged == [[power, " ".join(own)] for power, own in board.dislodged().items() if own]
 
 
-SLOT, FACTORED, LINES = (
-    PromptSettings(own_line="in_place", order_notation="slot"),
-    PromptSettings(own_line="in_place", legal_orders="factored"),
-    PromptSettings(own_line="in_place", legal_orders="lines"),
-)
+SLOT = PromptSettings(own_line="in_place", order_notation="slot")
+LINES = PromptSettings(own_line="in_place", legal_orders="lines")
 WAYS = [
     PromptSettings.model_validate({"own_line": place, "legal_orders": listed, "order_notation": notation})
     for place in ("in_place", "last")
-    for listed in ("none", "factored", "lines")
+    for listed in ("none", "lines")
     for notation in ("full", "slot")
 ]
 
@@ -109,63 +106,6 @@ def test_slots_number_the_sites_only_where_an_answer_or_a_line_names_a_number(tr
     assert {own.kind for own, _ in chosen} == {OrderKind.BUILD, OrderKind.DISBAND}
     for own, text in chosen:
         assert all(f" {number} {site}" in text for number, site in enumerate(own.sites, start=1))
-
-
-def test_factored_options_go_by_unit_and_place() -> None:
-    board = Board.start()
-    text = power_text(board.legal_orders()["FRANCE"], board, FACTORED)
-    assert text == (
-        "FRANCE MOVEMENT\n"
-        "F BRE ENG LON, GAS MAR PAR, MAO, PIC PAR\n"
-        "A MAR BUR MUN PAR, GAS PAR BRE, PIE VEN, SPA\n"
-        "A PAR BRE H, BUR MAR MUN, GAS MAR BRE, PIC BRE\n"
-        "ORDERS:\n"
-    )
-
-
-def read_factored(text: str, own: LegalOrders, kinds: dict[str, str]) -> list[set[str]]:
-    """Independent parser: the legal orders per unit that a factored prompt lists. `kinds` is the unit type by location."""
-    found = []
-    for unit, line in zip(own.sites, text.splitlines()[1:-1], strict=True):
-        orders = {f"{unit} H"}
-        for entry in line.removeprefix(unit).split(","):
-            first, *rest = entry.split() or [""]
-            if first == "VIA":
-                orders |= {f"{unit} - {goal} VIA" for goal in rest}
-            elif first == "C":
-                orders |= {f"{unit} C A {rest[0]} - {goal}" for goal in rest[1:]}
-            elif first:
-                if first != "S":
-                    orders.add(f"{unit} - {first}")
-                    rest = [first, *rest]
-                goal, *helped = rest
-                for place in helped:
-                    orders.add(f"{unit} S {kinds[goal]} {goal}" if place == "H" else f"{unit} S {kinds[place]} {place} - {goal}")
-        found.append(orders)
-    return found
-
-
-def test_factored_prompts_say_exactly_what_is_legal(self_play) -> None:
-    kinds, marks = set(), set()
-    for board, legal, _ in self_play(2, phases=40):
-        for own in legal.values():
-            text = power_text(own, board, FACTORED)
-            kinds.add(own.kind)
-            marks |= {mark for mark in (", S ", ", VIA ", ", C ") if mark in text}
-            if own.kind is OrderKind.MOVEMENT:
-                stand = {unit[2:]: unit[0] for units in board.units().values() for unit in units}
-                assert read_factored(text, own, stand) == [set(options) for options in own.options]
-            elif own.kind is OrderKind.BUILD:
-                words, read = text.splitlines()[0].split()[3:], []
-                for word in words:
-                    if len(word) == 3:
-                        read.append((word, set()))
-                    else:
-                        read[-1][1].add(f"{word[0]} {read[-1][0]}{word[1:]} B")
-                assert read == [(site, set(options)) for site, options in zip(own.sites, own.options, strict=True)]
-            else:  # every prompt lists the locations of a retreat and the units of a disband
-                assert text == power_text(own, board, IN_PLACE)
-    assert kinds == set(OrderKind) and len(marks) == 3
 
 
 def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_play) -> None:
