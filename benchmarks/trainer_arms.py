@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.old_way.learn import ROWS_EACH, OldTrainer
+from benchmarks.old_way.learn import OldTrainer
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
 from storage.gather import Batch
 from telemetry.errors import TrainingError
@@ -49,12 +49,12 @@ class Steps:
 
         return step
 
-    def old(self, *, recompute: bool, divergence: bool, rows_each: int = ROWS_EACH) -> Step:
-        """The old step, `rows_each` rows in a forward."""
-        trainer = OldTrainer(self.policy.model, recompute=recompute, divergence=divergence, rows_each=rows_each)
+    def old(self) -> Step:
+        """The old step, without the divergence from the base."""
+        trainer = OldTrainer(self.policy.model, divergence=False)
 
         def step(batch: Batch) -> float:
-            self.policy.recompute(False)  # OldTrainer switches it on itself
+            self.policy.recompute(False)
             self.policy.model.zero_grad(set_to_none=True)
             return trainer.accumulate(batch, advantages_of(batch))
 

@@ -47,17 +47,12 @@ class Case:
 
 
 CASES = {
-    "g2": Case(positions=4, forks=2),
     "g6": Case(positions=2, forks=6),
-    "g8": Case(positions=2, forks=8),
     "g16": Case(positions=1, forks=16),
-    "mixed": Case(positions=3, forks=6, spread=0.5),
     "masked_32k": Case(positions=2, forks=6),
     "trie": Case(positions=1, powers=7, forks=6, rules=150, board=230, own=60),
 }
 """Batches for the time of a step, by the last word of the figure."""
-MANY_SMALL = Case(positions=8, forks=4, own=60, spread=0.5)
-"""Small groups of different sizes; several fit into 300 unique tokens."""
 
 
 def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:

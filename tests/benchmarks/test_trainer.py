@@ -47,7 +47,7 @@ def test_the_old_loss_is_that_of_a_plain_loop(batch):
         ratio, advantage = torch.exp(now - behaviour), float(advantages[row])
         gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         total += float((0.01 * (torch.exp(then - now) - (then - now) - 1) - gain).sum())
-    old = OldTrainer(model, recompute=True, divergence=True)
+    old = OldTrainer(model, divergence=True)
     assert old.accumulate(batch, advantages) == pytest.approx(total / int(batch.completion_offsets[-1]), rel=1e-4)
 
 
@@ -73,15 +73,9 @@ def test_the_two_paths_agree_and_a_wrong_one_shows(monkeypatch: pytest.MonkeyPat
 
 
 def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytest.MonkeyPatch):
-    """With a clock that only the arms move. The headline's old step neither recomputes nor asks the reference."""
+    """With a clock that only the arms move."""
     clock, order = [0.0], []
-    speeds = {
-        "ours": iter([1.0, 1.0, 2.0, 1.0]),
-        "old": iter([9.0, 4.0, 4.0, 6.0]),
-        "old recomputing": iter([9.0, 5.0, 6.0, 8.0]),
-        "ours with divergence": iter([9.0, 2.0, 2.0, 2.0]),
-        "old with divergence": iter([9.0, 6.0, 14.0, 10.0]),
-    }
+    speeds = {"ours": iter([1.0, 1.0, 2.0, 1.0]), "old": iter([9.0, 4.0, 4.0, 6.0])}
 
     def arm(name: str):
         def run(batch) -> float:
@@ -91,22 +85,19 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytes
 
         return run
 
-    words = {(False, False): "old", (True, False): "old recomputing", (False, True): "old with divergence"}
     monkeypatch.setattr(trainer.time, "process_time", lambda: clock[0])
     monkeypatch.setattr(trainer.gc, "collect", lambda: 0)  # takes long among the objects of a whole suite
-    monkeypatch.setattr(Steps, "ours", lambda self, **changed: arm("ours with divergence" if changed else "ours"))
-    monkeypatch.setattr(Steps, "old", lambda self, *, recompute, divergence: arm(words[recompute, divergence]))
-    found = speedups("x", Arms(SHAPE), batch, batch, repeats=3, beside=("recompute", "divergence"))
+    monkeypatch.setattr(Steps, "ours", lambda self: arm("ours"))
+    monkeypatch.setattr(Steps, "old", lambda self: arm("old"))
+    found = speedups("x", Arms(SHAPE), batch, batch, repeats=3)
     assert found["speedup_x"] == 4.0  # of 4, 2 and 6
-    assert found["speedup_x_recompute"] == 5.0  # of 5, 3 and 8
-    assert found["speedup_x_divergence"] == 5.0  # of 3, 7 and 5
     assert order == list(speeds) * 4
     assert 0 < found["unique_token_share_x"] < 1
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [({"repeats": 0}, "nothing to measure in 0 repeats"), ({"only": ["g6", "g7"]}, "measures no 'g7', but recorded, g2")],
+    [({"repeats": 0}, "nothing to measure in 0 repeats"), ({"only": ["g6", "g7"]}, "measures no 'g7', but recorded, g6")],
 )
 def test_nothing_to_measure_is_the_users_mistake(given: dict, sentence: str):
     with pytest.raises(InputError, match=sentence):
