@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ from cyclopts import Parameter, validators
 from rich.table import Table
 
 from cli import end_by_signal
-from cli.options import Run, RunsRoot, which_run, which_runs
+from cli.options import Run, RunsRoot, which_run
 from cli.terminal import cell, output_console
 from storage.runs import LATEST
 from telemetry.errors import InputError
@@ -46,7 +46,6 @@ def sql(
     query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready question, @ for their list.")],
     *,
     run: Run = LATEST,
-    runs: Annotated[str, Parameter(help="Several runs instead: names with commas, or a pattern such as 'sweep-*'.")] = "",
     runs_root: RunsRoot = Path("runs"),
     as_of: Annotated[int | None, Parameter(help="A step: show the shards that it chose from, and the ledgers before it.")] = None,
     format: Annotated[
@@ -66,9 +65,6 @@ def sql(
     groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value),
     devices (its GPUs), lessons (what a teacher answered), played (games in the browser), refused.
 
-    With --runs each view has the rows of all of them, and the column run in front; a join of two views must join on it too. A
-    ready question is asked of each run on its own.
-
     Examples
 
         entente sql --run mine "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
@@ -78,10 +74,8 @@ def sql(
         entente sql --run mine --as-of 12 "select standing, count(*) from standings group by all"
 
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
-
-        entente sql --runs 'mine,sweep-*' "select run, step, value from metrics where name = 'train/return_mean'"
     """
-    from storage.asking import QUERIES, ask, connect_run, connect_runs, left_out, ready_query, ready_query_of_runs
+    from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
     from storage.interruptible import run_interruptible
 
     if query == "@":
@@ -92,29 +86,16 @@ def sql(
     form = _form(format, output)
     if output is not None:
         _check_outside_runs(output)
-    ready = query[1:] if query.startswith("@") else ""
-    question = ready_query(ready) if ready else query
-    if runs and run != LATEST:
-        raise InputError(f"--run {run} and --runs {runs} contradict each other: leave one out")
-    texts: list[RunText] = []
-    asked: list[AskedRun] = []
-    lacking: list[str] = []
-    with ExitStack() as stack:
-        names = which_runs([runs], runs_root) if runs else [run]
-        for root, settings in (stack.enter_context(_opened_run(name, runs_root, as_of)) for name in names):
-            each, text = asked_run(settings, root)
-            texts.append(text)
-            asked.append(each)
+    question = ready_query(query[1:]) if query.startswith("@") else query
+    first = _ROWS_SHOWN + 1 if form == "table" else None
 
-        def answered(connection: "DuckDBPyConnection") -> pa.Table:
-            sql = ready_query_of_runs(connection, asked, ready) if runs and ready else question
-            answer = ask(connection, sql, form, first=first, memory_gib=memory_gib)
-            lacking.append(left_out(connection))
-            return answer
+    def answered(connection: "DuckDBPyConnection") -> tuple[pa.Table, str]:
+        return ask(connection, question, form, first=first, memory_gib=memory_gib), left_out(connection)
 
-        first = _ROWS_SHOWN + 1 if form == "table" else None
-        answer = run_interruptible(
-            partial(connect_runs if runs else connect_run, asked if runs else asked[0], as_of=as_of, memory_gib=memory_gib),
+    with _opened_run(run, runs_root, as_of) as (root, settings):
+        asked, text = asked_run(settings, root)
+        answer, lacking = run_interruptible(
+            partial(connect_run, asked, as_of=as_of, memory_gib=memory_gib),
             answered,
             seconds=max_seconds,
             cannot_end=_exit_without_waiting,
@@ -125,10 +106,10 @@ def sql(
             sys.stderr.write(f"only the first {_ROWS_SHOWN:,} rows are shown; --output answer.csv takes all\n")
     else:
         _write(answer, form, output)
-    for sentence in filter(None, lacking):
-        sys.stderr.write(f"{sentence}\n")
-    for missing in dict.fromkeys(text.missing for text in texts if text.missing):
-        sys.stderr.write(f'{missing}, so the column "text" is empty\n')
+    if lacking:
+        sys.stderr.write(f"{lacking}\n")
+    if text.missing:
+        sys.stderr.write(f'{text.missing}, so the column "text" is empty\n')
 
 
 def _check_outside_runs(output: Path) -> None:

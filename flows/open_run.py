@@ -42,7 +42,7 @@ from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, entries_in, folders_in, held, remove_folder, set_aside
 from storage.json_files import write_json
-from storage.learnable import PastReturnsProcess
+from storage.learnable import PastReturns
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.preparation import make_model
@@ -197,8 +197,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             card_share=share,
         )
         stack.push_async_callback(asyncio.to_thread, trainer.close)
-        past_returns = PastReturnsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
-        stack.callback(past_returns.close)
+        past_returns = PastReturns(paths, blend=settings.storage.blend, discount=settings.storage.discount)
         host = EngineHost()
         stack.callback(host.close)
         engine = make_engine(settings.inference, model, log=paths.vllm_log)

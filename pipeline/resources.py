@@ -21,7 +21,7 @@ from rollouts.fork import Tokens
 from rollouts.settings import RolloutSettings
 from state_cache.store import StateCache
 from storage.control import ControlDesk
-from storage.learnable import PastReturnsProcess
+from storage.learnable import PastReturns
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER
 from telemetry.devices import GpuSampler
@@ -51,7 +51,7 @@ class RolloutResources:
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
-    past_returns: PastReturnsProcess
+    past_returns: PastReturns
     """Returns of the run's past start groups, for the sampler."""
     max_policy_lag: int
     """The staleness budget, versions."""

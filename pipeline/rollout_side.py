@@ -24,7 +24,7 @@ from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
-from storage.learnable import PastReturnsProcess
+from storage.learnable import PastReturns
 from storage.runs import CACHE_FOLDER, RunPaths
 from telemetry.errors import DataError, EntenteError, InputError
 from telemetry.progress import reporter
@@ -65,8 +65,7 @@ class RolloutSide:
         cache = await asyncio.to_thread(_cache, paths, settings)
         inference = settings.inference
         async with AsyncExitStack() as stack:
-            spreads = PastReturnsProcess(paths, blend=settings.storage.blend, discount=settings.storage.discount)
-            stack.callback(spreads.close)
+            spreads = PastReturns(paths, blend=settings.storage.blend, discount=settings.storage.discount)
             host = EngineHost()
             stack.callback(host.close)
             engine = make_engine(inference, model)

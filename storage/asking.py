@@ -1,12 +1,11 @@
-"""SQL queries over one run or several: connections, ready questions, and answers or one sentence.
+"""SQL queries over a run: connections, ready questions, and answers or one sentence.
 
 The database is in memory and has no access to files or the network. So it needs no lock, may be opened while the run writes,
-and cannot change anything. The tables and views of each of several runs are in a schema of their own, so that nothing joins rows
-of two runs unasked: ids of decisions are the same in runs of equal numbers. A ready question is asked of each run on its own.
+and cannot change anything.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import duckdb
@@ -52,30 +51,7 @@ def connect(
 
 def connect_run(run: AskedRun, *, as_of: int | None = None, memory_gib: float | None = None) -> duckdb.DuckDBPyConnection:
     """Like `connect`."""
-    connection = make_views(run, as_of, None).connection
-    close_doors(connection, memory_gib)
-    return connection
-
-
-def connect_runs(
-    runs: Sequence[AskedRun], *, as_of: int | None = None, memory_gib: float | None = None
-) -> duckdb.DuckDBPyConnection:
-    """A connection with the views of `VIEWS` over all the runs, whose first column is `run`, the run's name.
-
-    Args:
-        as_of, memory_gib: see `connect`.
-
-    Raises:
-        InputError: a folder is no run, or a run has no such step.
-    """
-    connection = duckdb.connect(":memory:")
-    for number, run in enumerate(runs):
-        connection.execute(f"CREATE SCHEMA {_schema(number)}")
-        connection.execute(f"USE memory.{_schema(number)}")
-        make_views(run, as_of, connection, f"_{number}")
-    connection.execute("USE memory.main")
-    for view in VIEWS:
-        connection.execute(f'CREATE VIEW "{view}" AS {_stack_runs(runs, view)}')
+    connection = make_views(run, as_of).connection
     close_doors(connection, memory_gib)
     return connection
 
@@ -160,32 +136,6 @@ def ready_query(name: str) -> str:
     if name not in QUERIES:
         raise InputError(f"there is no ready question '{name}'; known: {', '.join(QUERIES)}")
     return QUERIES[name]
-
-
-def _schema(number: int) -> str:
-    """Schema of the run of this number, from 0."""
-    return f"run_{number}"
-
-
-def ready_query_of_runs(connection: duckdb.DuckDBPyConnection, runs: Sequence[AskedRun], name: str) -> str:
-    """The SQL that asks a ready question of each run on its own, and puts the run's name before each answer.
-
-    Raises:
-        InputError: there is no query of that name.
-    """
-    question, view = ready_query(name), f"@{name}"
-    for number in range(len(runs)):
-        connection.execute(f"USE memory.{_schema(number)}")
-        connection.execute(f'CREATE OR REPLACE VIEW "{view}" AS {question}')
-    connection.execute("USE memory.main")
-    return _stack_runs(runs, view)
-
-
-def _stack_runs(runs: Sequence[AskedRun], view: str) -> str:
-    names = (run.folder.name.replace("'", "''") for run in runs)
-    return " UNION ALL BY NAME ".join(
-        f"SELECT '{name}' AS run, * FROM {_schema(number)}.\"{view}\"" for number, name in enumerate(names)
-    )
 
 
 def left_out(connection: duckdb.DuckDBPyConnection) -> str:

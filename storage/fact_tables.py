@@ -106,23 +106,16 @@ class FactTables:
         connection: for one thread at a time.
     """
 
-    def __init__(
-        self,
-        weights: Mapping[str, float],
-        discount: float,
-        threads: int,
-        connection: duckdb.DuckDBPyConnection | None = None,
-    ) -> None:
+    def __init__(self, weights: Mapping[str, float], discount: float, threads: int) -> None:
         """Create the empty tables.
 
         Args:
             weights: weight of each reward component; see `returns.returns_of`.
             discount: see `returns.returns_of`.
             threads: threads of DuckDB; 0: one per core.
-            connection: a database in memory that others use too, in whose current schema the tables are made; None: their own.
         """
         self._weights, self._discount = weights, discount
-        self.connection = duckdb.connect(":memory:") if connection is None else connection
+        self.connection = duckdb.connect(":memory:")
         # In a notebook without ipywidgets DuckDB has no bar, and refuses to be told so.
         if self.connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() != [(False,)]:
             self.connection.execute("SET enable_progress_bar = false")

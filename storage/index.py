@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from storage.fact_tables import FactTables, ShardFacts, facts_of, record_rows
@@ -55,7 +54,6 @@ class Index:
         only: Collection[str] | None = None,
         before_step: int | None = None,
         keep_rows: bool = False,
-        connection: duckdb.DuckDBPyConnection | None = None,
     ) -> None:
         """Create an empty index; `refresh` fills it.
 
@@ -70,7 +68,6 @@ class Index:
             only: names of the shards to hold; None: those in the folder.
             before_step: read only the ledgers of earlier steps; None: all.
             keep_rows: keep the decisions of held shards mapped.
-            connection: a database in memory in whose current schema the tables are made; None: one of its own.
 
         Raises:
             InputError: the blend names an unknown component.
@@ -78,7 +75,7 @@ class Index:
         weights = {"centres_gained": 1.0} if blend is None else {name: float(weight) for name, weight in blend.items()}
         check_blend(weights)
         self._paths, self._oldest, self._only, self._before_step = paths, oldest, only, before_step
-        self._tables = FactTables(weights, float(discount), threads, connection)
+        self._tables = FactTables(weights, float(discount), threads)
         self._mapped = MappedShards(paths.shards)
         self._held: dict[str, Shard] = {}
         self._steps: set[int] = set()

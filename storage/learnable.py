@@ -1,21 +1,19 @@
 """What the past start groups of each snapshot returned. The spread of the last ones measures how much it still teaches.
 
 The result depends only on rows before a given start group. So a step that is repeated after a crash gets the same values. The
-sampler turns them into weights and draws. `PastReturnsProcess` works in a separate process: the caller does not load DuckDB, and
-its memory does not grow.
+sampler turns them into weights and draws. DuckDB is loaded when it is first asked.
 """
 
 import threading
 from collections.abc import Mapping
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from storage.runs import RunPaths
 from storage.shards import open_shard, shard_names
 from telemetry.errors import DataError
-from telemetry.process_pool import ProcessPool
 
 RECENT = 4
 """Newest start groups of a snapshot that count; older ones were played by a policy that has changed since."""
@@ -27,15 +25,10 @@ class PastReturns:
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
         """`blend` and `discount` of the returns, as in the trainer's settings."""
-        import duckdb
-
-        from storage.fact_tables import NO_FACTS
-
         self._paths, self._blend, self._discount = paths, dict(blend), discount
         self._read: set[str] = set()
         self._lock = threading.Lock()
-        self._connection = duckdb.connect(":memory:", config={"threads": 1})
-        self._execute(NO_FACTS.decisions, f"CREATE TABLE start_groups AS {_START_GROUPS}")
+        self._connection: Any = None
 
     def spreads_before(self, producer: str, start_group: int) -> dict[str, float]:
         """Snapshot id -> mean over its newest `RECENT` start groups of the mean spread of their advantage groups.
@@ -43,12 +36,22 @@ class PastReturns:
         Start groups of the `producer` with smaller numbers than `start_group` count, if they could be trained on.
         """
         with self._lock:
+            if self._connection is None:
+                self._open()
             for name in shard_names(self._paths):
                 if name not in self._read:
                     self._read.add(name)
                     self._read_shard(name)
             values = {"producer": producer, "before": start_group, "recent": RECENT}
             return dict(self._connection.execute(_SPREAD, values).fetchall())
+
+    def _open(self) -> None:
+        import duckdb
+
+        from storage.fact_tables import NO_FACTS
+
+        self._connection = duckdb.connect(":memory:", config={"threads": 1})
+        self._execute(NO_FACTS.decisions, f"CREATE TABLE start_groups AS {_START_GROUPS}")
 
     def _read_shard(self, name: str) -> None:
         from storage.fact_tables import decision_facts
@@ -66,35 +69,3 @@ class PastReturns:
         self._connection.register("valued", valued(facts, self._blend, self._discount))
         self._connection.execute(statement)
         self._connection.unregister("valued")
-
-
-class PastReturnsProcess:
-    """`PastReturns` in a separate process, which starts with the first call. If it ends, another is started."""
-
-    def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
-        """See `PastReturns`."""
-        self._pool = ProcessPool(1, _open, paths, dict(blend), discount)
-
-    def spreads_before(self, producer: str, start_group: int) -> dict[str, float]:
-        """See `PastReturns.spreads_before`."""
-        try:
-            return self._pool.submit(_spreads_before, producer, start_group).result()
-        except BrokenProcessPool:
-            return self._pool.submit(_spreads_before, producer, start_group).result()
-
-    def close(self) -> None:
-        """End the process, if it runs."""
-        self._pool.close()
-
-
-_mine: PastReturns
-"""In the separate process: its `PastReturns`."""
-
-
-def _open(paths: RunPaths, blend: Mapping[str, float], discount: float) -> None:
-    global _mine
-    _mine = PastReturns(paths, blend=blend, discount=discount)
-
-
-def _spreads_before(producer: str, start_group: int) -> dict[str, float]:
-    return _mine.spreads_before(producer, start_group)

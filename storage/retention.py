@@ -21,6 +21,7 @@ from storage.adapters import published_versions
 from storage.files import Entry, entries_in, folders_in, names_in, remove_folder
 from storage.league_files import LEAGUE_EVERY
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
+from storage.ledger_copies import checkpoint_steps
 from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
 from telemetry.errors import DataError
@@ -101,11 +102,6 @@ def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> froz
     return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.opponents)
 
 
-def whole_checkpoints(paths: RunPaths) -> list[int]:
-    """Steps of the checkpoints that have a manifest, in ascending order."""
-    return sorted(_numbers(paths.checkpoints, _CHECKPOINT, whole="manifest.json"))
-
-
 def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
     """The facts of a run of which the checkpoints `kept` stay, read from its files.
 
@@ -133,7 +129,7 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
         DataError: see `retention_facts`.
     """
     now = time.time() if now is None else now
-    kept_checkpoints = whole_checkpoints(paths)[-RESTING_CHECKPOINTS:]
+    kept_checkpoints = checkpoint_steps(paths)[-RESTING_CHECKPOINTS:]
     kept_adapters = adapters_to_keep(retention_facts(paths, kept_checkpoints), settings)
     found = [
         *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
@@ -170,7 +166,7 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None
         DataError: see `retention_facts`.
     """
     # A run in use keeps all its checkpoints here, and what they need.
-    kept = adapters_to_keep(retention_facts(paths, whole_checkpoints(paths)), settings or RetentionSettings())
+    kept = adapters_to_keep(retention_facts(paths, checkpoint_steps(paths)), settings or RetentionSettings())
     gone = list(_old(paths.adapters, _ADAPTER, kept, "adapter of an old version"))
     for found in gone:
         remove(found)
@@ -225,13 +221,6 @@ def _own_folders(paths: RunPaths) -> list[Path]:
     inner = [paths.adapters, paths.checkpoints, paths.scores, paths.improve, paths.ledger]
     outer = [paths.shards, paths.lessons]
     return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in folders_in(folder))]
-
-
-def _numbers(folder: Path, pattern: re.Pattern[str], whole: str) -> Iterator[int]:
-    for name in folders_in(folder):
-        match = pattern.fullmatch(name)
-        if match and (folder / name / whole).exists():
-            yield int(match[1])
 
 
 def _ledgers(paths: RunPaths, after: int) -> list[Path]:

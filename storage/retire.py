@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from storage.files import file_marks, folders_in, names_in
 from storage.ledger import last_step, read_ledger, recorded_steps
-from storage.retention import ASIDE_HOURS, Removable, RetentionSettings, whole_checkpoints
+from storage.ledger_copies import checkpoint_steps
+from storage.retention import ASIDE_HOURS, Removable, RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import NO_ROWS, SHARD_NAME, read_shard_metadata, shard_names
@@ -37,7 +38,7 @@ class RunAge:
     @classmethod
     def of(cls, paths: RunPaths, storage: StorageSettings) -> "RunAge":
         """The age of a run by its checkpoints."""
-        checkpoints = whole_checkpoints(paths)
+        checkpoints = checkpoint_steps(paths)
         return cls(
             policy_version=max(checkpoints, default=0),
             oldest_checkpoint=min(checkpoints, default=0),

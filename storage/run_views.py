@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb.func import ARROW, SPECIAL
@@ -58,23 +57,12 @@ class AskedRun:
     """Text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise."""
 
 
-def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConnection | None, suffix: str = "") -> Index:
-    """Make the tables and views of a run; returns its index.
-
-    Args:
-        connection: a database of several runs, in whose current schema they are made; None: the run's own.
-        suffix: makes names that a database has only once differ between its runs.
-    """
+def make_views(run: AskedRun, as_of: int | None) -> Index:
+    """Make the tables and views of a run; returns its index."""
     paths = RunPaths(Path(run.folder))
     if not paths.shards.is_dir():
         raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    how: dict[str, Any] = {
-        "blend": run.blend,
-        "discount": run.discount,
-        "threads": 0,
-        "keep_rows": True,
-        "connection": connection,
-    }
+    how: dict[str, Any] = {"blend": run.blend, "discount": run.discount, "threads": 0, "keep_rows": True}
     if as_of is None:
         index, query = open_index(paths, **how), next_query(paths)
     else:
@@ -90,22 +78,12 @@ def make_views(run: AskedRun, as_of: int | None, connection: duckdb.DuckDBPyConn
         "metrics": _metrics(index, paths.metrics),
         "devices": _devices(index, paths.devices),
     }.items():
-        connection.register(name + suffix, rows)
-        if suffix:
-            connection.execute(f"CREATE VIEW {name} AS FROM {name}{suffix}")
-    token_text, read_thought = f"token_text{suffix}", f"read_thought{suffix}"
-    connection.create_function(token_text, _texts(run.token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
+        connection.register(name, rows)
+    connection.create_function("token_text", _texts(run.token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
     connection.create_function(
-        read_thought, _thoughts(run.read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
+        "read_thought", _thoughts(run.read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
     )
-    if suffix:
-        connection.execute(f"CREATE MACRO token_text(token) AS {token_text}(token)")
-        connection.execute(f"CREATE MACRO read_thought(tokens) AS {read_thought}(tokens)")
-        connection.execute("CREATE TABLE own_standings AS FROM standings")  # else the next run would replace them
-        connection.execute("DROP TABLE temp.standings")
-        connection.execute("CREATE VIEW standings AS FROM own_standings")
-    if not suffix or suffix == "_0":
-        connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
+    connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
     connection.execute(_VIEWS_SQL)
     return index

@@ -22,8 +22,7 @@ from pydantic import BaseModel
 from cli.commands import command_line
 from pipeline.run_settings import RunSettings, layered_settings
 from pipeline.settings_form import merge_more
-from storage.asking import ask, connect, connect_runs, ready_query, ready_query_of_runs
-from storage.run_views import AskedRun
+from storage.asking import ask, connect, ready_query
 from storage.runs import RunPaths
 from tasks.evaluation import DEPLOYMENT as EVALUATED_BY
 from telemetry.metrics import METRICS
@@ -127,12 +126,9 @@ def test_sql_that_is_shown_fits_the_views(tmp_path: Path):
     RunPaths(tmp_path).create()
     for words in (words for words in COMMANDS if words[0] == "sql"):
         query = next(word for word in words[1:] if " " in word or word.startswith("@"))
-        several = "--runs" in words
-        with connect_runs([AskedRun(folder=tmp_path)]) if several else connect(tmp_path) as connection:
+        with connect(tmp_path) as connection:
             if query.startswith("@"):
-                query = (
-                    ready_query_of_runs(connection, [AskedRun(folder=tmp_path)], query[1:]) if several else ready_query(query[1:])
-                )
+                query = ready_query(query[1:])
             assert ask(connection, query).num_rows == 0, words
 
 

@@ -197,26 +197,3 @@ def test_played_games_can_be_asked_about_before_the_first_run(tmp_path: Path, mo
     told = capsys.readouterr()
     assert told.out.splitlines()[1:] == ['"evening",12'] and "only played games" in told.err
     assert main.run([*words, "--run", "mine"]) == 2, "a run that is named must be there"
-
-
-def test_several_runs_are_asked_by_names_or_a_pattern(ask: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for number, name in enumerate(("sweep-1", "sweep-2")):
-        paths = RunPaths(tmp_path / "runs" / name).create()
-        paths.settings.write_text(RunSettings(run=name).model_dump_json())
-        paths.metrics.write_text(json.dumps({"step": 1, "train/return_mean": float(number)}) + "\n")
-
-    def of(runs: str, question: str) -> tuple[int, list[str], str]:
-        code = main.run(["sql", "--runs", runs, question, "--format", "csv"])
-        told = capsys.readouterr()
-        return code, told.out.splitlines(), told.err
-
-    assert of("sweep-*", "select run, value from metrics order by run")[1][1:] == ['"sweep-1",0', '"sweep-2",1']
-    assert of("sweep-2,mine", "select count(*) as n, min(run) as run from decisions")[1][1:] == ['12,"mine"']
-    code, lines, _ = of("sweep-*,mine", "@return_by_version_and_power")
-    assert (
-        code == 0 and lines[0].startswith('"run","policy_version"') and {line.split(",")[0] for line in lines[1:]} == {'"mine"'}
-    )
-    code, lines, told = of("nobody", "select 1")
-    assert (code, lines) == (2, []) and "no run in 'runs' is called 'nobody'; runs there: mine, sweep-1, sweep-2" in told
-    code, _, told = ask("--runs", "sweep-1", "select 1")
-    assert code == 2 and "--run mine and --runs sweep-1 contradict each other" in told

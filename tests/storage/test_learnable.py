@@ -1,10 +1,8 @@
 """What past groups taught is read off their returns, up to a start group and no further."""
 
-import multiprocessing
-
 import pytest
 
-from storage.learnable import PastReturns, PastReturnsProcess
+from storage.learnable import PastReturns
 from storage.shards import open_shard, publish_shard
 
 BLEND = {"centres_gained": 1.0, "survival": 2.0}
@@ -76,17 +74,3 @@ def test_each_shard_is_read_once(put, paths, past, monkeypatch) -> None:
     for each in (past, late):
         assert each.spreads_before("local", 99)["b"] == (1 + 3 + 5 + 4.5) / 4
     assert read == ["000007.arrow"] * 2
-
-
-def test_a_process_of_its_own_says_the_same_and_is_replaced_when_it_dies(put, paths, past) -> None:
-    put(0, "a", [0.0, 2.0, 1.0])
-    aside = PastReturnsProcess(paths, blend=BLEND, discount=1.0)
-    try:
-        assert aside.spreads_before("local", 10) == past.spreads_before("local", 10) == {"a": 1.0}
-        for child in multiprocessing.active_children():
-            child.kill()
-            child.join()
-        put(1, "b", [1.0, 3.0])
-        assert aside.spreads_before("local", 10) == past.spreads_before("local", 10) == {"a": 1.0, "b": 1.0}
-    finally:
-        aside.close()
