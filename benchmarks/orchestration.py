@@ -1,9 +1,7 @@
-"""`orchestration`: the cost of Prefect and the flow: of a task, of its server, the delay of the page, and the share of a step.
+"""`orchestration`: the cost of a Prefect task for client and server, and the delay of the page.
 
-Empty tasks have the form of a run's tasks, on a real server with its own database. Prefect's share of a laptop step is in CPU
-seconds: all of the server's, from a short and a long run of `entente train` on it, and those of the client for an empty task,
-times the tasks of a step. The client's heartbeats and its updates of the page are not in it. This module starts Prefect only as a
-process.
+Empty tasks have the form of a run's tasks, on a real server with its own database. The client's heartbeats and its updates of the
+page are not in it. This module starts Prefect only as a process. `bench e2e` has the share of orchestration in a step.
 """
 
 import json
@@ -15,16 +13,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 
-from benchmarks.entente_run import RunFigures, run_entente, tree_cpu_s
+from benchmarks.entente_run import tree_cpu_s
 from benchmarks.outcome import Outcome, Target
 from telemetry.errors import DataError, InputError
 from telemetry.progress import reporter
@@ -32,84 +28,25 @@ from telemetry.progress import reporter
 TARGETS = {
     "ms_per_task_threads": Target(at_most=12.0),
     "server_cpu_ms_per_task": Target(at_most=9.0),
-    "orchestration_cpu_share": Target(at_most=0.05),
     "ui_lag_s": Target(at_most=3.0),
 }
 IN_FLIGHT = 24
 """Tasks at a time: those of a step and of two steps ahead."""
-_SHORT_STEPS = 2
-"""Steps of the shorter laptop run, whose cost is subtracted from that of the longer one."""
 _SETTLES_WITHIN_S = 120.0
 _QUIET_S = 1.5
 """Seconds without work after which the server counts as idle."""
-_LIGHT = ("--evaluation.positions", "4", "--evaluation.powers-per-position", "1")
-"""Settings for short evaluations, which are not part of a step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRun:
-    """A finished run on the benchmark's own server."""
-
-    figures: RunFigures
-    server_cpu_s: float
-    """CPU seconds of the server until it was idle again."""
-    tasks: int
-    """Tasks that the run completed."""
-
-
-def bench_orchestration(*, tasks: int, rounds: int, steps: int) -> Outcome:
-    """Measure.
-
-    Args:
-        tasks: empty tasks of a round.
-        steps: steps of the laptop run; 0 leaves its figures out.
+def bench_orchestration(*, tasks: int, rounds: int) -> Outcome:
+    """Measure `rounds` rounds of `tasks` empty tasks.
 
     Raises:
         InputError: there is nothing to measure.
     """
-    if tasks < 1 or rounds < 1 or 0 < steps <= _SHORT_STEPS:
-        raise InputError(f"{tasks} tasks, {rounds} rounds and {steps} steps measure nothing: at least 1, 1, and 0 or 3 steps.")
+    if tasks < 1 or rounds < 1:
+        raise InputError(f"{tasks} tasks and {rounds} rounds measure nothing: at least 1 and 1.")
     with TemporaryDirectory(prefix="entente-bench-") as scratch, prefect_server(Path(scratch)) as server:
-        metrics = measure_tasks(*server, tasks, rounds)
-        if steps:
-            served_run(Path(scratch), *server, "first", 1)  # makes model and positions, which the others find
-            long = served_run(Path(scratch), *server, "laptop", steps)
-            short = served_run(Path(scratch), *server, "short", _SHORT_STEPS)
-            metrics |= share_figures(short, long, client_ms=metrics["client_cpu_ms_per_task"])
-            metrics["laptop_step_s"] = median(long.figures.settled("time/step_s"))
-    return Outcome(
-        benchmark="orchestration",
-        metrics=metrics,
-        targets={name: target for name, target in TARGETS.items() if name in metrics},
-    )
-
-
-def served_run(folder: Path, address: str, server: psutil.Process, run: str, steps: int) -> ServedRun:
-    """Train a run of the laptop preset in `folder`, on the server at `address`."""
-    reporter().say(f"{steps} steps of the laptop preset")
-    cpu_s, tasks = settled_cpu_s(server), completed(address)
-    with patch.dict(os.environ, {"PREFECT_API_URL": address}):
-        figures = run_entente(["--telemetry.no-report", "--steps", str(steps), *_LIGHT], folder / "runs", run)
-    return ServedRun(figures=figures, server_cpu_s=settled_cpu_s(server) - cpu_s, tasks=completed(address) - tasks)
-
-
-def share_figures(short: ServedRun, long: ServedRun, *, client_ms: float) -> dict[str, float]:
-    """Prefect's CPU time in a step, and its share of the CPU time of all processes.
-
-    The two runs differ only in their number of steps, so the difference of a count is that of the further steps.
-
-    Args:
-        client_ms: CPU milliseconds of the client for a task.
-    """
-    steps = len(long.figures.steps) - len(short.figures.steps)
-    tasks, server_s = (long.tasks - short.tasks) / steps, (long.server_cpu_s - short.server_cpu_s) / steps
-    client_s = 1e-3 * client_ms * tasks
-    return {
-        "orchestration_cpu_share": (client_s + server_s) / (long.figures.cpu_a_step + server_s),
-        "prefect_tasks_per_step": tasks,
-        "prefect_client_cpu_ms_per_step": 1e3 * client_s,
-        "prefect_server_cpu_ms_per_step": 1e3 * server_s,
-    }
+        return Outcome(benchmark="orchestration", metrics=measure_tasks(*server, tasks, rounds), targets=TARGETS)
 
 
 def measure_tasks(address: str, server: psutil.Process, tasks: int, rounds: int) -> dict[str, float]:
@@ -201,11 +138,9 @@ def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) ->
             time.sleep(0.2)
 
 
-def completed(address: str, flow_run: str | None = None) -> int:
-    """Number of task runs that the server reports as completed; of `flow_run` only, if given."""
-    wanted: dict[str, object] = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    if flow_run is not None:
-        wanted["flow_runs"] = {"id": {"any_": [flow_run]}}
+def completed(address: str, flow_run: str) -> int:
+    """Number of task runs of the flow run that the server reports as completed."""
+    wanted = {"task_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}, "flow_runs": {"id": {"any_": [flow_run]}}}
     request = urllib.request.Request(
         f"{address}/task_runs/count", data=json.dumps(wanted).encode(), headers={"Content-Type": "application/json"}
     )

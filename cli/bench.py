@@ -158,24 +158,19 @@ def orchestration(
     *,
     tasks: Annotated[int, Parameter(help="Empty tasks per round.")] = 400,
     rounds: Rounds = 3,
-    steps: Annotated[int, Parameter(help="Steps of a laptop run on the same server; 0: tasks alone.")] = 20,
     json: AsJson = False,
 ) -> None:
-    """Prefect and the flow: cost of a task, delay of the page, and Prefect's share of a step. Takes some minutes.
+    """Prefect: cost of a task for client and server, and delay of the page. Starts a server in a temporary folder.
 
-    Starts a Prefect server and trains runs, all in a temporary folder.
-
-    Examples
+    Example
 
         entente bench orchestration --json
-
-        entente bench orchestration --steps 0              tasks alone, without training
     """
     from benchmarks.orchestration import bench_orchestration
     from cli.screen import progress_shown
 
     with progress_shown():
-        outcome = bench_orchestration(tasks=tasks, rounds=rounds, steps=steps)
+        outcome = bench_orchestration(tasks=tasks, rounds=rounds)
     show_outcome(outcome, json=json)
 
 

@@ -68,7 +68,7 @@ def _training(settings: "RunSettings") -> "TrainingSettings":
 def _lines(found: "Replay") -> list[str]:
     """The comparison in words."""
     start = f"the checkpoint of step {found.start}" if found.start else "the first weights"
-    recorded, replayed, first = found.recorded, found.replayed, found.from_adapter
+    recorded, replayed = found.recorded, found.replayed
     lines = [f"step {found.step}, replayed from {start}"]
     if replayed is not None:
         lines += [
@@ -76,9 +76,6 @@ def _lines(found: "Replay") -> list[str]:
             f"gradient norm  {recorded.gradient_norm!r} recorded, {replayed.gradient_norm!r} now",
             f"adapter        {recorded.adapter_hash} recorded, {replayed.adapter_hash} now",
         ]
-    elif first is not None:
-        same = found.adapter_difference.sentence if found.adapter_difference else "all as it was recorded"
-        lines += [f"update 1 from the published adapter of version {found.step - 1}: {same}"]
     if found.difference is None:
         micro_batches = sum(len(update.micro_batches) for update in recorded.updates)
         allowed = f"within {found.tolerance}" if found.tolerance.loss else "bitwise"
@@ -112,8 +109,4 @@ def _facts(found: "Replay", run: str) -> dict[str, Any]:
         **{name: pair(name) for name in ("loss", "gradient_norm", "adapter_hash")},
         "micro_batches": pair("micro_batches"),
         "first_difference": found.difference and asdict(found.difference),
-        "from_adapter": {
-            "first_update": found.from_adapter and asdict(found.from_adapter),
-            "difference": found.adapter_difference and asdict(found.adapter_difference),
-        },
     }

@@ -90,11 +90,6 @@ class Replay:
     """None if an earlier step differed, so that the step was not repeated."""
     difference: Difference | None
     """The first difference; None if there is none."""
-    from_adapter: UpdateOutcome | None
-    """The step's first update; if the step was not repeated, computed from the published weights of the version before. None if
-    those are gone, or if there was no update."""
-    adapter_difference: Difference | None
-    """Difference between that computed update and the record."""
     torch: str = torch.__version__
     """Version of torch in the replay."""
 
@@ -128,12 +123,6 @@ class _Replayer:
         replayed = read_outcome(self._scratch, step)
         if difference is None and tolerance is not EXACT:
             difference = self._weights_differ(steps, tolerance)
-        if replayed is not None:
-            update, adapter_difference = next(iter(replayed.updates), None), None
-        else:
-            update = self._from_adapter(trainer, step)
-            alike = recorded.processes == 1
-            adapter_difference = update and _update_differs(step, 1, recorded.updates[0], update, tolerance, alike)
         return Replay(
             step=step,
             start=start,
@@ -141,8 +130,6 @@ class _Replayer:
             recorded=recorded,
             replayed=replayed,
             difference=returns_difference or difference,
-            from_adapter=update,
-            adapter_difference=adapter_difference,
         )
 
     def _resumed(self, step: int) -> Trainer:
@@ -232,14 +219,6 @@ class _Replayer:
             return None
         what = f"a weight of the adapter (on average; {allowed:.3g} is allowed)"
         return Difference(step=step, what=what, recorded="published", replayed=f"{mean:.3g} off")
-
-    def _from_adapter(self, trainer: Trainer, step: int) -> UpdateOutcome | None:
-        """The first update of `step`, from the published weights of the version before. None if those are gone, or if the step
-        also needs state from earlier steps."""
-        if self._training.entropy_target or not self._paths.adapter(step - 1).exists():
-            return None
-        self._policy.load_adapter(read_adapter(self._paths, step - 1).folder)
-        return trainer.recompute_first_update(step)
 
 
 def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:

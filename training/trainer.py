@@ -7,7 +7,7 @@ that the ledger names, and a version that was not published yet is published. Th
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.mapped import ShardDamaged
-from storage.outcome import Outcome, UpdateOutcome, write_outcome
+from storage.outcome import Outcome, write_outcome
 from storage.own_selection import keys_of
 from storage.retention import RetentionSettings
 from storage.retire import RunAge, retire
@@ -35,7 +35,6 @@ from telemetry.errors import DataError, InputError, TrainingError
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.messages import ResumePoint, TrainedStep
 from training.mismatch import Mismatch, check_mismatch, measure_mismatch
-from training.not_finite import write_skipped_rows
 from training.parallel import Peers
 from training.policy import Policy
 from training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
@@ -185,12 +184,8 @@ class Trainer:
         weighed = {"train/entropy_weight": entropy_weight(self._updater.entropy, self._settings)}
         batch, refused = self._drop_faulty_rows(batch)
         taught, refused_lessons = self._drop_faulty_lessons(taught)
-        try:
-            updates = list(self._updates(step, batch, taught))
-        finally:
-            for found in self._updater.skipped:
-                file = write_skipped_rows(self._paths, step, found, rows)
-                logger.warning("an update of step %d was not finite and is skipped; its rows are named in %s", step, file)
+        set_rate(self._updater.optimiser, rate_at(step, self._settings))
+        updates = list(self._updater.updates(batch, taught))
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
         metrics |= selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
@@ -212,17 +207,6 @@ class Trainer:
         self._index.refresh()
         return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
 
-    def recompute_first_update(self, step: int) -> UpdateOutcome | None:
-        """Compute the first update of a recorded step from the policy's current weights; None if the step had no update.
-
-        No file is written. Afterwards the policy is not a version of the run.
-        """
-        rows = self._read_ledger(step)
-        recorded, taught = self._gather_recorded(step, rows)
-        batch, _ = self._drop_faulty_rows(recorded)
-        update = next(self._updates(step, batch, self._drop_faulty_lessons(taught)[0]), None)
-        return None if update is None else update.outcome
-
     def _drop_faulty_rows(self, batch: Batch) -> tuple[Batch, int]:
         """The batch without faulty rows and their groups, and the number of faulty rows."""
         kept, refused = find_trainable_rows(batch, self._policy.row_limits)
@@ -240,11 +224,6 @@ class Trainer:
         for sentence in sentences:
             logger.warning("%s", sentence)
         return kept, len(sentences)
-
-    def _updates(self, step: int, batch: Batch, taught: LessonBatch | None) -> Iterator[Update]:
-        """Compute the step's updates at the step's learning rate."""
-        set_rate(self._updater.optimiser, rate_at(step, self._settings))
-        return self._updater.updates(batch, taught)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Selection, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.

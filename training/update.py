@@ -4,6 +4,7 @@ The loss of an update is divided by constants of the whole update, so it does no
 micro-batches. If loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from training.choose_loss import policy_loss
 from training.layout import Cut, Layout
 from training.losses import DrawnTokens
 from training.masked_logprobs import MaskedLogprobs
-from training.not_finite import MAX_SKIPPED_UPDATES, SkippedUpdate
 from training.objective import Objective
 from training.padded_rows import PaddedRows
 from training.parallel import ForwardWork, Peers, UpdateWork, lead
@@ -39,6 +39,10 @@ from training.settings import MAX_GRADIENT_NORM, TrainingSettings
 from training.step_metrics import Update
 from training.token_budget import TokenBudget
 from training.trie_plan import PackedMicroBatch
+
+logger = logging.getLogger("entente.trainer")
+MAX_SKIPPED_UPDATES = 3
+"""After so many skipped updates in a row the run stops: the fault is then not in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,6 @@ class Updater:
         optimiser: AdamW; its state is saved in checkpoints.
         skipped_in_a_row: updates since the last finite one; saved in checkpoints.
         entropy: state of the entropy weight (training/schedule.py); saved in checkpoints.
-        skipped: updates of the current step that were not finite.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
@@ -82,7 +85,6 @@ class Updater:
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
         self.entropy: float | None = None
-        self.skipped: list[SkippedUpdate] = []
         self._peers = peers
 
     def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[Update]:
@@ -95,7 +97,6 @@ class Updater:
         Raises:
             TrainingError: three updates in a row were not finite.
         """
-        self.skipped = []
         advantages = advantages_of(batch.returns, batch.advantage_groups, self._settings)
         shares = self._settings.updates_per_step
         cut = zip(share_rows(batch, shares), share_rows(lessons and lessons.batch, shares), strict=True)
@@ -106,12 +107,11 @@ class Updater:
             update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
             if update.skipped:
                 named = batch.decision_ids[rows].tolist()
-                learned = [] if lessons is None else sorted({*lessons.batch.decision_ids[taught].tolist()})
-                self.skipped.append(SkippedUpdate(number=number, decision_ids=named, lesson_ids=learned, outcome=update.outcome))
+                logger.warning("update %d is skipped, because it was not finite; its decisions are %s", number, named)
             if self.skipped_in_a_row >= MAX_SKIPPED_UPDATES:
                 raise TrainingError(
                     f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
-                    "and inspect the rows that the files in the run's folder not_finite name"
+                    "and inspect the decisions that the trainer's log names"
                 )
             entropies.append(update.computed.gauges.entropy)
             yield update

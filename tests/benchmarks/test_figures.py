@@ -65,7 +65,7 @@ def test_a_target_holds_up_to_its_bound(target: Target, holds: list[float], miss
         pytest.param(lambda: bench_game(phases=0), id="game"),
         pytest.param(lambda: bench_cache(positions=4), id="cache"),
         pytest.param(lambda: bench_storage(rounds=0), id="storage"),
-        pytest.param(lambda: bench_orchestration(tasks=1, rounds=1, steps=2), id="orchestration"),
+        pytest.param(lambda: bench_orchestration(tasks=0, rounds=1), id="orchestration"),
     ],
 )
 def test_nothing_to_measure_is_the_users_mistake(bench):

@@ -1,7 +1,5 @@
 """What may not change a gradient does not: too little memory, recomputation, compiled blocks. What is not finite is named."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -75,7 +73,9 @@ def test_recomputation_runs_blocks_twice_and_changes_the_gradient_by_rounding_al
     assert len(twice) == 2 * len(once) > 0 and not thrifty.layout.fallback
 
 
-def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop_the_run(exact_run, model, monkeypatch, tmp_path):
+def test_decisions_of_an_update_that_is_not_finite_are_logged_and_three_stop_the_run(
+    exact_run, model, monkeypatch, tmp_path, caplog
+):
     paths = exact_run(tmp_path / "run", groups=4, forks=4)
     settings = TrainingSettings(learning_rate=1e-2)
     trainer = Trainer(paths, Policy(model, settings), settings, StorageSettings())
@@ -83,13 +83,11 @@ def test_rows_of_an_update_that_is_not_finite_are_named_in_a_file_and_three_stop
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     for step in (1, 2):
         assert trainer.step(step, 1).metrics["train/skipped"] == 1.0
-    with pytest.raises(TrainingError, match=r"3 updates in a row: lower training.learning_rate, and inspect the rows"):
+    with pytest.raises(TrainingError, match=r"3 updates in a row: lower training.learning_rate, and inspect the decisions"):
         trainer.step(3, 1)
     assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
-    files = sorted((paths.root / "not_finite").iterdir())
-    assert [file.name for file in files] == [f"step-00000{step}-update-0.json" for step in (1, 2, 3)]
-    for step, file in enumerate(files, start=1):
-        told, ledger = json.loads(file.read_text()), read_ledger(paths, step)
-        assert ledger is not None and told["gradient_norm"] == "inf" and float(told["loss"]) == float(told["loss"])
-        assert [row["decision_id"] for row in told["rows"]] == ledger["decision_id"].to_pylist()
-        assert told["rows"][0]["shard"] == ledger["shard"][0].as_py()
+    for step in (1, 2, 3):
+        ledger = read_ledger(paths, step)
+        assert ledger is not None and str(sorted(ledger["decision_id"].to_pylist())) in [
+            str(sorted(record.args[1])) for record in caplog.records if "is skipped" in record.msg
+        ]
