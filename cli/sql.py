@@ -6,10 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import pyarrow as pa
@@ -19,7 +17,7 @@ from rich.table import Table
 from cli import end_by_signal
 from cli.options import Run, RunsRoot, which_run
 from cli.terminal import cell, output_console
-from storage.runs import LATEST
+from storage.runs import LATEST, RunPaths
 from telemetry.errors import InputError
 from telemetry.plain_text import shown
 
@@ -63,7 +61,7 @@ def sql(
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
     groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value),
-    devices (its GPUs), lessons (what a teacher answered), played (games in the browser), refused.
+    devices (its GPUs), lessons (what a teacher answered), refused.
 
     Examples
 
@@ -75,6 +73,7 @@ def sql(
 
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
+    from pipeline.run_settings import settings_of
     from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
     from storage.interruptible import run_interruptible
 
@@ -92,14 +91,14 @@ def sql(
     def answered(connection: "DuckDBPyConnection") -> tuple[pa.Table, str]:
         return ask(connection, question, form, first=first, memory_gib=memory_gib), left_out(connection)
 
-    with _opened_run(run, runs_root, as_of) as (root, settings):
-        asked, text = asked_run(settings, root)
-        answer, lacking = run_interruptible(
-            partial(connect_run, asked, as_of=as_of, memory_gib=memory_gib),
-            answered,
-            seconds=max_seconds,
-            cannot_end=_exit_without_waiting,
-        )
+    paths = RunPaths(runs_root / which_run(run, runs_root))
+    asked, text = asked_run(settings_of(paths), paths.root)
+    answer, lacking = run_interruptible(
+        partial(connect_run, asked, as_of=as_of, memory_gib=memory_gib),
+        answered,
+        seconds=max_seconds,
+        cannot_end=_exit_without_waiting,
+    )
     if form == "table":
         _show(answer.column_names, _values(answer))
         if answer.num_rows > _ROWS_SHOWN:
@@ -123,29 +122,6 @@ def _check_outside_runs(output: Path) -> None:
             raise InputError(
                 f"--output '{output}' lies in run '{folder.name}', whose files a query never changes: write elsewhere"
             )
-
-
-@contextmanager
-def _opened_run(run: str, runs_root: Path, as_of: int | None) -> "Iterator[tuple[Path, RunSettings]]":
-    """The folder of the run, and its settings. Before the first run, played games have an empty run.
-
-    Raises:
-        InputError: there is no such run.
-    """
-    from pipeline.run_settings import RunSettings, settings_of
-    from storage.runs import GAMES_FOLDER, RunPaths, runs_in
-
-    games = runs_root / GAMES_FOLDER
-    if run == LATEST and as_of is None and games.is_dir() and not runs_in(runs_root):
-        with TemporaryDirectory(prefix="entente-sql-") as empty:
-            paths = RunPaths(Path(empty) / "none")
-            paths.shards.mkdir(parents=True)
-            (Path(empty) / GAMES_FOLDER).symlink_to(games.resolve())
-            sys.stderr.write(f"there is no run in {runs_root} yet, only played games\n")
-            yield paths.root, RunSettings()
-        return
-    paths = RunPaths(runs_root / which_run(run, runs_root))
-    yield paths.root, settings_of(paths)
 
 
 def _form(format: Format | None, output: Path | None) -> Format:

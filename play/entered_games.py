@@ -1,7 +1,7 @@
 """Games that were played on servers of others come home as files of played games.
 
-A game's file is the one that `entente play` writes (`storage/played_games.py`), so its order sets are rows of `played`. Seats of
-others bear the name of their account there, 'alice@league.example:8432'.
+A game's file is the one that `entente play` writes (`storage/played_games.py`). Seats of others bear the name of their
+account there, 'alice@league.example:8432'.
 """
 
 import hashlib

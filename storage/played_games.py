@@ -1,18 +1,18 @@
 """Games that people play in the browser, `runs/_games/<name>.json`: who played, what was ordered, and what the players thought.
 
-A file holds orders and no position: reading it plays the game again, so what is not legal is refused. The rows and the snapshots
-of a game are made from its file when they are asked for, because an undo may change a game at any time.
+A file holds orders and no position: reading it plays the game again, so what is not legal is refused. The snapshots of a game are
+made from its file when they are asked for, because an undo may change a game at any time.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from game.board import POWERS, Board, PhaseResult
+from game.board import Board, PhaseResult
 from game.snapshot import Snapshot
 from storage.runs import check_name
 from telemetry.errors import InputError
@@ -159,40 +159,3 @@ def _read_named(name: str, folder: Path) -> SavedGame:
     if not (file := _file(name, folder)).is_file():
         raise InputError(f"there is no game '{name}' in '{folder}': play it with `entente play --game {name}`")
     return read_game(file)
-
-
-def game_rows(file: Path) -> list[dict[str, Any]]:
-    """A row for each order set of the game in `file`, as the view `played` shows it.
-
-    Raises:
-        InputError: it is no game of this program, or cannot be played as it is stored.
-    """
-    game = read_game(file)
-    phases = list(play_again(game, file))
-    rows = []
-    for number, phase in enumerate(phases):
-        for power, orders in phase.turn.orders.items():
-            seat, tried = POWERS.index(power), phase.turn.proposals.get(power, ())
-            rows.append(
-                {
-                    "game": game.name,
-                    "turn": number,
-                    "phase": phase.turn.phase,
-                    "power": power,
-                    "player": game.seats[power],
-                    "opponents": opponents(game.seats, power),
-                    "snapshot_id": phase.before.snapshot_id,
-                    "orders": list(orders),
-                    "probability": phase.turn.probabilities.get(power),
-                    "proposals": [proposal.model_dump() | {"orders": list(proposal.orders)} for proposal in tried],
-                    "centres": phase.before.centres[seat],
-                    "centres_at_end": phases[-1].centres[seat],
-                }
-            )
-    return rows
-
-
-def opponents(seats: Mapping[str, str], power: str) -> str:
-    """Who played the other powers: 'human' if a person was among them, else the players' names with '+' between."""
-    others = {who for other, who in seats.items() if other != power}
-    return HUMAN if HUMAN in others else "+".join(sorted(others))

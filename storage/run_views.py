@@ -1,4 +1,4 @@
-"""Makes the views of a run for queries: its rows, tokens, plies, lessons, ledgers and metrics, and games played in the browser.
+"""Makes the views of a run for queries: its rows, tokens, plies, lessons, ledgers and metrics.
 
 Token lists stay in the mapped shards until a query reads them. `storage/asking.py` connects and asks.
 """
@@ -17,15 +17,14 @@ from storage.as_of import next_query, read_past_choice
 from storage.files import folders_in, names_in
 from storage.index import Index, open_index
 from storage.lessons import open_lessons
-from storage.played_games import game_files, game_rows
-from storage.runs import GAMES_FOLDER, RunPaths
+from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.selection import make_standings
 from telemetry.errors import DataError, InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics",
-    "devices", "refused", "trained", "thoughts", "lessons", "played",
+    "devices", "refused", "trained", "thoughts", "lessons",
 )  # fmt: skip
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
@@ -35,11 +34,6 @@ _LESSON_COLUMNS = (
 )  # fmt: skip
 _THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
 _THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
-_PLAYED = (
-    "STRUCT(game VARCHAR, turn INTEGER, phase VARCHAR, power VARCHAR, player VARCHAR, opponents VARCHAR, snapshot_id VARCHAR, "
-    'orders VARCHAR[], probability DOUBLE, proposals STRUCT(orders VARCHAR[], "value" DOUBLE, playouts INTEGER, '
-    "probability DOUBLE)[], centres INTEGER, centres_at_end INTEGER)[]"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +68,6 @@ def make_views(run: AskedRun, as_of: int | None) -> Index:
     for name, rows in {
         "payload": _stacked(tables, _LISTS),
         "stored_lessons": _lessons(paths, index, as_of),
-        "game_files": _game_files(paths.root.parent / GAMES_FOLDER),
         "metrics": _metrics(index, paths.metrics),
         "devices": _devices(index, paths.devices),
     }.items():
@@ -83,7 +76,6 @@ def make_views(run: AskedRun, as_of: int | None) -> Index:
     connection.create_function(
         "read_thought", _thoughts(run.read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
     )
-    connection.create_function("rows_of_game", lambda file: game_rows(Path(file)), ["VARCHAR"], _PLAYED)
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
     connection.execute(_VIEWS_SQL)
     return index
@@ -140,11 +132,6 @@ def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
             found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
     stacked = pa.concat_tables(found)
     return stacked if as_of is None else stacked.filter(pc.field("policy_version") < as_of)
-
-
-def _game_files(folder: Path) -> pa.Table:
-    """Files of games played in the browser. They are read, and played again, only when a query asks for their rows."""
-    return pa.table({"file": pa.array([str(file) for file in game_files(folder)], pa.string())})
 
 
 def _metrics(index: Index, file: Path) -> pa.Table:

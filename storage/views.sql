@@ -59,7 +59,3 @@ SELECT
     orders[list_position(probabilities, list_max(probabilities))] AS best_orders,
     orders, "values", visits, probabilities
 FROM stored_lessons;
-
--- Order sets of games that people played in the browser beside this run, also of other runs' versions.
-CREATE VIEW played AS
-SELECT unnest(rows_of_game(file), max_depth := 2) FROM game_files;

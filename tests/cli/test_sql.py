@@ -14,12 +14,11 @@ import pytest
 
 from cli import main
 from pipeline.run_settings import RunSettings
-from storage.runs import GAMES_FOLDER, RunPaths
+from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.command import cells
 from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
-from tests.storage.test_played_games import store_game
 
 ENDLESS = "select count(*) from range(10000000000000)"
 Ask = Callable[..., tuple[int, str, str]]
@@ -186,14 +185,3 @@ def test_tokens_have_their_text(ask: Ask, model: Path):
 def test_the_list_of_ready_questions_needs_no_run(ask: Ask, capsys: pytest.CaptureFixture[str]):
     assert main.run(["sql", "@", "--runs-root", "nowhere"]) == 0
     assert "@lag_histogram" in capsys.readouterr().out
-
-
-def test_played_games_can_be_asked_about_before_the_first_run(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
-    words = ["sql", "select game, count(*) from played where opponents = 'human' group by all", "--runs-root", str(tmp_path)]
-    assert main.run(words) == 2 and "there is no run in" in capsys.readouterr().err
-    store_game(tmp_path / GAMES_FOLDER, phases=2)
-    assert main.run([*words, "--format", "csv"]) == 0
-    told = capsys.readouterr()
-    assert told.out.splitlines()[1:] == ['"evening",12'] and "only played games" in told.err
-    assert main.run([*words, "--run", "mine"]) == 2, "a run that is named must be there"

@@ -14,7 +14,7 @@ from game.recorded import recorded_orders
 from play.entered_games import keep_entered
 from play.entry import Account, Entry, FinishedGame
 from rollouts.seeds import dice
-from storage.played_games import game_rows
+from storage.played_games import play_again, read_game
 
 CONTROLLERS = {power: "rosa" if power < "G" else "theo" for power in POWERS}
 
@@ -64,10 +64,11 @@ def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: 
     finished = FinishedGame(game="friday", saved=saved, power="FRANCE", controllers=CONTROLLERS, probabilities={first: 0.25})
     kept = keep_entered(finished, entry, tmp_path)
     file = tmp_path / f"{kept.name}.json"
-    own = [row for row in game_rows(file) if row["player"] == "mine:v2"]
-    assert {row["power"] for row in own} == {"FRANCE"}
-    assert {row["opponents"] for row in own} == {f"rosa@{address}+theo@{address}"}
-    assert [row["probability"] for row in own if row["turn"] < 2] == [0.25, None]
+    read = read_game(file)
+    assert [power for power, player in read.seats.items() if player == "mine:v2"] == ["FRANCE"]
+    assert set(read.seats.values()) == {"mine:v2", f"rosa@{address}", f"theo@{address}"}
+    assert [turn.probabilities for turn in read.turns[:2]] == [{"FRANCE": 0.25}, {}]
+    assert len(list(play_again(read, file))) == len(read.turns) > 0
     before = file.read_bytes()
     keep_entered(replace(finished, probabilities={}), entry, tmp_path)
     assert file.read_bytes() == before  # the second time, after a kill, knows less

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from game.server_client import ServerGame
-from storage.played_games import game_files, game_rows
+from storage.played_games import game_files, read_game
 from tests.command import Entente
 from tests.entered.server_process import ROOT, ServerProcess
 
@@ -72,11 +72,10 @@ def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, other
     files = game_files(entente.folder / "runs" / "_games")
     assert len(files) == 2
     for file in files:
-        rows = game_rows(file)
-        assert {row["opponents"] for row in rows if row["power"] == "FRANCE"} == {
-            "+".join(f"{name}@{server.address}" for name in OTHERS)
-        }
-        assert rows[-1]["phase"][1:5] in ("1905", "1906")
+        game = read_game(file)
+        others = {player for power, player in game.seats.items() if power != "FRANCE"}
+        assert others == {f"{name}@{server.address}" for name in OTHERS}
+        assert game.turns[-1].phase[1:5] in ("1905", "1906")
         assert "hush" not in file.read_text() and "ours" not in file.read_text()
     assert not any("hush" in path.read_text(errors="ignore") for path in entente.folder.rglob("*.json"))
     assert json.loads(files[0].read_text())["seats"]["TURKEY"] == f"theo@{server.address}"

@@ -1,4 +1,4 @@
-"""Games of people come home: as rows of a view, and as positions to train from."""
+"""Games of people come home as positions to train from."""
 
 import asyncio
 import json
@@ -11,9 +11,8 @@ from game.board import POWERS, Board
 from game.players import player
 from state_cache.settings import CacheSettings
 from state_cache.store import open_cache
-from storage.asking import ask, connect
 from storage.played_games import SavedGame, SavedProposal, SavedTurn, game_files, game_snapshots, named_game
-from storage.runs import GAMES_FOLDER, RunPaths
+from storage.runs import GAMES_FOLDER
 from tasks.preparation import freeze_positions, take_in_games
 from telemetry.errors import InputError
 
@@ -46,40 +45,11 @@ def games(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_order_set_is_a_row_and_whoever_met_a_person_has_human_opponents(games: Path, tmp_path: Path):
-    file = store_game(games, "other", 3)
-    game = json.loads(file.read_text())
-    file.write_text(json.dumps(game | {"seats": game["seats"] | {"FRANCE": "mover"}}))
-    paths = RunPaths(tmp_path / "mine").create()
-    with connect(paths.root) as connection:
-        counted = ask(connection, "select game, opponents, count(*) n from played group by all order by all").to_pylist()
-        first = ask(
-            connection, "from played where game = 'evening' and turn = 0 and power in ('FRANCE', 'ITALY') order by power"
-        ).to_pylist()
-        sure = ask(connection, "select count(*) n from played where probability > 0.2 and opponents = 'human'").to_pylist()
-    stored = json.loads((games / "evening.json").read_text())["turns"]
-    others = sum(len(turn["orders"]) - ("FRANCE" in turn["orders"]) for turn in stored)
-    assert {(row["game"], row["opponents"]): row["n"] for row in counted if row["opponents"] == "human"} == {
-        ("evening", "human"): others
-    }
-    assert {row["opponents"] for row in counted if row["game"] == "other"} == {"mine:v2+search+mover", "mover"}
-    france, italy = first
-    assert (france["player"], france["opponents"], france["probability"], france["proposals"]) == (
-        "human", "mine:v2+search+mover", None, [],
-    )  # fmt: skip
-    assert italy["orders"] == stored[0]["orders"]["ITALY"] and italy["centres"] == 3
-    assert italy["proposals"] == [{"orders": italy["orders"], "value": 4.5, "playouts": 8, "probability": 0.25}]
-    assert sure[0]["n"] == sum("ITALY" in turn["orders"] for turn in stored)
-
-
-def test_other_questions_do_not_read_games_and_a_changed_one_is_named(games: Path, tmp_path: Path):
+def test_a_game_that_was_changed_is_named(games: Path):
     file = games / "evening.json"
     file.write_text(file.read_text().replace('"S1901M"', '"S1902M"'))
-    paths = RunPaths(tmp_path / "mine").create()
-    with connect(paths.root) as connection:
-        assert ask(connection, "from decisions").num_rows == 0
-        with pytest.raises(InputError, match=r"evening.json' was changed: its orders of S1902M are not legal in S1901M"):
-            ask(connection, "from played")
+    with pytest.raises(InputError, match=r"evening.json' was changed: its orders of S1902M are not legal in S1901M"):
+        game_snapshots([named_game("evening", games)], games)
 
 
 def test_positions_of_a_game_are_those_that_it_was_played_on_from(games: Path):
