@@ -25,7 +25,7 @@ from training.replay import EXACT, TOLERANCES, Replay, replay_step
 from training.settings import TrainingSettings
 from training.trainer import Trainer
 
-SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=250, device="cpu")
+SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=150, device="cpu")
 STEPS = 3
 
 
