@@ -233,7 +233,7 @@ class VllmClient:
             if server is None:
                 passed.append(entry)
             else:
-                server.take_place()
+                server.in_flight += 1
                 waiting.place.set_result(server)
         for entry in passed:
             heapq.heappush(self._waiting, entry)

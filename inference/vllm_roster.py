@@ -338,7 +338,7 @@ class Roster:
                 self._give_up(EngineLostError(f"no vLLM server came back within {self._times.no_server:g} s ({reasons})"))
 
     async def _look(self, server: Server) -> None:
-        """Read a server's page and set its limit. After two looks without an answer it gets no more work."""
+        """Read a server's page. After two looks without an answer it gets no more work."""
         try:
             await server.call("GET", "/health", self._times.heartbeat)
             series = await server.read(self._times.heartbeat)
@@ -349,7 +349,6 @@ class Roster:
                 self.eject(server, str(error))
             return
         server.missed = 0
-        server.set_limit(series)
         self.readings.append(series)
         self.on_change()
 

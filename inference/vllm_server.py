@@ -1,4 +1,4 @@
-"""One vLLM server as its client sees it: its calls over HTTP, what is loaded there, and how many requests it may have in flight.
+"""One vLLM server as its client sees it: its calls over HTTP, what is loaded there, and how many requests are in flight.
 
 Every failure of HTTP becomes one of a few errors; the client decides what follows. The key is sent in a header only.
 """
@@ -18,8 +18,6 @@ from records.generation import GenerationRequest
 from records.policy_version import PolicyVersion
 from telemetry.errors import DataError, EngineError
 
-CUT, GROWTH_SHARE = 0.7, 1 / 16
-"""The limit is cut to this share of itself, and grows by this share of the ceiling, which is also its least value."""
 RUNNING, WAITING, PREEMPTED = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_preemptions_total"
 STEPS = "vllm:iteration_tokens_total_count"
 LARGE_BODY = 1 << 20
@@ -47,26 +45,11 @@ class AnswerRejected(CallFailed):
     """The answer must not become a row."""
 
 
-def next_limit(limit: int, ceiling: int, *, most: int, running: float, waiting: float, preempted: float) -> int:
-    """The limit after a look at the server: additive increase, multiplicative decrease.
-
-    A server with as many requests waiting as running is full: further ones should wait here, where they are ordered by version
-    and may go elsewhere.
-
-    Args:
-        most: most requests that were in flight there since the last look.
-        preempted: requests preempted since the last look.
-    """
-    step = max(1, int(ceiling * GROWTH_SHARE))
-    if preempted or (waiting and waiting >= running):
-        return max(step, int(limit * CUT))
-    return min(ceiling, limit + step) if most >= limit and waiting < running / 2 else limit
-
-
 class Server:
     """A server's address and state, and the calls to it."""
 
-    def __init__(self, url: str, ceiling: int, eos_id: int) -> None:
+    def __init__(self, url: str, most: int, eos_id: int) -> None:
+        """`most`: requests that may be in flight there."""
         self.url = url.rstrip("/")
         self.name = self.url.partition("://")[2]
         self.living, self.ejected = False, False
@@ -84,8 +67,7 @@ class Server:
         """Sums since the start of this client, over restarts of the server."""
         self.base, self.weights, self.draws_base = "", "", True
         """Its names of the base model and of the base weights; whether it draws by them after it loaded adapters."""
-        self._ceiling = self.limit = ceiling
-        self._eos_id, self._most, self._preempted = eos_id, 0, 0.0
+        self._most, self._eos_id = most, eos_id
         self._last: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -103,22 +85,17 @@ class Server:
     @property
     def has_room(self) -> bool:
         """Whether one more request may be sent."""
-        return self.living and self.in_flight < self.limit
+        return self.living and self.in_flight < self._most
 
     def rank(self, position: str) -> bytes:
         """Preference of a position for this server (rendezvous hashing): the same in every process and for any other servers."""
         return hashlib.blake2b(f"{self.url}\0{position}".encode(), digest_size=8).digest()
 
-    def take_place(self) -> None:
-        """Count one more request in flight."""
-        self.in_flight += 1
-        self._most = max(self._most, self.in_flight)
-
     def forget(self) -> None:
         """Forget what a process said, because another one may answer from now on."""
         self.loaded.clear()
         self.weights, self.draws_base = "", True
-        self.limit, self.failures, self.missed = self._ceiling, 0, 0
+        self.failures, self.missed = 0, 0
 
     async def ask(self, request: GenerationRequest, policy: PolicyVersion, timeout_s: float) -> Answer:
         """The checked answer to a request under a version.
@@ -150,13 +127,6 @@ class Server:
             self.counts[name] += 0.0 if last is None else now - last if now >= last else now
             self._last[name] = now
         return series
-
-    def set_limit(self, series: Mapping[str, float]) -> None:
-        """Set the limit after a look at the server."""
-        load = {"running": series.get(RUNNING, 0.0), "waiting": series.get(WAITING, 0.0)}
-        preempted, self._preempted = self.counts[PREEMPTED] - self._preempted, self.counts[PREEMPTED]
-        self.limit = next_limit(self.limit, self._ceiling, most=self._most, preempted=preempted, **load)
-        self._most = self.in_flight
 
     async def post(self, path: str, fields: Mapping[str, str], timeout_s: float) -> None:
         """Send JSON; raises as `call`."""

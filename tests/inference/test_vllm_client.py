@@ -21,7 +21,6 @@ from inference.adapter_check import version_in
 from inference.settings import InferenceSettings
 from inference.vllm_client import VllmClient
 from inference.vllm_roster import ClientTimes
-from inference.vllm_server import next_limit
 from inference.vllm_wire import read_series
 from records.generation import Generation, GenerationRequest
 from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
@@ -333,23 +332,6 @@ def test_the_metrics_page_becomes_figures(host, servers, clients, request_for):
     assert figures["workers/pages_read"] >= 2 and figures["workers/pages_unread"] == 0
     page = b'# TYPE vllm:a counter\nvllm:a{engine="0"} 2.0\nvllm:a{engine="1"} 3.0\nvllm:b_perc{x="a b"} 0.5\nother 7\n'
     assert read_series(page) == {"vllm:a": 5.0, "vllm:b_perc": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("limit", "load", "expected"),
-    [
-        (64, {"most": 64, "running": 32, "waiting": 0, "preempted": 0}, 72),
-        (64, {"most": 10, "running": 10, "waiting": 0, "preempted": 0}, 64),
-        (64, {"most": 64, "running": 32, "waiting": 32, "preempted": 0}, 44),
-        (64, {"most": 64, "running": 32, "waiting": 20, "preempted": 0}, 64),
-        (64, {"most": 64, "running": 64, "waiting": 0, "preempted": 1}, 44),
-        (128, {"most": 128, "running": 128, "waiting": 0, "preempted": 0}, 128),
-        (9, {"most": 9, "running": 1, "waiting": 8, "preempted": 0}, 8),
-    ],
-    ids=["full and idle", "not reached", "as many wait as run", "some wait", "preempted", "ceiling", "floor"],
-)
-def test_the_limit_of_requests_in_flight_follows_the_load(limit, load, expected):
-    assert next_limit(limit, 128, **load) == expected
 
 
 def test_probabilities_are_those_of_the_torch_engine(host, servers, clients, request_for, contract_torch):
