@@ -46,7 +46,7 @@ def entente(folder: Path, *words: str, **environment: str) -> subprocess.Complet
         env=kept | {"PYTHONPATH": str(ROOT), "PREFECT_WORKER_QUERY_SECONDS": "2"} | environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
         check=False,
     )
 
@@ -76,22 +76,11 @@ def answered(url: str, headers: dict[str, str], method: str = "POST") -> tuple[i
 
 def wait_for(ask: Ask, flow_run: str) -> dict[str, Any]:
     """The state in which the flow run ended."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while (state := ask(f"flow_runs/{flow_run}", method="GET")["state"])["type"] not in ("COMPLETED", "FAILED", "CRASHED"):
         assert time.monotonic() < until, state
         time.sleep(0.5)
     return state
-
-
-def logs(ask: Ask, flow_run: str) -> list[dict[str, Any]]:
-    """Its log on Prefect's pages, once its end is there."""
-    until = time.monotonic() + 30
-    while not (found := ask("logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run]}}}))[-1:] or not any(
-        "Finished in state" in each["message"] for each in found
-    ):
-        assert time.monotonic() < until, found
-        time.sleep(0.5)
-    return found
 
 
 @pytest.mark.system
@@ -124,13 +113,8 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     given = {"settings": settings | {"inference": settings["inference"] | {"urls": ["http://evil.example"]}}}
     create = f"deployments/{found['train_policy']['id']}/create_flow_run"
     attack = ask(create, {"parameters": given, "enforce_parameter_schema": False})
-    refresh = ask(f"deployments/{found['build_state_cache']['id']}/create_flow_run", {"parameters": {"run": "newest"}})
     state = wait_for(ask, attack["id"])
     assert state["type"] == "FAILED" and "may not be given inference.urls" in state["message"]
-    assert wait_for(ask, refresh["id"])["type"] == "COMPLETED"
-    (line,) = (each["message"] for each in logs(ask, refresh["id"]) if "has trained a step" in each["message"])
-    assert line == "no run in 'runs' has trained a step yet, so there is no state cache to refresh"
-    assert not (folder / "runs" / "_state_cache").exists()
 
     made = {each["name"]: each for each in ask("automations/filter", {}) if each["name"].startswith("Entente: ")}
     assert len(made) == 4
