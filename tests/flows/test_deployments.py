@@ -59,7 +59,7 @@ class Prefect:
     def command(self, *words: str) -> None:
         """`prefect WORDS`, to its end."""
         line = [sys.executable, "-m", "prefect", *words]
-        done = subprocess.run(line, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(line, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"prefect {' '.join(words)}: {done.stdout}{done.stderr}"
 
     def begin(self, *words: str) -> None:
@@ -138,7 +138,7 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     prefect = Prefect(tmp_path_factory.mktemp("prefect"), workplace.folder / "runs")
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
-        prefect.wait(120, "the server's start", prefect.healthy)
+        prefect.wait(600, "the server's start", prefect.healthy)
         prefect.command("work-pool", "create", "local", "--type", "process")
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
@@ -148,7 +148,7 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             (run,) = prefect.ask("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["train"]}}})
             return run if run["state_type"] in FINISHED else None
 
-        run = prefect.wait(240, "the run", finished)
+        run = prefect.wait(600, "the run", finished)
         assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{prefect.log('worker')[-3000:]}"
         yield prefect, run
     finally:
@@ -258,7 +258,7 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     """The server's scheduler works with the SQLAlchemy that is installed: with 2.1 it fails at every beat, in its log only."""
     prefect, _ = deployed
     coming = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["build-state-cache"]}}}
-    runs = prefect.wait(90, "the calendar", lambda: prefect.ask("flow_runs/filter", coming))
+    runs = prefect.wait(600, "the calendar", lambda: prefect.ask("flow_runs/filter", coming))
     assert {run["expected_start_time"][11:16] for run in runs} == {"03:00"}
     assert {run["parameters"]["run"] for run in runs} == {"newest"}
 
@@ -269,11 +269,11 @@ def test_the_setup_job_makes_pool_deployments_and_automations(tmp_path: Path):
     prefect = Prefect(tmp_path, tmp_path / "runs")
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
-        prefect.wait(120, "the server's start", prefect.healthy)
+        prefect.wait(600, "the server's start", prefect.healthy)
         (setup,) = PODS["Job/setup"]["containers"]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         words, variables = [*setup["command"], *setup["args"]], prefect.environment | {"PATH": path}
-        done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         (pool,) = prefect.ask("work_pools/filter", {})
         assert (pool["name"], pool["type"]) == ("kubernetes", "kubernetes") and pool["base_job_template"] == TEMPLATE
