@@ -58,20 +58,6 @@ def test_scores_and_counts_are_those_of_the_run_s_own_files(run_folder: RunPaths
     assert "Complete: 2 steps" in page.text
 
 
-def test_a_base_that_imitates_has_its_learning_curve_on_the_page(run_folder: RunPaths, page_of: MakePage, tmp_path: Path):
-    assert "imitate its teacher" not in page_of(run_folder).text
-    figures = {"tokens": 10, "completion_loss": 0.7, "order_loss": 0.45, "orders_equal": 0.6}
-    curve = [{"step": 0, "loss": None, **figures}, {"step": 9, "loss": 1.2, **figures}]
-    (tmp_path / "recipe.json").write_text(json.dumps({"curve": curve}))
-    settings = json.loads(run_folder.settings.read_text())
-    settings["inference"]["model"] = str(tmp_path)
-    run_folder.settings.write_text(json.dumps(settings))
-    page = page_of(run_folder)
-    assert "imitate its teacher" in page.text
-    said = "Imitation: after 9 steps 0.45 nats per order token and 60% of orders equal."
-    assert said in [attributes.get("aria-label") for _, attributes in page.elements]
-
-
 def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_probability(
     run_folder: RunPaths, page_of: MakePage
 ):
