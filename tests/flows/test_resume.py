@@ -77,10 +77,10 @@ LEAGUE = ("--rollouts.opponents", "random,league*3", "--rollouts.opponents-by", 
 
 @pytest.fixture(scope="module")
 def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
-    """A run of six steps against its league, rollouts beside training, killed twice: in one of its steps, and while it was
+    """A run of four steps against its league, rollouts beside training, killed twice: in one of its steps, and while it was
     starting."""
     dice = random.Random()
-    killer = Killer(workplace, "killed", 6, *OVERLAPPED, *LEAGUE)
+    killer = Killer(workplace, "killed", 4, *OVERLAPPED, *LEAGUE)
     killer.kill_when(step=2, then_s=dice.uniform(0, 0.6))
     killer.kill_when(then_s=dice.uniform(1, 8))
     yield killer.paths, killer.finish()
@@ -89,24 +89,24 @@ def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, A
 @pytest.mark.system
 def test_a_run_that_was_killed_twice_ends_complete_and_nothing_was_trained_twice_or_lost(killed):
     paths, summary = killed
-    audit(paths, steps=6, max_lag=1)
-    assert summary["steps"] == 6 and summary["decisions"] == decisions(paths).num_rows
+    audit(paths, steps=4, max_lag=1)
+    assert summary["steps"] == 4 and summary["decisions"] == decisions(paths).num_rows
 
 
 @pytest.mark.system
 def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workplace):
     """Its rollouts are of the version before the one in training, also where it goes on; a probe on the way changes nothing.
     Members of the league take turns in the engine, and whose turn is first does not depend on what was drawn before a kill."""
-    whole = Killer(workplace, "beside", 6, *OVERLAPPED, *LEAGUE)
+    whole = Killer(workplace, "beside", 4, *OVERLAPPED, *LEAGUE)
     summary = whole.finish()
     leagues = sorted((whole.paths.league / "local").iterdir())
     assert [(killed[0].league / "local" / file.name).read_bytes() for file in leagues] == [file.read_bytes() for file in leagues]
-    assert weights(killed[0], 6) == weights(whole.paths, 6)
+    assert weights(killed[0], 4) == weights(whole.paths, 4)
     assert summary["max_policy_lag_seen"] == 1
     for paths in (whole.paths, killed[0]):
         rows = [row for row in decisions(paths).to_pylist() if row["shard"].startswith("local/")]
         drawn_by = {(row["start_group"] // 2 + 1, row["policy_version"]) for row in rows}
-        behind = {(1, 0), *((step, step - 2) for step in range(2, 7))}
+        behind = {(1, 0), *((step, step - 2) for step in range(2, 5))}
         assert drawn_by == behind, "two start groups a step, and the version that drew them"
         assert {"random", "policy:0"} <= opponents(paths), "or nobody of the league had played"
 
@@ -117,7 +117,7 @@ def test_a_finished_run_is_not_run_again(killed, workplace):
     before = paths.metrics.read_bytes()
     again = workplace.process("train", "--run", "killed", "--resume", "--json")
     assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == summary
-    assert "has done its 6 steps" in again.stderr and paths.metrics.read_bytes() == before
+    assert "has done its 4 steps" in again.stderr and paths.metrics.read_bytes() == before
 
 
 @pytest.mark.system
