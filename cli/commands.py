@@ -22,7 +22,7 @@ COMMANDS = {
         "play": ("cli.play:play", _PLAY),
         "enter": ("cli.enter:enter", _PLAY),
         "cache": ("cli.cache:app", "Build and check the positions that rollouts start from."),
-        "model": ("cli.model:app", "Make and show base models, by imitation."),
+        "model": ("cli.model:app", "Make, fetch and show base models."),
         "export": ("cli.export:export", "Write a version for transformers and vLLM."),
     },
     "Look into runs": {

@@ -43,6 +43,7 @@ from rollouts.settings import RolloutSettings
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
 from storage.ledger_copies import check_ledgers
+from storage.retention import MILESTONE_EVERY
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root, matches_folder, runs_in
 from telemetry.cards import CardPlan
 from telemetry.errors import InputError
@@ -107,6 +108,12 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
             "decisions_at_most": forks * powers * PLIES_A_YEAR * rollouts.horizon_years,
             "decisions_about": decisions,
             "forks_of_both_scores": 2 * _scored_forks(settings.evaluation),
+        },
+        "training": {
+            "learning_rate": f"{settings.training.learning_rate:g}",
+            "schedule": settings.training.rate_schedule,
+            "warm_up_steps": settings.training.warm_up_steps,
+            "updates_of_a_step": settings.training.updates_per_step,
         },
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
         "time": _time(settings, decisions) | _searches(rollouts, decisions),
@@ -279,6 +286,11 @@ def _memory(settings: RunSettings, shape: ModelShape | None, machine: Machine, t
         "available_bytes": machine.memory,
         "longest_sequences_held": plan.whole_sequences,
     }
+    if plan.needed > machine.memory:
+        rows["warning"] = (
+            "the run may need more memory than is there: lower inference.max_sequences or inference.max_model_length, or set "
+            "training.recompute"
+        )
     if machine.gpu_total:
         rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free}
     if machine.trainer_gpu[1]:
@@ -292,7 +304,9 @@ def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | No
     if shape is not None:
         training = settings.training
         adapter = 4 * shape.lora_parameters(training.lora_rank, training.lora_targets) + _ADAPTER_FILES_BYTES
-        sizes["adapters_bytes_about"] = steps * adapter
+        # Each step publishes one; a run keeps the newest, and one of every `MILESTONE_EVERY` steps.
+        kept = min(steps, settings.retention.keep_adapters + steps // MILESTONE_EVERY)
+        sizes["adapters_bytes_about"] = kept * adapter
         sizes["checkpoints_bytes_about"] = min(steps, KEEP_CHECKPOINTS) * (3 * adapter + _GENERATORS_BYTES)
     total, free = sum(sizes.values()), free_bytes(folder)
     plan: Forecast = {**sizes, "run_bytes_about": total, "free_bytes": free}
