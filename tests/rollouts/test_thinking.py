@@ -107,7 +107,8 @@ def test_a_rehearsal_counts_the_thought(thinker: Tokens, tokens: Tokens, positio
     thoughtful, plain = (rehearse(positions, each, SETTINGS, 1024, 0) for each in (thinker, tokens))
     assert thinker.thinking is not None
     more = BUDGET + 1 + len(thinker.thinking.closing)
-    assert more - 1 < thoughtful.completion_tokens - plain.completion_tokens < more + 1
+    # The two draw other orders, of other lengths.
+    assert more - 2 < thoughtful.completion_tokens - plain.completion_tokens < more + 2
     assert thoughtful.longest_request > plain.longest_request + BUDGET
 
 
