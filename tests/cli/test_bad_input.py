@@ -51,7 +51,10 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
 
 
 REFUSED = [
-    (["train", "--preset", "desktop"], "there is no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop"),
+    (
+        ["train", "--preset", "desktop"],
+        "there is no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop, lm",
+    ),
     (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
     (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
     (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known: hold, random, mover"),

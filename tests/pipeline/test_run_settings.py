@@ -76,7 +76,7 @@ def test_settings_that_cannot_work_are_refused_in_a_sentence(overrides: dict, se
 
 
 def test_unknown_presets_and_unreadable_files_are_named(tmp_path: Path):
-    with pytest.raises(InputError, match="no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop"):
+    with pytest.raises(InputError, match="no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop, lm"):
         layered_settings("desktop")
     for text in ("steps = ", "\udcff"):
         file = tmp_path / "broken.toml"
