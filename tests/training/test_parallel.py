@@ -199,7 +199,8 @@ def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_rep
     recorded = [read_outcome(paths, step) for step in (1, 2)]
     assert [outcome and outcome.processes for outcome in recorded] == [2, 1]
     for name, weight in weights_of(expected[1]).items():
-        torch.testing.assert_close(weights_of(repeated)[name], weight, rtol=0, atol=1e-4)
+        # A weight moves by up to 1e-2 a step, and Adam magnifies the last bits of a gradient near zero.
+        torch.testing.assert_close(weights_of(repeated)[name], weight, rtol=0, atol=1e-3)
     found = replay_step(paths, 1, model, SETTINGS, StorageSettings())
     assert found.difference is None and found.tolerance.loss > 0, "one process repeats the step of two closely, not bit for bit"
 
