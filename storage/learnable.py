@@ -6,6 +6,7 @@ sampler turns them into weights and draws. DuckDB is loaded when it is first ask
 
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ class PastReturns:
         self._paths, self._blend, self._discount = paths, dict(blend), discount
         self._read: set[str] = set()
         self._lock = threading.Lock()
-        self._connection: Any = None
 
     def spreads_before(self, producer: str, start_group: int) -> dict[str, float]:
         """Snapshot id -> mean over its newest `RECENT` start groups of the mean spread of their advantage groups.
@@ -36,8 +36,6 @@ class PastReturns:
         Start groups of the `producer` with smaller numbers than `start_group` count, if they could be trained on.
         """
         with self._lock:
-            if self._connection is None:
-                self._open()
             for name in shard_names(self._paths):
                 if name not in self._read:
                     self._read.add(name)
@@ -45,13 +43,15 @@ class PastReturns:
             values = {"producer": producer, "before": start_group, "recent": RECENT}
             return dict(self._connection.execute(_SPREAD, values).fetchall())
 
-    def _open(self) -> None:
+    @cached_property
+    def _connection(self) -> Any:
         import duckdb
 
         from storage.fact_tables import NO_FACTS
 
-        self._connection = duckdb.connect(":memory:", config={"threads": 1})
-        self._execute(NO_FACTS.decisions, f"CREATE TABLE start_groups AS {_START_GROUPS}")
+        connection = duckdb.connect(":memory:", config={"threads": 1})
+        self._execute(connection, NO_FACTS.decisions, f"CREATE TABLE start_groups AS {_START_GROUPS}")
+        return connection
 
     def _read_shard(self, name: str) -> None:
         from storage.fact_tables import decision_facts
@@ -61,11 +61,11 @@ class PastReturns:
         except DataError:
             return  # the trainer's index says so
         facts = decision_facts(rows, name.partition("/")[0], name)
-        self._execute(facts, f"INSERT INTO start_groups BY NAME {_START_GROUPS}")
+        self._execute(self._connection, facts, f"INSERT INTO start_groups BY NAME {_START_GROUPS}")
 
-    def _execute(self, facts: pa.Table, statement: str) -> None:
+    def _execute(self, connection: Any, facts: pa.Table, statement: str) -> None:
         from storage.fact_tables import valued
 
-        self._connection.register("valued", valued(facts, self._blend, self._discount))
-        self._connection.execute(statement)
+        connection.register("valued", valued(facts, self._blend, self._discount))
+        connection.execute(statement)
         self._connection.unregister("valued")
