@@ -68,4 +68,4 @@ class PastReturns:
 
         connection.register("valued", valued(facts, self._blend, self._discount))
         connection.execute(statement)
-        self._connection.unregister("valued")
+        connection.unregister("valued")
