@@ -61,13 +61,16 @@ def score_rows(found: Compared) -> list[tuple[str, list[str]]]:
 
 def commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
     """Further commands: a reason and the command line."""
-    names = ",".join(run.name for run in found.runs)
-    both = f"entente sql --runs {shlex.quote(names)}{root_flag(runs_root)}"
-    by_version = "select run, policy_version, avg(centres_gained) from decisions group by all order by all"
+    root = root_flag(runs_root)
     return [
         *sentences.next_commands(found, runs_root),
-        ("Gain by run and version", f"{both} {shlex.quote(by_version)}"),
-        ("What each step trained on", f"{both} @what_a_step_trained_on"),
+        *(
+            (
+                f"What each step of {run.name} trained on",
+                f"entente sql --run {shlex.quote(run.name)}{root} @what_a_step_trained_on",
+            )
+            for run in found.runs
+        ),
     ]
 
 

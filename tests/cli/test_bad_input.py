@@ -56,6 +56,7 @@ REFUSED = [
         "there is no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop, lm",
     ),
     (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
+    (["train", "--prompts.examples", "6"], "prompts.examples are for a model that was not trained on the game"),
     (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
     (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known: hold, random, mover"),
     (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),

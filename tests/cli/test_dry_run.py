@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from inference.memory_plan import read_shape
+from inference.memory_plan import Machine, read_shape
+from pipeline import dry_run
+from pipeline.dry_run import plan_train
 from pipeline.find_model import tiny_shape
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
@@ -100,6 +102,19 @@ def test_the_plan_of_a_match_shows_the_search(entente):
     assert (plan["match"]["playouts_a_decision"], plan["match"]["searching"]) == (9, "mover+search")
     assert (plan["match"]["games"], plan["uses"]["engines"]) == (140, "none is needed")
     assert plan["disk"]["files"].startswith("runs/_matches/mover.search-random-")
+
+
+def test_a_plan_counts_the_adapters_that_stay_and_warns_of_memory_that_is_not_there(tmp_path: Path, monkeypatch):
+    def planned(**changes: Any) -> dict[str, Any]:
+        return plan_train(layered_settings("laptop", overrides={"runs_root": tmp_path, **changes}))
+
+    one, many = planned(steps=1), planned(steps=500)
+    assert many["disk"]["adapters_bytes_about"] == (20 + 500 // 25) * one["disk"]["adapters_bytes_about"]
+    assert one["training"]["learning_rate"] == "0.003" and "warning" not in one["memory"]
+    needed = one["memory"]["needed_bytes_about"]
+    monkeypatch.setattr(dry_run, "check_memory", lambda *_, **__: None)  # which refuses only what cannot work at all
+    monkeypatch.setattr(dry_run, "this_machine", lambda _: Machine(memory=needed - 1))
+    assert "the run may need more memory than is there" in planned(steps=1)["memory"]["warning"]
 
 
 def test_without_a_tokenizer_the_figures_are_bounds(entente):

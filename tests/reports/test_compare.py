@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from cli import main
+from cli.commands import command_line
 from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, Gain, Score
 from pipeline.run_settings import RunSettings
 from reports import sentences
-from reports.compare_page import html_of
+from reports.compare_page import commands, html_of
 from reports.compared import Compared, compare_runs
 from reports.return_curve import MOST_POINTS, return_curve
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
@@ -162,6 +164,10 @@ def test_the_table_the_page_and_the_json_of_a_real_run_and_its_copy(trained, tmp
     assert "All settings are the same." in page.text and not [tag for tag, _ in page.elements if tag == "script"]
     sources = [attributes.get("src", "") + attributes.get("href", "") for _, attributes in page.elements]
     assert not [source for source in sources if source.startswith(("http", "/", "file"))]
+    lines = [line for _, line in commands(compared(*(RunPaths(root / name) for name in ("first", "again"))), root)]
+    assert len(lines) >= 2 and all(f"entente sql --run {name} " in " ".join(lines) for name in ("first", "again"))
+    for line in lines:
+        command_line().parse_args(shlex.split(line)[1:], exit_on_error=False, print_error=False)
 
 
 def test_a_pattern_names_several_runs_and_each_is_compared_with_the_first(make, capsys):
