@@ -14,8 +14,7 @@ from typing import Any, Literal
 from prefect import flow
 from prefect.artifacts import acreate_table_artifact
 
-from flows.given_parameters import check_given
-from flows.run_names import benchmark_name
+from flows.given_parameters import check_given, named_after
 from storage.json_files import kept_object, write_json
 from telemetry.errors import EntenteError
 from telemetry.progress import reporter
@@ -27,7 +26,7 @@ _MACHINE = ("platform", "cpu_cores", "gpus")
 _ENDS_WITHIN_S = 1800.0
 
 
-@flow(name="benchmark", flow_run_name=benchmark_name, timeout_seconds=3600)
+@flow(name="benchmark", flow_run_name=named_after("benchmark", "name"), timeout_seconds=3600)
 async def benchmark(
     name: Literal["game", "cache"] = "game", runs_root: Path = Path("runs"), new_baseline: bool = False
 ) -> dict[str, Any]:

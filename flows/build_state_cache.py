@@ -10,8 +10,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.events import emit_event
 
-from flows.given_parameters import check_given
-from flows.run_names import cache_name
+from flows.given_parameters import check_given, named_after
 from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
@@ -29,7 +28,7 @@ REFRESHED = "entente.state-cache.refreshed"
 """Event of a new refreshed version; it triggers the benchmark's deployment."""
 
 
-@flow(name="build-state-cache", flow_run_name=cache_name)
+@flow(name="build-state-cache", flow_run_name=named_after("cache", "run"))
 async def build_state_cache(
     settings: CacheSettings | None = None, runs_root: Path = Path("runs"), run: str = "", share: float = 0.25
 ) -> Path | None:

@@ -10,11 +10,10 @@ from evaluation.score_files import ScoreRecord, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from evaluation.strength import POLICY
 from evaluation.track import track_label
-from flows.given_parameters import check_given
+from flows.given_parameters import check_given, named_after
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
-from flows.run_names import evaluation_name
 from pipeline.run_settings import settings_of
 from storage.runs import RunPaths, check_name
 from tasks.artifacts import show_scores
@@ -22,7 +21,7 @@ from tasks.evaluation import evaluate_player
 from telemetry.errors import InputError
 
 
-@flow(name="evaluate-policy", flow_run_name=evaluation_name)
+@flow(name="evaluate-policy", flow_run_name=named_after("evaluate", "run"))
 async def evaluate_policy(
     run: str,
     version: int = -1,

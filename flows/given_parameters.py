@@ -1,4 +1,4 @@
-"""Checks the parameters of a flow run that a deployment started.
+"""The parameters of a flow run: its name is made of them, and those of a deployment are checked.
 
 Anyone who reaches Prefect's server can give such parameters. So they may contain no shell command. Folders of runs and addresses
 must be listed on the machine, where its Prefect worker is started. Everything else is a plain name inside the folder of runs.
@@ -7,10 +7,12 @@ A flow run that `entente` starts itself, and a subflow, is not checked.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
 
 from game.players import SEARCHES
 from outside.endpoint import read_endpoint
@@ -27,6 +29,18 @@ name, separated by commas."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def named_after(kind: str, *path: str) -> Callable[[], str]:
+    """A flow run's name on Prefect's pages: `kind-VALUE` by the parameter at `path`, or `kind` where it is not given."""
+
+    def name() -> str:
+        value: Any = flow_run.parameters  # not checked yet: settings, or the plain mapping that a page sends
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+        return f"{kind}-{value}" if value else kind
+
+    return name
 
 
 def started_by_deployment() -> bool:

@@ -17,9 +17,8 @@ from prefect import flow
 
 from evaluation.intervals import format_interval
 from flows.choose_source import LocalSource
-from flows.given_parameters import check_given
+from flows.given_parameters import check_given, named_after
 from flows.open_run import open_run
-from flows.run_names import improvement_name
 from flows.track_strength import StrengthTrack, point_figures
 from flows.train_policy import open_log
 from pipeline.improve_rounds import (
@@ -60,7 +59,7 @@ _LABELLED_AT_ONCE = 4
 """Shards of visits that are labelled at a time: while the playouts of one end, those of the others keep the cores busy."""
 
 
-@flow(name="improve-policy", flow_run_name=improvement_name)
+@flow(name="improve-policy", flow_run_name=named_after("improve", "run"))
 async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: ImproveSettings | None = None) -> dict[str, Any]:
     """Improve the newest version of `run` in rounds, and return the figures of all rounds.
 

@@ -22,7 +22,6 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
-from flows.mark_crashed import mark_earlier_crashed
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.make_engine import make_engine
@@ -180,7 +179,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         paths.create()
         if flow_run.id is not None:
             record_work(paths, flow_run.id)
-            stack.callback(asyncio.create_task(mark_earlier_crashed(paths)).cancel)
         if not resume:
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         for sentence in restore_ledgers(paths, settings.storage) if resume else ():

@@ -30,10 +30,8 @@ from prefect.states import Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
-from flows.given_parameters import check_given, check_inside
-from flows.mark_crashed import mark_children_crashed
+from flows.given_parameters import check_given, check_inside, named_after
 from flows.open_run import finished_summary
-from flows.run_names import recovery_name
 from pipeline.improve_rounds import ImproveSettings, rounds_left
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
@@ -59,7 +57,13 @@ _ENDS_WITHIN_S = 60.0
 _LOOKS_BACK = timedelta(days=1)
 
 
-@flow(name="recover-training", flow_run_name=recovery_name, timeout_seconds=900, retries=2, retry_delay_seconds=10)
+@flow(
+    name="recover-training",
+    flow_run_name=named_after("recover", "flow_run_id"),
+    timeout_seconds=900,
+    retries=2,
+    retry_delay_seconds=10,
+)
 async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")) -> dict[str, str]:
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
@@ -149,7 +153,6 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
         raise_alert(file, alert)
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
-    await mark_children_crashed(client, flow_run, "its flow run's process ended")
     return said
 
 

@@ -14,9 +14,8 @@ from prefect import flow
 
 from flows.check_agreement import check_agreement
 from flows.choose_source import open_queue
-from flows.given_parameters import check_given
+from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary, open_run, with_run_name
-from flows.run_names import training_name
 from flows.score_policy import score_policy, score_scripted
 from flows.track_strength import StrengthTrack
 from pipeline.resources import Resources
@@ -40,7 +39,7 @@ _CLEAR_EVERY = 20
 """Steps between two removals of old adapters and shards, and of what Prefect remembers of finished tasks."""
 
 
-@flow(name="train-policy", flow_run_name=training_name)
+@flow(name="train-policy", flow_run_name=named_after("train", "settings", "run"))
 async def train_policy(settings: SettingsParameter, resume: bool = False) -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 

@@ -14,9 +14,8 @@ from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from evaluation.score_files import read_scores, write_score
-from flows.given_parameters import check_given, check_inside
+from flows.given_parameters import check_given, check_inside, named_after
 from flows.open_run import check_inputs
-from flows.run_names import sweep_name
 from flows.train_policy import train_policy
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.run_settings import RunSettings
@@ -30,7 +29,7 @@ from telemetry.errors import InputError, TrainingError
 from telemetry.progress import reporter
 
 
-@flow(name="train-sweep", flow_run_name=sweep_name)
+@flow(name="train-sweep", flow_run_name=named_after("sweep", "sweep", "name"))
 async def train_sweep(sweep: Sweep, runs_root: Path = Path("runs"), resume: bool = False) -> dict[str, Any]:
     """Train the sweep's runs, and return its result: for each setting the scores over seeds, and what it gains over the first.
 

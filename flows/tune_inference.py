@@ -10,9 +10,8 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.given_parameters import check_given, check_inside
+from flows.given_parameters import check_given, check_inside, named_after
 from flows.open_run import prepare_model
-from flows.run_names import tuning_name
 from inference.server_arguments import start_limit_s
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.refresh_settings import newest_run
@@ -39,7 +38,7 @@ from telemetry.errors import InputError
 from telemetry.progress import reporter
 
 
-@flow(name="tune-inference", flow_run_name=tuning_name)
+@flow(name="tune-inference", flow_run_name=named_after("tune", "run"))
 async def tune_inference(
     run: str = "newest",
     settings: SettingsParameter | None = None,

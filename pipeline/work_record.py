@@ -52,11 +52,6 @@ class Work:
         except psutil.NoSuchProcess:
             return "gone"
 
-    @property
-    def ours(self) -> bool:
-        """Whether it is this process."""
-        return self.pid == os.getpid() and self.process() == "alive"
-
 
 def record_work(paths: RunPaths, flow_run: str) -> None:
     """Record that this process works on the run for that flow run, and remove old records."""
@@ -83,14 +78,6 @@ def read_work(runs_root: Path, flow_run: str) -> Work | None:
 def work_file(runs_root: Path, work: Work) -> Path:
     """The file of a record; its time is when the work began."""
     return runs_root / WORK_FOLDER / f"{work.flow_run}.json"
-
-
-def list_works(paths: RunPaths) -> list[Work]:
-    """All records of this run, the latest first."""
-    folder = paths.root.parent / WORK_FOLDER
-    files = folder.glob("[0-9a-f]*.json")
-    found = [work for file in files if (work := _read(file)) is not None and work.run == paths.root.name]
-    return sorted(found, key=lambda work: work.began, reverse=True)
 
 
 def _read(file: Path) -> Work | None:

@@ -1,6 +1,6 @@
 """The registry of metric names: what may be logged, with its unit and meaning.
 
-A name that is not here is refused, so that dashboards, queries and reports can rely on the list.
+A name that is not here is refused, so that queries and reports can rely on the list.
 """
 
 from collections.abc import Mapping
