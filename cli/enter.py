@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evaluation.contestants import Contestant
     from evaluation.settings import PlaySettings
     from game.server_client import ServerGame
-    from play.entry import Account, Entry, FinishedGame
+    from play.enter import Entry
 
 _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
 _SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
@@ -64,14 +64,16 @@ def enter(
     _check_address(address)
     ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
     wanted = _power(power)
+    account, password = _secret(_ACCOUNT, "account", hidden=False), _secret(_PASSWORD, "password")
     if not ids:
-        return _list(address, _account())
+        return _list(address, account, password)
     who = _resolved(player, run, runs_root)
-    from play.entry import Entry
+    from play.enter import Entry
 
     entry = Entry(
         address=address,
-        account=_account(),
+        account=account,
+        password=password,
         games=ids,
         power=wanted,
         game_password=os.environ.get(_GAME_PASSWORD) or None,
@@ -85,8 +87,7 @@ def enter(
 def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Path) -> None:
     from play.enter import EnteredGames
 
-    folder = runs_root / GAMES_FOLDER
-    entered = EnteredGames(entry, lambda finished: _keep(finished, entry, folder), _say)
+    entered = EnteredGames(entry, runs_root / GAMES_FOLDER, _say)
     asyncio.run(entered.check())  # before seconds of imports
 
     from cli.prefect_server import prefect_server
@@ -103,21 +104,13 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
         raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
 
 
-def _keep(finished: "FinishedGame", entry: "Entry", folder: Path) -> None:
-    from play.entered_games import keep_entered
-
-    kept = keep_entered(finished, entry, folder)
-    owned = len(finished.saved["phases"][-1]["state"]["centers"].get(finished.power, ()))
-    _say(f"game '{finished.game}' is over: {finished.power} has {owned} centres; it is stored in {folder / kept.name}.json")
-
-
-def _list(address: str, account: "Account") -> None:
+def _list(address: str, account: str, password: str) -> None:
     """Show the games of the server."""
     from rich.table import Table
 
     from cli.terminal import cell, output_console
 
-    found = asyncio.run(_listed(address, account))
+    found = asyncio.run(_listed(address, account, password))
     if not found:
         return print(f"{address} has no game")
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -137,16 +130,12 @@ def _list(address: str, account: "Account") -> None:
     print("play one with --game ID")
 
 
-async def _listed(address: str, account: "Account") -> "list[ServerGame]":
-    from game.server_client import RefusedError, connect
-    from play.entry import sign_in_refusal
+async def _listed(address: str, account: str, password: str) -> "list[ServerGame]":
+    from game.server_client import connect
+    from play.enter import sign_in
 
     async with connect(address) as client:
-        try:
-            token = await client.sign_in(account.name, account.password)
-        except RefusedError as error:
-            raise sign_in_refusal(address, account, error) from error
-        return await client.games(token)
+        return await client.games(await sign_in(client, account, password))
 
 
 def _resolved(player: str, run: str, runs_root: Path) -> "Contestant":
@@ -172,12 +161,6 @@ def _check_address(address: str) -> None:
     scheme = address.partition("://")[0] if "://" in address else "ws"
     if scheme not in ("ws", "wss") or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InputError(f"'{address[:100]}' is no address of a server: give HOST:PORT, such as 127.0.0.1:8432")
-
-
-def _account() -> "Account":
-    from play.entry import Account
-
-    return Account(name=_secret(_ACCOUNT, "account", hidden=False), password=_secret(_PASSWORD, "password"))
 
 
 def _secret(variable: str, what: str, *, hidden: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""One connection to the `diplomacy` package's own server: requests with their answers, and notices of games.
+"""One connection to the `diplomacy` package's own server: requests with their answers. What the server tells unasked is not read.
 
 The messages are the package's own classes. Its `Connection` is not used, because it reconnects on its own, repeats a request that
 made the server close the connection, and keeps a whole `Game` for each seat. Here a lost connection is one error, and nothing is
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from diplomacy.communication import notifications, requests, responses
+from diplomacy.communication import requests, responses
 from diplomacy.utils import exceptions, strings
 
 from game.adjudicator import ENGINE_VERSION
@@ -75,64 +75,17 @@ class JoinedGame:
 
     power: str
     """The power that was given; empty for an observer."""
-    status: str
     state: dict[str, Any]
     """The position, as `diplomacy.Game.get_state` gives it."""
     controllers: dict[str, str]
     """Account by power; 'dummy' where nobody controls it."""
-    deadline_s: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """Something happened to a seat. Notices that no subclass is for are not passed on."""
-
-    game: str
-    power: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhasePlayed(Notice):
-    """A phase was played."""
-
-    played: str
-    """Short name of the phase that was played."""
-    orders: tuple[str, ...]
-    """What was played for the power."""
-    state: dict[str, Any]
-    """The position now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusChanged(Notice):
-    """The game begins, is paused, or is over."""
-
-    status: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllersChanged(Notice):
-    """Somebody took or lost a power."""
-
-    controllers: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionChanged(Notice):
-    """The game's master changed the position or took orders away: the game must be joined again to see it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GameDeleted(Notice):
-    """The server no longer has the game."""
 
 
 class ServerClient:
-    """An open connection; see `connect`. `notices` holds what has happened, and last the error that ended the connection."""
+    """An open connection; see `connect`."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str) -> None:
         self.address = address
-        self.notices: asyncio.Queue[Notice | BaseException] = asyncio.Queue()
         self._socket = socket
         self._asked: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Name of the request and its answer, by the request's id."""
@@ -159,13 +112,10 @@ class ServerClient:
         """
         request = requests.JoinGame(token=token, game_id=game, power_name=power, registration_password=password)
         found = (await self._ask(request, responses.DataGame)).data
-        own = found.role if power is not None else ""
         return JoinedGame(
-            power=own,
-            status=found.status,
+            power=found.role if power is not None else "",
             state=found.get_state(),
             controllers={name: each.get_controller() for name, each in found.powers.items()},
-            deadline_s=found.deadline,
         )
 
     async def give_orders(
@@ -189,15 +139,6 @@ class ServerClient:
         """Vote for a draw."""
         request = requests.Vote(token=token, game_id=game, game_role=power, phase=phase, power_name=power, vote=strings.YES)
         await self._ask(request, responses.Ok)
-
-    async def seconds_left(self, token: str, game: str, power: str, phase: str) -> float | None:
-        """Seconds until the phase is played at the latest; None if the server has not planned it."""
-        request = requests.QuerySchedule(token=token, game_id=game, game_role=power, phase=phase)
-        try:
-            planned = (await self._ask(request, responses.DataGameSchedule)).schedule
-        except RefusedError:
-            return None
-        return float(planned.time_unit * (planned.time_added + planned.delay - planned.current_time))
 
     async def saved(self, token: str, game: str, power: str, phase: str) -> dict[str, Any]:
         """The whole game, as `diplomacy.utils.export.to_saved_game_format` makes it."""
@@ -255,21 +196,15 @@ class ServerClient:
         for _, answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(error)
-        self.notices.put_nowait(error)
 
     def _take(self, text: str) -> None:
         try:
             message = json.loads(text)
-            if (asked := message.get(strings.REQUEST_ID)) is None:
-                notice = _notice(message) if strings.NOTIFICATION_ID in message else None
-                if notice is not None:
-                    self.notices.put_nowait(notice)
-                elif strings.NOTIFICATION_ID not in message:
-                    raise ValueError("it answers no request and is no notice")
-                return
-            name, answer = self._asked.get(asked, ("", None))
+            if strings.REQUEST_ID not in message and strings.NOTIFICATION_ID not in message:
+                raise ValueError("it answers no request and is no notice")
+            name, answer = self._asked.get(message.get(strings.REQUEST_ID), ("", None))
             if answer is None or answer.done():
-                return  # nobody waits for it any more
+                return  # a notice, or nobody waits for it any more
         except _UNREADABLE as error:
             raise self._foreign(f"a message of it cannot be read: {_short(error)}") from error
         try:
@@ -335,44 +270,6 @@ def _listed(info: Any) -> ServerGame:
         has_password=info.registration_password,
         mine=tuple(sorted(info.controlled_powers)),
     )
-
-
-def _notice(message: dict[str, Any]) -> Notice | None:
-    """The notice in a message; None if a seat need not know of it. Only what is needed is parsed: a server sends many."""
-    name = message.get(strings.NAME)
-    if name not in _NOTICES or message.get(strings.GAME_ROLE) in (strings.OBSERVER_TYPE, strings.OMNISCIENT_TYPE):
-        return None
-    found: Any = notifications.parse_dict(message)
-    game, power = found.game_id, found.game_role
-    match found:
-        case notifications.GameProcessed():
-            before, now = found.previous_phase_data, found.current_phase_data
-            played = tuple(before.orders.get(power) or ())
-            return PhasePlayed(game=game, power=power, played=before.name, orders=played, state=now.state)
-        case notifications.GameStatusUpdate():
-            return StatusChanged(game=game, power=power, status=str(found.status))
-        case notifications.PowersControllers():
-            return ControllersChanged(game=game, power=power, controllers=dict(found.powers))
-        case notifications.GameDeleted():
-            return GameDeleted(game=game, power=power)
-        case notifications.ClearedOrders() if found.power_name not in (None, power):
-            return None
-    return PositionChanged(game=game, power=power)
-
-
-_NOTICES = {
-    each.get_class_name()
-    for each in (
-        notifications.GameProcessed,
-        notifications.GameStatusUpdate,
-        notifications.PowersControllers,
-        notifications.GameDeleted,
-        notifications.GamePhaseUpdate,
-        notifications.ClearedCenters,
-        notifications.ClearedOrders,
-        notifications.ClearedUnits,
-    )
-}
 
 
 def _short(error: Exception) -> str:

@@ -1,38 +1,39 @@
 """Plays a seat in games on the server of the `diplomacy` package, several games at once, until they are over.
 
 The server's own state is all that a game is continued from, so either side may be killed at any time: the games go on where the
-server has them. A seat orders once for each event that the server reports; nothing is tried again without one. A lost connection
-is opened again a bounded number of times. What happens to a game is one sentence. Dice are named by game, phase and power, so a
-phase that is played again gets equal orders.
+server has them. Each game is looked at once a second; in a new phase the seat orders once. A lost connection is opened again a
+bounded number of times. Dice are named by game, phase and power, so a phase that is played again gets equal orders.
+
+A game that is over comes home as the file that `entente play` writes (`storage/played_games.py`). There the seats of others bear
+the name of their account, 'alice@league.example:8432'.
 """
 
 import asyncio
+import hashlib
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from game.board import OVER, Board
-from game.legal import WAIVE, LegalOrders, OrderKind
+from game.board import OVER, POWERS, Board
+from game.legal import LegalOrders, OrderKind
 from game.positions import board_of_state
+from game.recorded import MAP, RULES, recorded_orders
 from game.server_client import (
-    ControllersChanged,
     ForeignServerError,
-    GameDeleted,
     JoinedGame,
-    Notice,
-    PhasePlayed,
-    PositionChanged,
     RefusedError,
     ServerClient,
     ServerGame,
     ServerLostError,
-    StatusChanged,
     connect,
 )
-from play.entry import Entry, FinishedGame, check_game, join, join_free, sign_in_refusal
-from play.game import Choice, Players
+from play.game import Players
 from rollouts.deciders import DecisionRequest
+from storage.files import durable_write, make_directory
+from storage.played_games import SavedGame, SavedTurn, game_hash, read_game
 from telemetry.errors import EntenteError, InputError
 
 MOST_TRIES = 10
@@ -40,32 +41,41 @@ MOST_TRIES = 10
 STEADY_S = 60.0
 LONGEST_WAIT_S = 30.0
 """Seconds between two tries at most; the first waits are 1, 2, 4 ... s."""
-_MOST_TAKEN_BACK = 3
-"""Times that a seat which the server took away is joined again in one game."""
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What to play."""
+
+    address: str
+    """HOST:PORT, with ws:// or wss:// before it if it is not plain."""
+    account: str
+    password: str = field(repr=False)
+    games: tuple[str, ...]
+    """Ids of the games to play."""
+    power: str = ""
+    """The power to take in each; empty: one that is free."""
+    game_password: str | None = field(default=None, repr=False)
+    """Password with which games are joined that ask for one."""
+    draw_after: int = 0
+    """Game year after which the seat votes for a draw; 0: never."""
+    player: str
+    """Who orders: a name of `Players`."""
+    seed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
-class _Game:
-    """A game, and our seat in it."""
+class _Seat:
+    """Our seat in one game."""
 
-    name: str
+    game: str
     power: str = ""
-    status: str = ""
-    deadline_s: int = 0
+    ordered: str = ""
+    """Newest phase for which orders were chosen."""
     controllers: Mapping[str, str] = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """The newest position that the server reported."""
-    due: float = 0.0
-    """Monotonic time at which the phase is played at the latest; 0: there is no deadline."""
-    asked: str = ""
-    """Phase for which orders are, or were, chosen."""
-    chosen: tuple[str, frozenset[str]] = "", frozenset()
-    """Phase, and the orders that were chosen for it. It may be played before the server says that it has them."""
-    taken: str = ""
-    """Newest phase for which the server has said that it has them."""
     probabilities: dict[str, float] = field(default_factory=dict)
-    task: "asyncio.Task[None] | None" = None
-    taken_back: int = 0
+    """Of the order sets that a version drew and the server has, by phase."""
 
 
 class EnteredGames:
@@ -76,15 +86,14 @@ class EnteredGames:
         missed: phases whose deadline came before our orders.
     """
 
-    def __init__(self, entry: Entry, keep: Callable[[FinishedGame], None], say: Callable[[str], None]) -> None:
-        """`keep` stores a game that is over; `say` takes sentences for the user."""
+    def __init__(self, entry: Entry, folder: Path, say: Callable[[str], None]) -> None:
+        """Games that are over are stored in `folder`; `say` takes sentences for the user."""
         self.entry = entry
         self.lost: list[str] = []
         self.missed = 0
-        self._keep, self._say = keep, say
-        self._players: Players | None = None
-        self._token = ""
-        self._games = {name: _Game(name=name) for name in entry.games}
+        self._folder, self._say = folder, say
+        self._seats = {game: _Seat(game=game) for game in entry.games}
+        """Of the games that are neither over nor lost."""
         self._is_entered = False
 
     async def check(self) -> None:
@@ -95,8 +104,7 @@ class EnteredGames:
             ServerLostError: nobody listens there.
         """
         async with connect(self.entry.address) as client:
-            for found in (await self._listed(client)).values():
-                check_game(self.entry, found)
+            await self._listed(client, await sign_in(client, self.entry.account, self.entry.password))
 
     async def play(self, players: Players) -> None:
         """Play until all games are over or lost.
@@ -105,17 +113,12 @@ class EnteredGames:
             InputError: the account, a game, the power or a password cannot be used.
             EntenteError: the server is gone for good, or a decision failed.
         """
-        self._players = players
         tries = 0
-        while True:
+        while self._seats:
             began = time.monotonic()
             try:
                 async with connect(self.entry.address) as client:
-                    try:
-                        await self._sit(client)
-                        return await self._listen(client)
-                    finally:
-                        await self._stop()
+                    await self._play(client, players)
             except (ServerLostError, ForeignServerError) as error:
                 if not self._is_entered:
                     raise
@@ -129,250 +132,228 @@ class EnteredGames:
                 self._say(f"{error}: trying again in {wait:g} s")
                 await asyncio.sleep(wait)
 
-    async def _stop(self) -> None:
-        tasks = [game.task for game in self._games.values() if game.task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    # ---- taking seats ----
-
-    async def _sit(self, client: ServerClient) -> None:
-        """Sign in, and take the seats; on a new connection, take them again and see where the games are."""
-        listed = await self._listed(client)
-        for game in list(self._games.values()):
-            try:
-                await self._take_seat(client, game, listed.get(game.name))
-            except ForeignServerError:
-                raise
-            except (InputError, RefusedError) as error:
-                if not self._is_entered:
-                    raise InputError(str(error)) from error
-                self._lose(game, str(error))
-        self._is_entered = True
-        for game in list(self._games.values()):
-            await self._consider(client, game)
-
-    async def _listed(self, client: ServerClient) -> dict[str, ServerGame]:
-        """Our games by id. A token of before spares a sign-in, which blocks the server for a second."""
-        if self._token:
-            try:
-                return {each.game: each for each in await client.games(self._token, list(self._games))}
-            except RefusedError:
-                self._token = ""
-        account = self.entry.account
+    async def _play(self, client: ServerClient, players: Players) -> None:
+        token = await sign_in(client, self.entry.account, self.entry.password)
+        if not self._is_entered:
+            for found in (await self._listed(client, token)).values():
+                if found.status != "completed":
+                    await self._join(client, token, self._seats[found.game], found)
+            self._is_entered = True
+        for seat in self._seats.values():
+            seat.ordered = ""  # the server may be back at an earlier phase
+        playing = [asyncio.create_task(self._play_game(client, token, seat, players)) for seat in self._seats.values()]
         try:
-            self._token = await client.sign_in(account.name, account.password)
-        except RefusedError as error:
-            raise sign_in_refusal(self.entry.address, account, error) from error
-        found = {each.game: each for each in await client.games(self._token, list(self._games))}
-        if (missing := next((each for each in self._games if each not in found), "")) and not self._is_entered:
-            others = sorted(each.game for each in await client.games(self._token))
+            await asyncio.gather(*playing)
+        finally:
+            for each in playing:
+                each.cancel()
+            await asyncio.gather(*playing, return_exceptions=True)
+
+    async def _listed(self, client: ServerClient, token: str) -> dict[str, ServerGame]:
+        """The games by id, each of which may be played.
+
+        Raises:
+            InputError: one may not.
+        """
+        found = {each.game: each for each in await client.games(token, list(self._seats))}
+        if missing := next((each for each in self._seats if each not in found), ""):
+            others = sorted(each.game for each in await client.games(token))
             has = f"it has {', '.join(others[:5])}{' and others' if len(others) > 5 else ''}" if others else "it has none"
             raise InputError(f"there is no game '{missing}' on {self.entry.address}: {has}")
+        for each in found.values():
+            check_game(self.entry, each)
         return found
 
-    async def _take_seat(self, client: ServerClient, game: _Game, found: ServerGame | None) -> None:
-        if found is None:
-            raise InputError("the server no longer has it")
-        check_game(self.entry, found)
-        wanted = self.entry.power or next(iter(found.mine), "")
-        if found.status == "completed":
-            game.power = wanted
-            return await self._finish(client, game, OVER)
-        if found.mine:
-            joined = await join(self.entry, client, self._token, game.name, wanted)
-        else:
-            joined = await join_free(self.entry, client, self._token, game.name)
-        await self._seat(client, game, joined)
-
-    async def _seat(self, client: ServerClient, game: _Game, joined: JoinedGame) -> None:
-        game.power, game.state, game.status, game.deadline_s = joined.power, joined.state, joined.status, joined.deadline_s
-        game.controllers, game.asked, game.due = joined.controllers, "", 0.0
-        if game.deadline_s and game.status == "active":
-            left = await client.seconds_left(self._token, game.name, game.power, joined.state["name"])
-            game.due = time.monotonic() + (game.deadline_s if left is None else left)
-
-    # ---- what the server reports ----
-
-    async def _listen(self, client: ServerClient) -> None:
-        while self._games:
-            notice = await client.notices.get()
-            if isinstance(notice, BaseException):
-                raise notice
-            game = self._games.get(notice.game)
-            if game is not None and notice.power == game.power:
-                try:
-                    await self._take(client, notice, game)
-                except ForeignServerError:
-                    raise
-                except (InputError, RefusedError) as error:
-                    self._lose(game, str(error))
-
-    async def _take(self, client: ServerClient, notice: Notice, game: _Game) -> None:
-        match notice:
-            case PhasePlayed():
-                self._check_played(notice, game)
-                game.state = notice.state
-                game.due = time.monotonic() + game.deadline_s if game.deadline_s else 0.0
-                await self._consider(client, game)
-            case StatusChanged():
-                if notice.status == "active" != game.status and game.deadline_s:
-                    game.due = time.monotonic() + game.deadline_s
-                game.status = notice.status
-                await self._consider(client, game)
-            case ControllersChanged():
-                game.controllers = notice.controllers
-                if game.controllers.get(game.power) != self.entry.account.name:
-                    await self._take_back(client, game)
-            case PositionChanged():
-                await self._sit_again(client, game)
-            case GameDeleted():
-                self._lose(game, "the server deleted it")
-
-    def _check_played(self, notice: PhasePlayed, game: _Game) -> None:
-        """Say if the phase was not played with the orders that were chosen."""
-        if game.chosen[0] == notice.played and _same(game.chosen[1], notice.orders):
-            return
-        game.probabilities.pop(notice.played, None)
-        if game.asked != notice.played or notice.state["name"] == OVER:
-            return
-        where, played = f"{notice.played} of game '{game.name}'", ", ".join(notice.orders) or "no orders"
-        if game.taken == notice.played:
-            self._say(f"{game.power} did not play in {where} what it ordered: {played}")
-        else:
-            self.missed += 1
-            self._say(f"{game.power} missed the deadline of {where}: it played {played}")
-
-    async def _take_back(self, client: ServerClient, game: _Game) -> None:
-        """Join again where the server took the power away, as it does at a deadline without orders."""
-        holder = game.controllers.get(game.power, "dummy")
-        if holder != "dummy":
-            return self._lose(game, f"{game.power} now belongs to account '{holder}'")
-        if game.taken_back == _MOST_TAKEN_BACK:
-            return self._lose(game, f"the server took {game.power} away {_MOST_TAKEN_BACK + 1} times")
-        game.taken_back += 1
-        self.missed += 1
-        where = f"{game.state['name']} of game '{game.name}'"
-        self._say(f"{game.power} missed the deadline of {where} and was removed: it joins again")
-        await self._sit_again(client, game)
-
-    async def _sit_again(self, client: ServerClient, game: _Game) -> None:
-        if game.task:
-            game.task.cancel()
-        joined = await join(self.entry, client, self._token, game.name, game.power)
-        if joined.power != game.power:
-            return self._lose(game, f"the server deals {joined.power} where {game.power} was played")
-        await self._seat(client, game, joined)
-        await self._consider(client, game)
-
-    # ---- deciding ----
-
-    async def _consider(self, client: ServerClient, game: _Game) -> None:
-        """Choose orders if the position asks for some; end a game that is over."""
-        if game.name not in self._games:
-            return
-        if game.status == "canceled":
-            return self._lose(game, "it was canceled on the server")
-        phase = str(game.state["name"])
-        if game.status == "completed" or phase == OVER:
-            return await self._finish(client, game, phase)
-        if game.status != "active" or game.asked == phase:
-            return
-        if game.task:
-            game.task.cancel()
-        game.task = asyncio.create_task(self._decide(client, game))
-        game.task.add_done_callback(lambda task: _pass_on(task, client))
-
-    async def _decide(self, client: ServerClient, game: _Game) -> None:
-        phase = str(game.state["name"])
+    async def _play_game(self, client: ServerClient, token: str, seat: _Seat, players: Players) -> None:
+        """Look at one game until it is over or lost, and order in each new phase."""
         try:
-            board = board_of_state(game.state)
-        except InputError as error:
-            return self._lose(game, f"the server's position cannot be played: {error}")
+            while True:
+                found = next(iter(await client.games(token, [seat.game])), None)
+                if found is None:
+                    raise InputError("the server no longer has it")
+                if found.status == "completed" or found.phase == OVER:
+                    return await self._finish(client, token, seat, found)
+                if why := _refusal(found):
+                    raise InputError(f"it {why}")
+                if found.status == "active" and (found.phase != seat.ordered or seat.power not in found.mine):
+                    await self._order(client, token, seat, found, players)
+                elif seat.power not in found.mine:  # the server took it away, as at a deadline without orders
+                    await self._join(client, token, seat, found)
+                await asyncio.sleep(_LOOK_EVERY_S)
+        except ForeignServerError:
+            raise
+        except (InputError, RefusedError) as error:
+            del self._seats[seat.game]
+            self.lost.append(seat.game)
+            self._say(f"game '{seat.game}' is lost: {error}")
+
+    async def _join(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame) -> JoinedGame:
+        """Take a seat, or see the game from the one that we have.
+
+        Raises:
+            InputError: no power is free, or the game's password is wrong.
+            RefusedError: the server refuses for another reason.
+        """
+        if seat.power and seat.power not in found.mine:
+            seat.ordered = ""
+            self._say(f"the server took {seat.power} away in {found.phase} of game '{seat.game}': it joins again")
+        wanted = seat.power or self.entry.power or next(iter(found.mine), "")
+        if wanted not in found.mine:
+            free = await client.free_powers(token, seat.game)
+            if not free or (wanted and wanted not in free):
+                free_now = ", ".join(free) or "no power"
+                raise InputError(f"{wanted or 'every power'} is taken in game '{seat.game}': free is {free_now}")
+            wanted = wanted or free[0]
         try:
-            if self.entry.draw_after and board.year > self.entry.draw_after and board.is_alive(game.power):
-                await client.vote_draw(self._token, game.name, game.power, phase)
-            if (legal := board.legal_orders().get(game.power)) is None:
-                return
-            game.asked = phase
-            choice = await self._in_time(client, game, board, legal)
-            game.chosen = phase, frozenset(choice.orders)
-            if choice.probability is not None:
-                game.probabilities[phase] = choice.probability
-            await client.give_orders(self._token, game.name, game.power, phase, choice.orders)
-            game.taken = phase
+            joined = await client.join(token, seat.game, wanted, self.entry.game_password)
         except RefusedError as error:
-            game.probabilities.pop(phase, None)
-            if game.state["name"] == phase and not _is_late(error):
-                self._say(f"the server refuses what {game.power} orders in {phase} of game '{game.name}': {error}")
+            if error.kind == "GameRegistrationPasswordException":
+                raise InputError(
+                    f"the password for game '{seat.game}' is wrong: set ENTENTE_GAME_PASSWORD to the right one"
+                ) from error
+            if self._is_entered:
+                raise
+            raise InputError(f"account '{self.entry.account}' cannot join game '{seat.game}': {error}") from error
+        seat.power, seat.controllers = joined.power, joined.controllers
+        return joined
 
-    async def _in_time(self, client: ServerClient, game: _Game, board: Board, legal: LegalOrders) -> Choice:
-        """What the player chooses. If the deadline is near, the server has default orders meanwhile, which nobody waits for."""
-        request = DecisionRequest(
-            game=f"entered/{game.name}/{board.phase}",
-            dice=f"entered/{self.entry.seed}/{game.name}/{board.phase}",
+    async def _order(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame, players: Players) -> None:
+        """Choose orders for the phase, and give them. In a game with deadlines the server has default orders meanwhile."""
+        try:
+            joined = await self._join(client, token, seat, found)
+        except RefusedError as error:
+            if not str(error).endswith(" is eliminated."):
+                raise
+            seat.ordered = found.phase
+            return
+        phase = seat.ordered = str(joined.state["name"])
+        board = board_of_state(joined.state)
+        try:
+            if self.entry.draw_after and board.year > self.entry.draw_after and board.is_alive(seat.power):
+                await client.vote_draw(token, seat.game, seat.power, phase)
+            if (legal := board.legal_orders().get(seat.power)) is None:
+                return
+            if found.deadline_s:
+                await client.give_orders(token, seat.game, seat.power, phase, _default_orders(legal), final=False)
+            async with asyncio.timeout(found.deadline_s or None):
+                choice = await players.choose(self.entry.player, self._request(seat, board, legal))
+            await client.give_orders(token, seat.game, seat.power, phase, choice.orders)
+            if choice.probability is not None:
+                seat.probabilities[phase] = choice.probability
+        except TimeoutError:
+            self._miss(seat, phase)
+        except RefusedError as error:
+            if error.kind == "GameFinishedException":
+                return
+            if str(error).startswith("Invalid order phase"):
+                return self._miss(seat, phase)
+            self._say(f"the server refuses what {seat.power} orders in {phase} of game '{seat.game}': {error}")
+
+    def _miss(self, seat: _Seat, phase: str) -> None:
+        self.missed += 1
+        self._say(f"{seat.power} missed the deadline of {phase} of game '{seat.game}'")
+
+    def _request(self, seat: _Seat, board: Board, legal: LegalOrders) -> DecisionRequest:
+        return DecisionRequest(
+            game=f"entered/{seat.game}/{board.phase}",
+            dice=f"entered/{self.entry.seed}/{seat.game}/{board.phase}",
             ply=0,
-            power=game.power,
+            power=seat.power,
             legal=legal,
             board=board,
-            snapshot_id=board.snapshot(game_id=game.name, seed=0, source="entered").snapshot_id,
+            snapshot_id=board.snapshot(game_id=seat.game, seed=0, source="entered").snapshot_id,
         )
-        assert self._players is not None
-        choosing = asyncio.ensure_future(self._players.choose(self.entry.player, request))
-        try:
-            if game.due:
-                left = game.due - time.monotonic()
-                await asyncio.wait({choosing}, timeout=max(0.0, left - max(1.0, 0.1 * left)))
-                if not choosing.done():
-                    disbands = legal.options[: legal.picks] if legal.kind is OrderKind.DISBAND else ()
-                    orders = legal.completed([options[0] for options in disbands]) or ()
-                    await client.give_orders(self._token, game.name, game.power, board.phase, orders, final=False)
-            return await choosing
-        finally:
-            choosing.cancel()
 
-    # ---- ends ----
-
-    async def _finish(self, client: ServerClient, game: _Game, phase: str) -> None:
-        saved = await client.saved(self._token, game.name, game.power, phase)
-        self._end(game)
-        finished = FinishedGame(
-            game=game.name, saved=saved, power=game.power, controllers=game.controllers, probabilities=game.probabilities
-        )
-        try:
-            self._keep(finished)
-        except InputError as error:
-            self.lost.append(game.name)
-            self._say(f"game '{game.name}' is over, and cannot be stored: {error}")
-
-    def _lose(self, game: _Game, why: str) -> None:
-        if game.name in self._games:
-            self._end(game)
-            self.lost.append(game.name)
-            self._say(f"game '{game.name}' is lost: {why}")
-
-    def _end(self, game: _Game) -> None:
-        del self._games[game.name]
-        if game.task and game.task is not asyncio.current_task():
-            game.task.cancel()
+    async def _finish(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame) -> None:
+        power = seat.power or self.entry.power or next(iter(found.mine))
+        saved = await client.saved(token, seat.game, power, found.phase)
+        kept = keep_game(saved, seat.game, power, seat.controllers, seat.probabilities, self.entry, self._folder)
+        del self._seats[seat.game]
+        owned = len(saved["phases"][-1]["state"]["centers"].get(power, ()))
+        file = self._folder / f"{kept.name}.json"
+        self._say(f"game '{seat.game}' is over: {power} has {owned} centres; it is stored in {file}")
 
 
-def _is_late(error: RefusedError) -> bool:
-    """True if the phase or the game went on before the orders came; the next notice tells it."""
-    return error.kind == "GameFinishedException" or str(error).startswith("Invalid order phase")
+async def sign_in(client: ServerClient, account: str, password: str) -> str:
+    """A token for the account, which the server makes if it is new.
+
+    Raises:
+        InputError: the server does not let it in.
+    """
+    words = {
+        "UserException": "the password is not the account's",
+        "ServerRegistrationException": "there is no such account, and the server takes no new ones",
+    }
+    try:
+        return await client.sign_in(account, password)
+    except RefusedError as error:
+        raise InputError(f"{client.address} does not let account '{account}' in: {words.get(error.kind, error)}") from error
 
 
-def _same(sent: frozenset[str], played: Sequence[str]) -> bool:
-    """Whether the orders are equal: the package may name the coast of a supported move, and tells of no waived build."""
-    return {_plain(order) for order in sent} - {WAIVE} == {_plain(order) for order in played} - {WAIVE}
+def check_game(entry: Entry, found: ServerGame) -> None:
+    """Raise InputError unless the account has a seat in the game or may take one."""
+    why = _refusal(found)
+    if not why and found.mine:
+        if not entry.power or entry.power in found.mine:
+            return
+        plays = f"account '{entry.account}' plays {found.mine[0]} in game '{found.game}'"
+        raise InputError(f"{plays}, not {entry.power}: leave out --power")
+    if not why and found.status == "completed":
+        why = "is over, and the account had no seat in it"
+    if not why and found.players >= found.seats:
+        why = f"is full: {found.players} of {found.seats} seats are taken"
+    if not why and found.has_password and not entry.game_password:
+        why = "asks for a password: set ENTENTE_GAME_PASSWORD to it"
+    if why:
+        raise InputError(f"game '{found.game}' {why}")
 
 
-def _plain(order: str) -> str:
-    return order.rpartition("/")[0] if " S " in order and order[-3:-2] == "/" else order
+def _refusal(found: ServerGame) -> str:
+    """Why the game cannot be played here, to stand after its name; empty if it can."""
+    if found.map != MAP:
+        return f"is on the map '{found.map}', and only '{MAP}' is played here"
+    if unknown := sorted(set(found.rules) - RULES):
+        return f"has the rule {unknown[0]}, which is not played here"
+    return "was canceled on the server" if found.status == "canceled" else ""
 
 
-def _pass_on(task: "asyncio.Task[None]", client: ServerClient) -> None:
-    """Wake the listener: with the error that ended a decision, or to see whether a game is left."""
-    if not task.cancelled():
-        client.notices.put_nowait(task.exception() or Notice(game="", power=""))
+def _default_orders(legal: LegalOrders) -> tuple[str, ...]:
+    """Holds, disbands of dislodged units, waived builds; of disbands that are owed the first units."""
+    disbands = legal.options[: legal.picks] if legal.kind is OrderKind.DISBAND else ()
+    return legal.completed([options[0] for options in disbands]) or ()
+
+
+def keep_game(
+    saved: Any,
+    game: str,
+    power: str,
+    controllers: Mapping[str, str],
+    probabilities: Mapping[str, float],
+    entry: Entry,
+    folder: Path,
+) -> SavedGame:
+    """Write the file of a game that is over, and that `power` played for us, into the folder of played games.
+
+    Args:
+        saved: see `ServerClient.saved`.
+        controllers: account by power, as far as the server told.
+        probabilities: of the order sets that a version drew, by phase.
+
+    Raises:
+        InputError: the game was not played by our rules.
+    """
+    turns = recorded_orders(saved, f"game '{game}'")
+    others = {each: f"{controllers.get(each, 'unknown')}@{entry.address}"[:256] for each in POWERS}
+    drawn = {phase: {power: value} for phase, value in probabilities.items()}
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{entry.address}-{game}").strip("-")
+    kept = SavedGame(
+        # Different games have different names, whatever their ids hold.
+        name=f"{plain[:40]}-{hashlib.sha256(f'{entry.address}/{game}'.encode()).hexdigest()[:8]}",
+        seats=others | {power: entry.player},
+        turns=tuple(SavedTurn(phase=phase, orders=own, probabilities=drawn.get(phase, {})) for phase, own in turns),
+    )
+    make_directory(folder)
+    file = folder / f"{kept.name}.json"
+    if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it is known, with its probabilities
+        durable_write(file, kept.model_dump_json().encode() + b"\n")
+    return kept

@@ -106,7 +106,7 @@ def test_nothing_to_measure_is_the_users_mistake(given: dict, sentence: str):
 
 @pytest.mark.slow
 def test_the_whole_benchmark_ends_with_one_object(entente):
-    done = entente.process("bench", "trainer", "--repeats", "1", "--json", timeout=900)
+    done = entente.process("bench", "trainer", "--rounds", "1", "--json", timeout=900)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS)

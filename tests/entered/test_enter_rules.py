@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from diplomacy import Game
 
-from game.server_client import JoinedGame, Notice, PhasePlayed, ServerGame, StatusChanged
+from game.server_client import JoinedGame, RefusedError, ServerGame
 from play import enter
-from play.enter import EnteredGames
-from play.entry import Account, Entry, FinishedGame, check_game
+from play.enter import EnteredGames, Entry, check_game
+from storage.played_games import SavedGame
 from telemetry.errors import EntenteError, InputError
 
 GAME = ServerGame(
@@ -29,9 +30,8 @@ GAME = ServerGame(
 
 
 def _games(**changes: object) -> EnteredGames:
-    account = Account(name="ours", password="hush")
-    entry = Entry(address="127.0.0.1:1", account=account, games=("friday",), player="first")
-    return EnteredGames(replace(entry, **changes), lambda game: None, lambda sentence: None)
+    entry = Entry(address="127.0.0.1:1", account="ours", password="hush", games=("friday",), player="first")
+    return EnteredGames(replace(entry, **changes), Path("games"), lambda sentence: None)
 
 
 @pytest.mark.parametrize(
@@ -70,70 +70,50 @@ def test_a_server_that_stays_away_ends_the_command_after_so_many_tries(monkeypat
     assert len(said) == enter.MOST_TRIES and all("trying again" in sentence for sentence in said)
 
 
-@pytest.mark.parametrize(
-    ("plays", "said", "missed", "probabilities"),
-    [
-        pytest.param(lambda orders: orders, [], 0, {"S1901M": 0.5}, id="what-was-ordered"),
-        pytest.param(
-            lambda orders: ["F BRE H", "A MAR H", "A PAR H"],
-            ["FRANCE missed the deadline of S1901M of game 'friday': it played F BRE H, A MAR H, A PAR H"],
-            1,
-            {},
-            id="other-orders",
-        ),
-    ],
-)
-def test_a_phase_that_is_played_before_the_server_says_that_it_has_the_orders(
-    monkeypatch: pytest.MonkeyPatch, first_orders, plays, said, missed, probabilities
-):
-    finished, told = list[FinishedGame](), list[str]()
-    spring, autumn = Game(), Game()
-    autumn.process()
+def test_a_phase_is_ordered_once_and_a_late_order_is_told(monkeypatch: pytest.MonkeyPatch, first_orders):
+    """The server plays spring at once, autumn before our orders come, and is then over."""
+    kept, told, given = [], list[str](), []
+    boards = [Game(), Game()]
+    boards[1].process()
 
     class Server:
-        """Plays a phase at once, and answers the request for it afterwards; then the game is over."""
-
-        def __init__(self) -> None:
-            self.notices: asyncio.Queue[Notice] = asyncio.Queue()
+        address, phase = "here", 0
 
         async def sign_in(self, account: str, password: str) -> str:
             return "token"
 
         async def games(self, token: str, ids: object) -> list[ServerGame]:
-            return [replace(GAME, status="active", mine=("FRANCE",))]
+            status = "active" if self.phase < 2 else "completed"
+            phase = ("S1901M", "F1901M", "COMPLETED")[self.phase]
+            return [replace(GAME, phase=phase, status=status, mine=("FRANCE",), players=7)]
 
         async def join(self, *asked: object) -> JoinedGame:
-            return JoinedGame(
-                power="FRANCE",
-                status="active",
-                state=spring.get_state(),
-                controllers={},
-                deadline_s=0,
-            )
+            return JoinedGame(power="FRANCE", state=boards[self.phase].get_state(), controllers={})
 
         async def give_orders(self, token: str, game: str, power: str, phase: str, orders: list[str]) -> None:
-            if phase == "S1901M":
-                state = autumn.get_state()
-                self.notices.put_nowait(
-                    PhasePlayed(game=game, power=power, played=phase, orders=tuple(plays(orders)), state=state)
-                )
-                await asyncio.sleep(0.01)
-            else:
-                self.notices.put_nowait(StatusChanged(game=game, power=power, status="completed"))
+            given.append(phase)
+            self.phase += 1
+            if phase == "F1901M":
+                raise RefusedError("ResponseException", "Invalid order phase, received F1901M, server phase is W1901A")
 
         async def saved(self, *asked: object) -> dict[str, object]:
-            return {}
+            return {"phases": [{"state": {"centers": {"FRANCE": ["PAR"]}}}]}
 
     @asynccontextmanager
     async def connect(address: str) -> AsyncIterator[Server]:
-        yield Server()
+        yield server
 
+    server = Server()
     monkeypatch.setattr(enter, "connect", connect)
-    games = EnteredGames(_games().entry, finished.append, told.append)
+    monkeypatch.setattr(enter, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(enter, "keep_game", lambda *asked: kept.append(asked) or SavedGame(name="friday", seats={}))
+    games = _games()
+    games._say = told.append
     asyncio.run(games.play(first_orders()))
-    assert (told, games.missed) == (said, missed)
-    assert {phase: own for phase, own in finished[0].probabilities.items() if phase == "S1901M"} == probabilities
+    assert given == ["S1901M", "F1901M"] and games.missed == 1 and games.lost == []
+    assert told[0] == "FRANCE missed the deadline of F1901M of game 'friday'" and "FRANCE has 1 centres" in told[1]
+    assert kept[0][4] == {"S1901M": 0.5}
 
 
 def test_a_password_is_in_no_text_of_an_account():
-    assert "hush" not in repr(_games().entry) and "hush" not in str(Account(name="ours", password="hush"))
+    assert "hush" not in repr(_games().entry)

@@ -1,7 +1,6 @@
 """Games of other servers come home: every order set is a row."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from diplomacy.utils.export import to_saved_game_format
 
 from game.board import POWERS, Board
 from game.recorded import recorded_orders
-from play.entered_games import keep_entered
-from play.entry import Account, Entry, FinishedGame
+from play.enter import Entry, keep_game
 from rollouts.seeds import dice
 from storage.played_games import play_again, read_game
 
@@ -59,10 +57,8 @@ def test_the_orders_of_a_saved_game_lead_to_its_last_position(seed: int, drawn: 
 def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: Path):
     saved, address = _played(1, 12, drawn=True), "league.example:8432"
     first = saved["phases"][0]["name"]
-    account = Account(name="ours", password="hush")
-    entry = Entry(address=address, account=account, games=("friday",), player="mine:v2")
-    finished = FinishedGame(game="friday", saved=saved, power="FRANCE", controllers=CONTROLLERS, probabilities={first: 0.25})
-    kept = keep_entered(finished, entry, tmp_path)
+    entry = Entry(address=address, account="ours", password="hush", games=("friday",), player="mine:v2")
+    kept = keep_game(saved, "friday", "FRANCE", CONTROLLERS, {first: 0.25}, entry, tmp_path)
     file = tmp_path / f"{kept.name}.json"
     read = read_game(file)
     assert [power for power, player in read.seats.items() if player == "mine:v2"] == ["FRANCE"]
@@ -70,5 +66,5 @@ def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: 
     assert [turn.probabilities for turn in read.turns[:2]] == [{"FRANCE": 0.25}, {}]
     assert len(list(play_again(read, file))) == len(read.turns) > 0
     before = file.read_bytes()
-    keep_entered(replace(finished, probabilities={}), entry, tmp_path)
+    keep_game(saved, "friday", "FRANCE", CONTROLLERS, {}, entry, tmp_path)
     assert file.read_bytes() == before  # the second time, after a kill, knows less

@@ -6,30 +6,20 @@ from pathlib import Path
 import pytest
 from diplomacy.utils.common import hash_password
 
-from game.server_client import PhasePlayed, ServerClient, connect
-from play.enter import EnteredGames
-from play.entered_games import keep_entered
-from play.entry import Account, Entry, FinishedGame
+from game.server_client import connect
+from play.enter import EnteredGames, Entry
 from storage.played_games import read_game
 from tests.command import Entente
 from tests.entered.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
-OURS = Account(name="ours", password="hush")
-
-
-async def _played(client: ServerClient, phase: str) -> None:
-    """Return when the phase is played."""
-    while not (isinstance(notice := await asyncio.wait_for(client.notices.get(), 60), PhasePlayed) and notice.played == phase):
-        pass
 
 
 def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first_orders, tmp_path: Path):
     server.make_game("hurried", deadline=4, n_controls=2)
-    finished: list[FinishedGame] = []
     told: list[str] = []
-    entry = Entry(address=server.address, account=OURS, games=("hurried",), power="FRANCE", player="first")
-    games = EnteredGames(entry, finished.append, told.append)
+    entry = Entry(address=server.address, account="ours", password="hush", games=("hurried",), power="FRANCE", player="first")
+    games = EnteredGames(entry, tmp_path, told.append)
 
     async def play() -> None:
         playing = asyncio.create_task(games.play(first_orders(slow=("S1901M",), slow_s=30)))
@@ -40,20 +30,22 @@ def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first
                 await asyncio.sleep(0.05)
             for phase, orders in (("S1901M", ["A VIE - TYR", "F TRI - VEN"]), ("F1901M", [])):
                 await client.give_orders(token, "hurried", "AUSTRIA", phase, orders)
-                await _played(client, phase)
+                async with asyncio.timeout(60):
+                    while (await client.games(token, ["hurried"]))[0].phase == phase:
+                        await asyncio.sleep(0.1)
         await asyncio.to_thread(server.set_status, "hurried", "completed")
         await asyncio.wait_for(playing, 60)
 
     asyncio.run(play())
     assert games.missed == 1 and games.lost == []
-    assert [sentence for sentence in told if "missed the deadline of S1901M of game 'hurried'" in sentence] == told
-    (game,) = finished
-    kept = keep_entered(game, entry, tmp_path)
+    assert told[0] == "FRANCE missed the deadline of S1901M of game 'hurried'" and len(told) == 2
+    (file,) = tmp_path.glob("*.json")
+    kept = read_game(file)
     spring, autumn = kept.turns[:2]
     assert spring.orders["AUSTRIA"] == ("A BUD H", "F TRI - VEN", "A VIE - TYR")
     assert spring.orders["FRANCE"] == ("F BRE H", "A MAR H", "A PAR H")
     assert set(autumn.orders["FRANCE"]) != {"F BRE H", "A MAR H", "A PAR H"}
-    assert kept.seats["AUSTRIA"].startswith("rosa@") and read_game(tmp_path / f"{kept.name}.json") == kept
+    assert kept.seats["AUSTRIA"].startswith("rosa@")
 
 
 def test_what_cannot_be_played_is_one_sentence(server: ServerProcess, entente: Entente):
