@@ -31,15 +31,13 @@ def bench(
         Parameter(
             help="game: the board, beside direct calls of the game engine. cache: positions. storage: rows. decode: the engine. "
             "trainer: the training step. orchestration: Prefect. rollout and e2e: rollouts and training, beside the previous "
-            "system. peers: TRL and XGrammar."
+            "system. peers: TRL."
         ),
     ],
     /,
     *,
     rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts.")] = None,
-    only: Annotated[
-        list[str] | None, Parameter(help="trainer, peers: names of measurements, such as recorded, trl_step.")
-    ] = None,
+    only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
     steps: Annotated[int | None, Parameter(help="e2e: steps of a round; the previous system has as many seconds.")] = None,
     scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
     model: Annotated[Path | None, Parameter(help="decode: folder of a model; default: the tiny one.")] = None,
@@ -140,7 +138,6 @@ def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_roo
 
 def _peers(
     rounds: int = 5,
-    only: Sequence[str] = (),
     trl_python: Path = Path(".venv-trl/bin/python"),
     config: Sequence[Path] = (),
     runs_root: Path = _RUNS,
@@ -149,7 +146,7 @@ def _peers(
     settings = _settings(config, runs_root, seed)
     from benchmarks.peers.bench import bench_peers
 
-    return bench_peers(settings, _config_words(config), trl_python.absolute(), only=only, rounds=rounds)
+    return bench_peers(settings, _config_words(config), trl_python.absolute(), rounds=rounds)
 
 
 _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {

@@ -101,12 +101,6 @@ class EngineSupervisor:
         }
         await (await self._current_engine()).retire(oldest, keep)
 
-    async def reset(self) -> None:
-        """Restart the engine with the base model alone."""
-        await self._current_engine()
-        self._published.clear()
-        await self._run_repair(self._rebuild(self._engine))
-
     async def forget_prefixes(self) -> None:
         """Empty the engine's prefix cache, if it has one and no requests are in flight."""
         engine = await self._current_engine()

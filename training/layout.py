@@ -8,7 +8,6 @@ weights or the gradients in the parameters.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -101,8 +100,7 @@ class Layout:
         self._checked = True
         padded = self._loss_and_gradient([pad(batch, few)])
         wanted, reasons = self._policy.attention, []
-        causal: Any = self._policy.model.base_model.model
-        for kind in attention_kinds(wanted, self._policy.device, causal):
+        for kind in attention_kinds(wanted):
             self._policy.attention = kind
             reason = self._compare_layouts(batch, few, padded)
             if not reason:

@@ -64,7 +64,7 @@ def masked_logprobs(
 
     Args:
         causal: the causal model inside the peft model.
-        attention: as in `attention_for`.
+        attention: as in `attention_kinds`.
         reference: of the same micro-batch; None: no divergence is computed.
         entropy_gradient: compute the gradient of the entropy too.
         mass_gradient: compute the gradient of the legal mass too.

@@ -1,10 +1,10 @@
 """Attention over a forest of token paths in depth-first order: each token sees its ancestors and itself.
 
 In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the range,
-only ancestors of its first token. On a CPU the forest is split into such ranges, at the boundaries with the lowest estimated
-cost; each range is one call of torch's fused attention over gathered keys. `DenseAttention` uses a T x T mask; it is slow and
-works on every device. A sliding window is a bound on the distance of their positions. After the last layer only some tokens are
-read, so there a range computes these tokens alone.
+only ancestors of its first token. The forest is split into such ranges, at the boundaries with the lowest estimated cost; each
+range is one call of torch's fused attention over gathered keys. `DenseAttention` uses a T x T mask and is slower. A sliding
+window is a bound on the distance of positions. After the last layer only some tokens are read, so there a range computes these
+tokens alone.
 
 The functions are registered in transformers' attention registry, so models and peft layers are not modified.
 """
@@ -130,13 +130,13 @@ class _Range:
 
 
 class RangeAttention:
-    """torch's fused CPU attention, one call per range. Heads that share a key head become rows of the same call.
+    """torch's fused attention, one call per range. Heads that share a key head become rows of the same call.
 
     Queries are laid out as [key heads, T, heads / key heads, width], so that the rows of a range are a view.
     """
 
-    def __init__(self, micro: PackedMicroBatch) -> None:
-        self._ranges = _ranges(micro)
+    def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
+        self._device, self._ranges = device, _ranges(micro, device)
         self._wanted: np.ndarray | None = None
         self._positions = micro.positions
         self._deepest = int(micro.positions.max())
@@ -148,15 +148,16 @@ class RangeAttention:
         window = None if window is None or window > self._deepest else window
         masks = self._masks.get((shared_by, query.dtype, window))
         if masks is None:
-            masks = [_additive(self._sees(part, window), shared_by, query.dtype) for part in self._ranges]
+            sees = (torch.from_numpy(self._sees(part, window)).to(self._device) for part in self._ranges)
+            masks = [_additive(each, shared_by, query.dtype) for each in sees]
             self._masks[shared_by, query.dtype, window] = masks
         rows = query[0].unflatten(0, (key.shape[1], shared_by)).transpose(1, 2)
-        seen = torch.stack((key[0], value[0]))
+        seen, ranges = torch.stack((key[0], value[0])), _CpuRanges if self._device.type == "cpu" else _Ranges
         if self._wanted is None:
-            attended: Any = _Ranges.apply(rows, seen, self._ranges, masks, scale)
+            attended: Any = ranges.apply(rows, seen, self._ranges, masks, scale)
         else:
-            at = torch.from_numpy(self._wanted)
-            found: Any = _Ranges.apply(rows.index_select(1, at), seen, self._ranges, masks, scale)
+            at = torch.from_numpy(self._wanted).to(self._device)
+            found: Any = ranges.apply(rows.index_select(1, at), seen, self._ranges, masks, scale)
             attended = torch.zeros_like(rows).index_copy(1, at, found)
         return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
@@ -171,18 +172,59 @@ class RangeAttention:
         """bool [tokens of the range, keys]. Keys outside every window are computed and masked."""
         if window is None:
             return part.sees
-        distance = self._positions[part.tokens, None] - self._positions[None, part.keys.numpy()]
+        distance = self._positions[part.tokens, None] - self._positions[None, part.keys.cpu().numpy()]
         return part.sees & (distance < window)
 
 
-def _additive(sees: np.ndarray, shared_by: int, dtype: torch.dtype) -> Tensor:
+def _additive(sees: Tensor, shared_by: int, dtype: torch.dtype) -> Tensor:
     """Additive mask [tokens * shared_by, keys]: 0 where a token sees a key, else -inf."""
-    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~torch.from_numpy(sees), float("-inf"))
+    mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, float("-inf"))
     return mask.repeat_interleave(shared_by, 0)
 
 
 class _Ranges(torch.autograd.Function):
-    """Forward and backward over the ranges; gradients of gathered keys and values are added at their sources."""
+    """Forward and backward over the ranges; gradients of gathered keys and values are added at their sources.
+
+    The backward computes each range again, so nothing that is gathered is kept: a prompt's keys are gathered once per range below
+    it.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
+    ) -> Tensor:
+        """As `_CpuRanges.forward`."""
+        query = query.contiguous()
+        attended = torch.empty_like(query)
+        for part, mask in zip(parts, masks, strict=True):
+            keys, values = seen.index_select(2, part.keys)
+            _rows(attended, part).copy_(_attend_range(_rows(query, part), keys, values, mask, scale))
+        ctx.save_for_backward(query, seen)
+        ctx.parts, ctx.masks, ctx.scale = parts, masks, scale
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        """Gradients of `query` and `seen`; those of keys are summed in float32, because there are many for a prompt's."""
+        query, seen = ctx.saved_tensors
+        of_query, sums = torch.empty_like(query), torch.zeros_like(seen, dtype=torch.promote_types(seen.dtype, torch.float32))
+        gradient = gradient.contiguous()
+        for part, mask in zip(ctx.parts, ctx.masks, strict=True):
+            rows, gathered = (each.detach().requires_grad_() for each in (_rows(query, part), seen.index_select(2, part.keys)))
+            with torch.enable_grad():
+                attended = _attend_range(rows, gathered[0], gathered[1], mask, ctx.scale)
+            by_query, by_gathered = torch.autograd.grad(attended, (rows, gathered), _rows(gradient, part))
+            _rows(of_query, part).copy_(by_query)
+            sums.index_add_(2, part.keys, by_gathered.to(sums.dtype))
+        return of_query, sums.to(seen.dtype), None, None, None
+
+
+def _attend_range(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(query, keys[None], values[None], attn_mask=mask, scale=scale)
+
+
+class _CpuRanges(torch.autograd.Function):
+    """As `_Ranges`, by the operators of torch's CPU kernel, which keep what the backward needs."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -239,7 +281,7 @@ def _rows(values: Tensor, part: _Range) -> Tensor:
     return values[:, part.begin : part.end].flatten(1, 2)[None]
 
 
-def _ranges(micro: PackedMicroBatch) -> list[_Range]:
+def _ranges(micro: PackedMicroBatch, device: torch.device) -> list[_Range]:
     """Split [0, T) into ranges of lowest total cost, by dynamic programming. A range may begin at a segment's start and
     every _CHUNK tokens after it."""
     total, leaves = len(micro.input_ids), micro.leaves
@@ -257,10 +299,10 @@ def _ranges(micro: PackedMicroBatch) -> list[_Range]:
     while bounds[-1]:
         bounds.append(int(origin[bounds[-1]]))
     places = [int(cuts[bound]) for bound in reversed(bounds)]
-    return [_range(leaves, begin, end) for begin, end in pairwise(places)]
+    return [_range(leaves, begin, end, device) for begin, end in pairwise(places)]
 
 
-def _range(leaves: np.ndarray, begin: int, end: int) -> _Range:
+def _range(leaves: np.ndarray, begin: int, end: int, device: torch.device) -> _Range:
     above = np.flatnonzero(leaves[:begin] > begin)
     keys = np.concatenate([above, np.arange(begin, end)])
     place = np.arange(begin, end)[:, None]
@@ -268,6 +310,6 @@ def _range(leaves: np.ndarray, begin: int, end: int) -> _Range:
         begin=begin,
         end=end,
         tokens=np.arange(begin, end),
-        keys=torch.from_numpy(keys),
+        keys=torch.from_numpy(keys).to(device),
         sees=(keys[None, :] <= place) & (place < leaves[keys][None, :]),
     )

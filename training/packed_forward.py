@@ -12,11 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.packed_attention import DenseAttention, PackedAttention, RangeAttention, packed_attention_arguments
+from training.packed_attention import DenseAttention, RangeAttention, packed_attention_arguments
 from training.trie_plan import PackedMicroBatch
-
-_WIDEST_FLASH_HEAD = 256
-"""Flash attention 2 has no kernel for wider heads."""
 
 
 def uncovered_reason(model: Any) -> str | None:
@@ -31,49 +28,15 @@ def uncovered_reason(model: Any) -> str | None:
     return None
 
 
-def attention_kinds(wanted: str, device: torch.device, causal: Any = None) -> tuple[str, ...]:
-    """Kinds of packed attention to try on a device, in this order; only `wanted` unless that is 'auto'.
-
-    Args:
-        causal: the causal model; varlen is left out if flash attention does not support it. None: all kinds.
-    """
-    if wanted != "auto":
-        return (wanted,)
-    if device.type == "cpu":
-        return ("ranges", "dense")
-    return ("varlen", "flex", "dense") if causal is None or _flash_supports(causal) else ("flex", "dense")
-
-
-def _flash_supports(causal: Any) -> bool:
-    """Whether the model computes in 16 bits, its heads are not too wide, and no layer has a sliding window."""
-    config = causal.config
-    kinds = getattr(config, "layer_types", None)
-    slides = getattr(config, "sliding_window", None) and (kinds is None or "sliding_attention" in kinds)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return causal.lm_head.weight.dtype in (torch.bfloat16, torch.float16) and width <= _WIDEST_FLASH_HEAD and not slides
-
-
-def attention_for(micro: PackedMicroBatch, kind: str, device: torch.device) -> PackedAttention:
-    """The attention of a micro-batch.
-
-    Args:
-        kind: auto, ranges (CPU), varlen (CUDA, 16-bit only), flex (CUDA) or dense.
-    """
-    if kind == "auto":
-        kind = attention_kinds(kind, device)[0]
-    if kind == "ranges":
-        return RangeAttention(micro)
-    if kind == "dense":
-        return DenseAttention(micro, device)
-    from training import packed_attention_gpu as gpu
-
-    return {"flex": gpu.FlexAttention, "varlen": gpu.VarlenAttention}[kind](micro, device)
+def attention_kinds(wanted: str) -> tuple[str, ...]:
+    """Kinds of packed attention to try, in this order; only `wanted` unless that is 'auto'."""
+    return ("ranges", "dense") if wanted == "auto" else (wanted,)
 
 
 def packed_hidden(causal: Any, micro: PackedMicroBatch, kind: str = "auto") -> Tensor:
     """Last hidden states [H, width] at `micro.hidden_at`; `causal` is the causal model inside the peft model."""
     device = causal.lm_head.weight.device
-    attention = attention_for(micro, attention_kinds(kind, device, causal)[0], device)
+    attention = {"ranges": RangeAttention, "dense": DenseAttention}[attention_kinds(kind)[0]](micro, device)
     in_last_layer = attention.only(micro.hidden_at) if isinstance(attention, RangeAttention) else None
     at = to_device(micro.hidden_at, device)
     with _last_products_at(causal, at, micro.tokens):

@@ -45,7 +45,7 @@ class Policy:
 
     Attributes:
         device: the device.
-        attention: kind of the packed attention, as in `attention_for`.
+        attention: kind of the packed attention, as in `attention_kinds`.
         model: the peft model.
     """
 

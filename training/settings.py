@@ -22,8 +22,9 @@ KEEP_CHECKPOINTS = 3
 """Newest checkpoints that are kept: two to go back to where the newest is damaged."""
 MISMATCH_ROWS = 64
 """Largest number of newest rows on which trainer and engine are compared: about 600 tokens; a first step has as many."""
-CPU_TOKENS = 4096
-"""Unique tokens of a micro-batch on a CPU, where larger ones are not faster."""
+CPU_TOKENS, GPU_TOKENS = 4096, 8192
+"""Unique tokens of a micro-batch on a CPU, where larger ones are not faster, and on a GPU, which they fill; `entente smoke`
+measures what a card takes."""
 TINY_VOCABULARY = 640
 """Tokens of a tiny model's byte-level BPE tokenizer at most: most provinces and units are then one token."""
 TINY_TEACHER = "mover"
@@ -87,7 +88,7 @@ class TrainingSettings(Settings):
     layout: Literal["packed", "padded"] = "packed"
     """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     token_budget: Annotated[int, Field(ge=0)] = 0
-    """Unique tokens of a packed micro-batch; 0: as many as fit on a GPU, a constant on a CPU."""
+    """Unique tokens of a packed micro-batch; 0: a constant of the device; halved while memory runs out."""
     recompute: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
     dtype: Literal["float32", "bfloat16"] = "float32"

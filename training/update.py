@@ -224,13 +224,7 @@ class Updater:
                 learned = self._in_step(work.lessons.batch, work.taught, learned, work.lessons)
             return drawn, learned, sum(cut.unique_tokens for cut in cuts)
 
-        def one_micro_batch(_: int) -> int:
-            drawn, learned, _unique = cut_all()
-            part = max([*drawn, *learned], key=lambda each: each.micro.tokens)
-            self._forward_and_backward([part], work)
-            return part.micro.tokens
-
-        def all_micro_batches(_: int) -> Accumulated:
+        def all_micro_batches() -> Accumulated:
             self.optimiser.zero_grad(set_to_none=True)
             began = time.perf_counter()
             drawn, learned, unique_tokens = cut_all()
@@ -247,9 +241,6 @@ class Updater:
                 backward_s=backward_s,
             )
 
-        learns = work.lessons is not None and branching_tokens(work.lessons.batch, taught)
-        if self.layout.packed and (learns or branching_tokens(work.batch, rows)):
-            self.budget.calibrate(one_micro_batch)
         return self.budget.within_memory(all_micro_batches)
 
     def _forward_and_backward(self, parts: Sequence[_Part], work: UpdateWork) -> tuple[list[float], Gauges, float, float]:

@@ -1,1 +1,1 @@
-"""Benchmarks against installed peers: TRL's training step, and XGrammar's mask."""
+"""Benchmark against an installed peer: TRL's training step."""

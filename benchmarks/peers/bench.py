@@ -1,102 +1,130 @@
-"""`peers`: figures against installed peers, theirs over ours in CPU seconds; above 1 ours costs less.
+"""`peers`: one GRPO step of TRL on the rows of a real run over ours on the same rows; above 1 ours costs less.
 
-A peer that is not installed leaves its figure out, with a sentence.
+Both arms do one forward, backward, clipping of the gradient and optimiser step over all decisions of a step, in float32, with the
+same base model, adapter, learning rate and clipped loss, over the same completion tokens. Ours computes the policy over the legal
+set and shared prefixes once. TRL computes it over the whole vocabulary, row by row, without recomputation (its default would
+recompute) and in the fastest of several batch sizes. TRL needs other libraries than ours, so its arm is a process in an
+environment of its own (`trl_program.py`), which waits while ours is measured.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.outcome import Outcome, Target
+import numpy as np
+
+from benchmarks.laptop_run import record_rows
+from benchmarks.outcome import Outcome, Target, cpu_seconds, require_found
 from pipeline.run_settings import RunSettings
 from storage.runs import MODEL_FOLDER
-from telemetry.errors import InputError
+from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
+from training.policy import Policy
+from training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSettings
+from training.tiny_model import make_tiny_model
+from training.trie_plan import plan
+from training.update import Updater
 
-FIGURES = ("trl_step", "xgrammar_mask")
-OURS = "ours"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeersOutcome(Outcome):
-    """Figures, and those that are missing."""
-
-    left_out: Mapping[str, str]
-    """Figure -> why it was not measured, with what cures it."""
-
-    def as_object(self) -> dict[str, Any]:
-        """As `Outcome.as_object`, with what is missing."""
-        return Outcome.as_object(self) | {"left_out": dict(self.left_out)}
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""Linear layers that an adapter changes by default."""
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+_PROGRAM = Path(__file__).with_name("trl_program.py")
 
 
-def check_wanted(only: Collection[str], rounds: int) -> list[str]:
-    """The figures to measure, in order: those of `only`, or all.
-
-    Raises:
-        InputError: `rounds` is below 1, or a name in `only` is unknown.
-    """
-    if rounds < 1:
-        raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
-    if unknown := sorted(set(only) - set(FIGURES)):
-        raise InputError(f"The benchmark of peers measures no '{unknown[0]}', but {', '.join(FIGURES)}.")
-    return [figure for figure in FIGURES if figure in only or not only]
-
-
-def missing(figure: str, trl_python: Path) -> str | None:
-    """Why a figure cannot be measured, with the cure; None if its peer is there."""
-    if figure == "trl_step":
-        cure = "docs/performance.md says how to make its environment"
-        return None if trl_python.is_file() else f"trl_step is left out: there is no '{trl_python}'; {cure}"
-    return None if find_spec("xgrammar") else f"{figure} is left out: xgrammar is not installed; `make setup-vllm` brings it"
+def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
+    """What TRL's program needs to train like us."""
+    return {
+        "model": str(model),
+        "rank": training.lora_rank,
+        "alpha": training.lora_alpha,
+        "layers": list(training.lora_targets) or LAYERS,
+        "learning_rate": training.learning_rate,
+        "max_gradient_norm": MAX_GRADIENT_NORM,
+        "clip_low": training.clip_low,
+        "clip_high": training.clip_high,
+        "dual_clip": DUAL_CLIP,
+        "seed": training.seed,
+    }
 
 
-def bench_peers(
-    settings: RunSettings, arguments: Sequence[str], trl_python: Path, *, only: Collection[str] = (), rounds: int = 5
-) -> PeersOutcome:
-    """Measure the figures whose peers are installed.
+def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Path, *, rounds: int = 5) -> Outcome:
+    """The ratio, seconds of each arm, and the size of the step.
 
     Args:
         settings: settings of a run.
         arguments: arguments of `entente train` that give it these settings.
         trl_python: the Python of the environment that has TRL.
-        only: names of figures; all of them if none is given.
 
     Raises:
-        InputError: an argument is wrong, or no peer is there.
+        InputError: `rounds` is below 1, or there is no such environment.
+        DataError: TRL's arm trained on other rows.
     """
-    wanted = check_wanted(only, rounds)
-    left_out = {figure: why for figure in wanted if (why := missing(figure, trl_python)) is not None}
-    if len(left_out) == len(wanted):
-        raise InputError("; ".join(left_out.values()))
-    for sentence in left_out.values():
-        reporter().say(sentence)
-    models, metrics = settings.runs_root / MODEL_FOLDER, dict[str, float]()
-    if "trl_step" in wanted and "trl_step" not in left_out:
-        from benchmarks.peers.trl_step import trl_step_figures
+    if rounds < 1:
+        raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
+    if not trl_python.is_file():
+        raise InputError(f"there is no '{trl_python}' to run TRL: docs/performance.md says how to make its environment")
+    batch, advantages = record_rows(settings, arguments)
+    models, training = settings.runs_root / MODEL_FOLDER, settings.training
+    model = make_tiny_model(models, settings.tiny_model, prompts=settings.prompts)
+    rows, updater = range(len(batch.prompt_lens)), Updater(Policy(model, training), training)
+    with tempfile.TemporaryDirectory(prefix="entente-peers-") as folder:
+        names = ("input_ids", "input_offsets", "prompt_lens")
+        np.savez(Path(folder) / "rows.npz", advantages=advantages, **{name: getattr(batch, name) for name in names})
+        (Path(folder) / "settings.json").write_text(json.dumps(trl_settings(model, training)))
+        with _start(trl_python, folder) as child:
+            loaded = _ask(child)
+            require_found(loaded["decisions"] == len(rows), "the same decisions in TRL's arm")
+            require_found(loaded["completion_tokens"] == int(batch.completion_offsets[-1]), "the same tokens in TRL's arm")
+            arms = {
+                "ours": lambda: cpu_seconds(lambda: updater.apply(updater.accumulate(batch, rows, advantages))),
+                "trl": lambda: _ask(child)["cpu_s"],
+            }
+            turns = take_turns(arms, rounds)
+    metrics = {
+        "trl_step": median(spent["trl"] / spent["ours"] for spent in turns),
+        "trl_step_s": median(spent["trl"] for spent in turns),
+        "ours_step_s": median(spent["ours"] for spent in turns),
+        "step_decisions": float(len(rows)),
+        "step_unique_token_share": plan(batch, rows, updater.budget.tokens).unique_tokens / len(batch.input_ids),
+        "trl_step_rows_a_forward": float(loaded["rows_each"]),
+    }
+    return Outcome(benchmark="peers", metrics=metrics, targets={"trl_step": Target(at_least=1.0)})
 
-        metrics |= trl_step_figures(settings, arguments, models, trl_python, rounds=rounds)
-    if "xgrammar_mask" in wanted and "xgrammar_mask" not in left_out:
-        from benchmarks.peers.masks import mask_figures
 
-        metrics |= mask_figures(models, rounds=rounds, seed=settings.seed)
-    targets = {figure: Target(at_least=1.0) for figure in wanted if figure in metrics}
-    return PeersOutcome(benchmark="peers", metrics=metrics, targets=targets, left_out=left_out)
-
-
-def take_turns(arms: Mapping[str, Callable[[], float]], rounds: int, label: str) -> list[dict[str, float]]:
+def take_turns(arms: Mapping[str, Callable[[], float]], rounds: int) -> list[dict[str, float]]:
     """CPU seconds of each arm in each round; a first one warms up and is left out. Every second round is in reverse order."""
     measured = []
     for number in range(rounds + 1):
         names = list(arms) if number % 2 else list(arms)[::-1]
         spent = {name: arms[name]() for name in names}
-        reporter().say(f"{label}, round {number} of {rounds}: " + ", ".join(f"{name} {spent[name]:.3g} s" for name in arms))
+        reporter().say(f"round {number} of {rounds}: " + ", ".join(f"{name} {spent[name]:.3g} s" for name in arms))
         measured.append(spent)
     return measured[1:]
 
 
-def ratio(rounds: Sequence[Mapping[str, float]], theirs: str) -> float:
-    """Median over the rounds of the CPU seconds of `theirs` over ours."""
-    return median(spent[theirs] / spent[OURS] for spent in rounds)
+def _start(python: Path, folder: str) -> "subprocess.Popen[str]":
+    """TRL's program on one thread; it ends when its input is closed."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [str(python), str(_PROGRAM), folder]
+    environment = kept | _QUIET | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _ask(child: "subprocess.Popen[str]") -> dict[str, Any]:
+    """Ask for the next answer of the program: first what it has loaded, then each step.
+
+    Raises:
+        EntenteError: it ended.
+    """
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write("\n")
+        child.stdin.flush()
+        return json.loads(child.stdout.readline())
+    except (BrokenPipeError, json.JSONDecodeError) as error:
+        raise EntenteError(f"TRL's program ended with {child.wait()}; its error is above") from error

@@ -23,8 +23,8 @@ from transformers import (
 
 import training.layout
 from tests.training.batches import VOCABULARY, three_levels
-from training.packed_attention import DenseAttention, PackedAttention, RangeAttention
-from training.packed_attention_gpu import FlexAttention, padded_length
+from training import packed_attention
+from training.packed_attention import DenseAttention, RangeAttention
 from training.packed_forward import packed_hidden, uncovered_reason
 from training.padded_rows import pad
 from training.policy import Policy
@@ -154,7 +154,14 @@ def queries(tokens: int, heads: int = 4, key_heads: int = 2, width: int = 16) ->
     return [torch.randn(1, tokens, count, width, generator=dice).transpose(1, 2) for count in (heads, key_heads, key_heads)]
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.fixture(params=["cpu", "any device"])
+def ranges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges by the operators of torch's CPU kernel, and as they are computed on a GPU."""
+    if request.param != "cpu":
+        monkeypatch.setattr(packed_attention, "_CpuRanges", packed_attention._Ranges)
+
+
+@pytest.mark.usefixtures("ranges")
 @pytest.mark.parametrize("window", [None, 7, 1000])
 def test_every_attention_is_that_of_the_mask(window: int | None):
     batch = three_levels(positions=6, powers=3, forks=4)
@@ -167,16 +174,16 @@ def test_every_attention_is_that_of_the_mask(window: int | None):
     scores = (query @ key.repeat_interleave(2, 1).transpose(2, 3)) * scale
     oracle = (scores.masked_fill(~rule, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
     with torch.no_grad():
-        kinds: list[PackedAttention] = [DenseAttention(micro, CPU), RangeAttention(micro), FlexAttention(micro, CPU)]
-        for attention in kinds:
+        for attention in (DenseAttention(micro, CPU), RangeAttention(micro, CPU)):
             torch.testing.assert_close(attention(query, key, value, scale, window), oracle, atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("ranges")
 def test_the_gradient_of_ranges_is_that_of_the_mask():
     batch = three_levels(positions=3, powers=3, forks=5)
     (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
     found = []
-    for attention in (DenseAttention(micro, CPU), RangeAttention(micro)):
+    for attention in (DenseAttention(micro, CPU), RangeAttention(micro, CPU)):
         given = [values.clone().requires_grad_() for values in queries(len(micro.input_ids))]
         attention(given[0], given[1], given[2], 0.25).square().sum().backward()
         found.append([values.grad for values in given])
@@ -198,10 +205,14 @@ def test_the_last_layer_multiplies_only_tokens_that_are_read():
     assert set(rows) == {5}
 
 
-def test_lengths_are_rounded_up_to_few_and_by_half_at_most():
-    lengths = {padded_length(tokens) for tokens in range(1, 20_000)}
-    assert len(lengths) < 12 and all(length % 128 == 0 for length in lengths)
-    assert all(tokens <= padded_length(tokens) <= max(1024, 1.5 * tokens) for tokens in range(1, 20_000))
+def test_no_gathered_key_is_kept_for_the_backward_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packed_attention, "_CpuRanges", packed_attention._Ranges)
+    batch, kept = three_levels(positions=3, powers=3, forks=5), []
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    given = [values.clone().requires_grad_() for values in queries(len(micro.input_ids))]
+    with torch.autograd.graph.saved_tensors_hooks(lambda values: kept.append(values.numel()) or values, lambda values: values):
+        RangeAttention(micro, CPU)(given[0], given[1], given[2], 0.25)
+    assert sum(kept) == sum(values.numel() for values in given)
 
 
 def test_what_is_not_covered_is_padded_and_says_why():

@@ -1,7 +1,6 @@
 """What an update and a step of a real run do, and what moves from step to step, across a resumption."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,9 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from tests.training import batches
 from training.advantages import leave_one_out
-from training.layout import Cut
 from training.policy import Policy
 from training.replay import replay_step
 from training.settings import TrainingSettings
-from training.token_budget import TokenBudget
 from training.trainer import Trainer
 from training.update import Updater, share_rows
 
@@ -135,23 +132,6 @@ def test_the_reference_is_the_base_and_not_the_sampler(paths, model):
     assert not base.legal.requires_grad
     divergence = policy.masked_logprobs(micro, base).kl
     assert divergence is not None and divergence.requires_grad and float(divergence.detach().max()) > 1e-3
-
-
-def test_the_token_budget_is_measured_on_the_largest_micro_batch(paths, model, monkeypatch):
-    settings, batch, measured = SETTINGS.model_copy(update={"token_budget": 300}), batch_of(paths), []
-    cut = Updater.cut
-
-    def smallest_first(self: Updater, batch: Batch, rows: list[int]) -> Cut:
-        found = cut(self, batch, rows)
-        return replace(found, micro_batches=tuple(sorted(found.micro_batches, key=lambda micro: micro.tokens)))
-
-    monkeypatch.setattr(Updater, "cut", smallest_first)
-    monkeypatch.setattr(TokenBudget, "calibrate", lambda self, warm: measured.append(warm(self.tokens)))
-    updater = Updater(Policy(model, settings), settings)
-    rows = list(range(len(batch.returns)))
-    sizes = [micro.tokens for micro in updater.cut(batch, rows).micro_batches]
-    updater.accumulate(batch, rows, batch.returns.astype(np.float32))
-    assert measured == [max(sizes)] and sizes[0] < max(sizes)
 
 
 def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(paths, model):
