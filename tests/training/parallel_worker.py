@@ -23,13 +23,12 @@ SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim
 CASE = Case(positions=5, forks=3, own=30, completion=12, spread=0.4)
 
 
-def main(model: Path, file: Path, given: dict[str, Any]) -> None:
-    """Two updates, the second on weights that the first one moved."""
+def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers | None = None) -> dict[str, Any]:
+    """Two updates, the second on weights that the first one moved; in a follower, its part in them, without an end."""
     torch.set_num_threads(1)
     settings = TrainingSettings.model_validate(
         {"device": "cpu", "learning_rate": 1e-2, "updates_per_step": 2, "kl_weight": 0.05, "token_budget": 256} | given
     )
-    peers = Peers.join()
     policy = Policy(model, settings, split_base=settings.split_base)
     updater = Updater(policy, settings, peers)
     if peers is not None and not peers.leads:
@@ -46,12 +45,13 @@ def main(model: Path, file: Path, given: dict[str, Any]) -> None:
         found["losses"].append(update.outcome.loss)
         found["gradients"].append(gradient_of(policy.parameters()))
         found["tokens"].append(len(update.computed.gauges.log_ratio))
-    policy.save_adapter(file.parent)  # with a split base too
-    policy.load_adapter(file.parent)
+    policy.save_adapter(folder)  # with a split base too
+    policy.load_adapter(folder)
     found["weights"] = [weight.detach().clone() for weight in policy.parameters()]
-    torch.save(found, file)
-    os._exit(0)  # the followers end with this process
+    return found
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+    file = Path(sys.argv[2])
+    torch.save(two_updates(Path(sys.argv[1]), file.parent, json.loads(sys.argv[3]), Peers.join()), file)
+    os._exit(0)  # the followers end with this process

@@ -96,31 +96,28 @@ def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path,
 
 
 @pytest.mark.system
-def test_it_ends_when_its_parent_is_killed_alone_or_under_torchrun(model, tmp_path):
+def test_it_ends_when_its_parent_is_killed_under_torchrun_too(model, tmp_path):
+    """A trainer alone does so where whole runs are killed."""
     program = textwrap.dedent(
         f"""
-        import sys, time
+        import time
         from pathlib import Path
         from storage.runs import RunPaths
         from storage.settings import StorageSettings
         from training.process import TrainerProcess
         from training.settings import TrainingSettings
-        runs, model = [RunPaths(Path({str(tmp_path)!r}) / name).create() for name in "ab"], Path({str(model)!r})
-        one, two = (
-            TrainerProcess(paths, model, TrainingSettings(processes=processes), StorageSettings(), 1)
-            for processes, paths in enumerate(runs, start=1)
-        )
-        one.ready()
+        paths = RunPaths(Path({str(tmp_path / "run")!r})).create()
+        two = TrainerProcess(paths, Path({str(model)!r}), TrainingSettings(processes=2), StorageSettings(), 1)
         two.ready()
-        print(one.pid, two.pid, flush=True)
+        print(two.pid, flush=True)
         time.sleep(600)
         """
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    one, two = (psutil.Process(int(pid)) for pid in parent.stdout.readline().split())
-    family = [one, two, *two.children(recursive=True)]
-    assert len(family) == 4 and not one.children()
+    torchrun = psutil.Process(int(parent.stdout.readline()))
+    family = [torchrun, *torchrun.children(recursive=True)]
+    assert len(family) == 3
     parent.kill()
     parent.wait()
     parent.stdout.close()
