@@ -1,11 +1,12 @@
 """What the data-parallel tests run: two updates of a small model, in one process or, under torchrun, in several.
 
-python parallel_worker.py MODEL FILE SETTINGS      SETTINGS: training settings as JSON
+torchrun parallel_worker.py MODEL FILE RUNS      RUNS: a list of training settings as JSON
 """
 
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from benchmarks.trainer_arms import gradient_of
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
+from storage.gather import Batch
 from training.parallel import Peers, follow
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -23,8 +25,20 @@ SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim
 CASE = Case(positions=5, forks=3, own=30, completion=12, spread=0.4)
 
 
+class RunEnded(Exception):
+    """There is no more work of a run."""
+
+
+class NoWork:
+    """Sent after a run's last work; a follower that looks into it is done with the run."""
+
+    @property
+    def batch(self) -> Batch:
+        raise RunEnded
+
+
 def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers | None = None) -> dict[str, Any]:
-    """Two updates, the second on weights that the first one moved; in a follower, its part in them, without an end."""
+    """Two updates, the second on weights that the first one moved; in a follower, its part in them."""
     torch.set_num_threads(1)
     settings = TrainingSettings.model_validate(
         {"device": "cpu", "learning_rate": 1e-2, "updates_per_step": 2, "kl_weight": 0.05, "token_budget": 256} | given
@@ -32,8 +46,9 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
     policy = Policy(model, settings, split_base=settings.split_base)
     updater = Updater(policy, settings, peers)
     if peers is not None and not peers.leads:
-        follow(peers, policy.parameters(), updater.compute)
-        os._exit(0)
+        with suppress(RunEnded):
+            follow(peers, policy.parameters(), updater.compute)
+        return {}
     stir_adapter(policy.parameters(), seed=1)  # not that of the followers, which take the leader's weights
     batch = made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
     found: dict[str, Any] = {"losses": [], "gradients": [], "tokens": []}
@@ -48,10 +63,21 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
     policy.save_adapter(folder)  # with a split base too
     policy.load_adapter(folder)
     found["weights"] = [weight.detach().clone() for weight in policy.parameters()]
+    if peers is not None:
+        peers.broadcast(NoWork())
+        peers.broadcast_weights(policy.parameters())
     return found
 
 
+def main(model: Path, file: Path, runs: list[dict[str, Any]]) -> None:
+    """The runs one after the other."""
+    peers = Peers.join()
+    assert peers is not None
+    found = [two_updates(model, file.parent, given, peers) for given in runs]
+    if peers.leads:
+        torch.save(found, file)
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    file = Path(sys.argv[2])
-    torch.save(two_updates(Path(sys.argv[1]), file.parent, json.loads(sys.argv[3]), Peers.join()), file)
-    os._exit(0)  # the followers end with this process
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

@@ -95,12 +95,12 @@ def environment() -> dict[str, str]:
     return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
 
 
-def run(small: Path, folder: Path, processes: int, **settings: object) -> dict:
-    """What two updates come to in so many processes, of which the leader writes it."""
+def run(small: Path, folder: Path, processes: int, *runs: dict) -> list[dict]:
+    """What two updates come to in so many processes, with each of these settings; the leader writes it."""
     folder.mkdir()
     *starter, _module, _name = trainer_command(processes)
-    given = {"processes": processes} | settings
-    words = [*starter, str(WORKER), str(small), str(folder / "found.pt"), json.dumps(given)]
+    given = json.dumps([{"processes": processes} | settings for settings in runs])
+    words = [*starter, str(WORKER), str(small), str(folder / "found.pt"), given]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "found.pt", weights_only=False)
@@ -124,12 +124,11 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
     need forwards without gradient."""
     given = {"importance_cap": 2.0}
     alone = two_updates(small, tmp_path / "one", given)
-    whole = run(small, tmp_path / "two", 2, **given)
-    split = run(small, tmp_path / "split", 2, split_base=True, **given)
+    whole, split = run(small, tmp_path / "two", 2, given, given | {"split_base": True})
     assert_same_update(alone, whole)
     blocks = sum(weight.numel() for weight in model_of(SHAPE).model.layers.parameters())
     assert alone["weights_here"] == whole["weights_here"] == split["weights_here"] + blocks // 2
-    assert whole["losses"] == split["losses"], "the same number of processes gives the same bits, in another run too"
+    assert whole["losses"] == split["losses"], "the same number of processes gives the same bits"
     for one, two in zip([*whole["gradients"], *whole["weights"]], [*split["gradients"], *split["weights"]], strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -144,7 +143,8 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
 )
 def test_more_processes_come_to_the_update_of_one(small: Path, tmp_path: Path, processes: int, settings: dict):
     alone = two_updates(small, tmp_path / "one", settings)
-    assert_same_update(alone, run(small, tmp_path / "more", processes, split_base=True, **settings))
+    (more,) = run(small, tmp_path / "more", processes, settings | {"split_base": True})
+    assert_same_update(alone, more)
 
 
 def weights_of(adapter: Path) -> dict[str, torch.Tensor]:
