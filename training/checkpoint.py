@@ -29,7 +29,7 @@ from storage.outcome import Outcome
 from storage.runs import RunPaths
 from telemetry.errors import DataError, InputError
 from training.policy import Policy
-from training.state_tensors import StateValues, check_state, pack_state
+from training.state_tensors import StateValues, pack_state, restore_state
 
 _FORMAT = 3
 _TENSORS = "trainer.safetensors"
@@ -50,8 +50,6 @@ class TrainerState:
     """Metrics of the step. If the run was killed before it logged them, the resumed run logs them."""
     outcome: Outcome | None = None
     """Outcome of the step, for replays; None in checkpoints of early releases."""
-    entropy: float | None = None
-    """State of the entropy weight."""
 
 
 def save_checkpoint(
@@ -105,11 +103,11 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
     if state.step != step:
         raise DataError(f"checkpoint '{folder}' is of step {state.step}, but its place is that of step {step}")
     try:
-        fitting = check_state(load_tensors((folder / _TENSORS).read_bytes()), values, optimiser)
+        tensors = load_tensors((folder / _TENSORS).read_bytes())
         policy.load_adapter(folder)
     except (DataError, SafetensorError) as error:
         raise DataError(f"checkpoint '{folder}' does not fit this trainer: {error}") from error
-    fitting.restore(optimiser, policy.device)
+    restore_state(tensors, values, optimiser, policy.device)
     return state
 
 

@@ -34,16 +34,12 @@ class Objective:
     """The loss of one update."""
 
     settings: TrainingSettings
-    kl_weight: float
-    """Weight of the divergence in this step; at 0 the reference is not computed."""
     branching_tokens: int
     """N."""
     thought_tokens: int
     """Those of N that are thought tokens."""
     decisions: int
     """Decisions of the update that have a branching token."""
-    entropy_weight: float
-    """Weight of the entropy in this step."""
     probed_tokens: int
     """P."""
     teacher_tokens: float = 0.0
@@ -64,10 +60,10 @@ class Objective:
         slope = torch.full_like(found.entropy, float("nan"))
         if self.thought_tokens:
             (slope,) = torch.autograd.grad(loss, tokens.logprobs, retain_graph=True)
-        if self.entropy_weight:
-            loss = loss - self.entropy_weight * found.entropy.sum() / self.branching_tokens
+        if self.settings.entropy_weight:
+            loss = loss - self.settings.entropy_weight * found.entropy.sum() / self.branching_tokens
         if found.kl is not None:
-            loss = loss + self.kl_weight * found.kl.sum() / self.branching_tokens
+            loss = loss + self.settings.kl_weight * found.kl.sum() / self.branching_tokens
         if self.settings.legal_mass_weight and self.probed_tokens:
             probed = torch.isfinite(found.legal_mass)
             surprise = -torch.log(torch.where(probed, found.legal_mass, 1.0))

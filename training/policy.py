@@ -116,7 +116,7 @@ class Policy:
                 micro,
                 self.attention,
                 reference,
-                entropy_gradient=self._settings.weighs_entropy,
+                entropy_gradient=self._settings.entropy_weight > 0,
                 mass_gradient=self._settings.legal_mass_weight > 0,
             )
 

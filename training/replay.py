@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
-from storage.adapters import ADAPTER_FILES, read_adapter
+from storage.adapters import read_adapter
 from storage.arrow_files import metadata_of
+from storage.files import names_in
 from storage.index import open_index
-from storage.ledger import read_ledger, recorded_steps
+from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.ledger_copies import checkpoint_steps
+from storage.lessons import recorded_lessons
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
 from training.policy import Policy, choose_device
-from training.recorded_step import copy_step
 from training.settings import TrainingSettings
 from training.settings_hash import settings_hash
 from training.trainer import Trainer
@@ -42,17 +42,15 @@ class Tolerance:
     """Absolute, per micro-batch. A relative bound would mean little, because losses are sums of terms of both signs."""
     gradient_norm: float
     """Relative."""
-    weights: float
-    """Mean absolute difference of a weight, divided by learning rate times updates replayed."""
 
 
 TOLERANCES = {
-    "float32": Tolerance(loss=1e-4, gradient_norm=0.01, weights=0.1),
-    "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1, weights=0.25),
+    "float32": Tolerance(loss=1e-4, gradient_norm=0.01),
+    "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1),
 }
 """By training.dtype, if the step was made or is replayed on a GPU, or if several processes made it. These values are not
 measured."""
-EXACT = Tolerance(loss=0.0, gradient_norm=0.0, weights=0.0)
+EXACT = Tolerance(loss=0.0, gradient_norm=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +118,12 @@ class _Replayer:
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
         returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
-        replayed = read_outcome(self._scratch, step)
-        if difference is None and tolerance is not EXACT:
-            difference = self._weights_differ(steps, tolerance)
         return Replay(
             step=step,
             start=start,
             tolerance=tolerance,
             recorded=recorded,
-            replayed=replayed,
+            replayed=read_outcome(self._scratch, step),
             difference=returns_difference or difference,
         )
 
@@ -145,7 +140,7 @@ class _Replayer:
             except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
                 continue
             for number in range(start + 1, step + 1):
-                copy_step(self._paths, self._scratch, number)
+                _copy_step(self._paths, self._scratch, number)
             trainer = Trainer(self._scratch, self._policy, self._training, self._storage)
             if trainer.step_done == start:
                 return trainer
@@ -199,26 +194,6 @@ class _Replayer:
                 if hashed != again.adapter_hash:
                     return Difference(step=step, what=what, recorded=hashed, replayed=again.adapter_hash)
         return None
-
-    def _weights_differ(self, steps: range, tolerance: Tolerance) -> Difference | None:
-        """Compare the weights of the last step's adapter, for replays that are not bitwise: the mean absolute difference of a
-        weight, divided by learning rate times updates replayed."""
-        step, weights_file = steps[-1], ADAPTER_FILES[1]
-        if not self._paths.adapter(step).exists():
-            raise InputError(
-                f"the adapter of version {step} is gone from '{self._paths.adapters}': without it nobody can say how far "
-                "off the weights are"
-            )
-        published = load_file(read_adapter(self._paths, step).folder / weights_file)
-        again = load_file(self._scratch.adapter(step) / weights_file)
-        gap = sum(float((published[name].double() - again[name].double()).abs().sum()) for name in published)
-        mean = gap / sum(weights.numel() for weights in published.values())
-        updates = sum(len(outcome.updates) for number in steps if (outcome := read_outcome(self._scratch, number)))
-        allowed = tolerance.weights * self._training.learning_rate * updates
-        if mean <= allowed:
-            return None
-        what = f"a weight of the adapter (on average; {allowed:.3g} is allowed)"
-        return Difference(step=step, what=what, recorded="published", replayed=f"{mean:.3g} off")
 
 
 def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
@@ -312,3 +287,33 @@ def _close(recorded: float, again: float, allowed: float) -> bool:
 
 def _steps(steps: range) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
+    """Copy the ledger of `step`, and link the shards and lessons that it names, which never change.
+
+    Raises:
+        InputError: one of these files is gone.
+        DataError: the ledger is damaged.
+    """
+    rows = read_ledger(paths, step)
+    if rows is None:
+        raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
+    copy = ledger_path(to, step)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ledger_path(paths, step), copy)
+    for name in dict.fromkeys(rows["shard"].to_pylist()):
+        shard, link = paths.shards / name, to.shards / name
+        if not shard.exists():
+            raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        for file in (shard.parent / name for name in names_in(shard.parent) if name.startswith(f"{shard.stem}.")):
+            if not (link.parent / file.name).is_symlink():
+                (link.parent / file.name).symlink_to(file.resolve())
+    for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
+        file, link = paths.lessons / name, to.lessons / name
+        if not file.exists():
+            raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(file.resolve())

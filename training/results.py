@@ -55,8 +55,6 @@ class Accumulated:
     """Figures of the update's branching tokens."""
     unique_tokens: int
     """As in `Cut`."""
-    kl_weight: float
-    """Weight of the KL divergence."""
     distil: float = 0.0
     """The part of the loss that lessons have; 0 without lessons."""
     plan_s: float
@@ -73,7 +71,6 @@ class Accumulated:
             losses=[loss for part in parts for loss in part.losses],
             gauges=Gauges.join([part.gauges for part in parts]),
             unique_tokens=sum(part.unique_tokens for part in parts),
-            kl_weight=parts[0].kl_weight,
             distil=sum(part.distil for part in parts),
             plan_s=max(part.plan_s for part in parts),
             forward_s=max(part.forward_s for part in parts),

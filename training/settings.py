@@ -78,9 +78,6 @@ class TrainingSettings(Settings):
     """Divisor of advantages: none, or their root mean square in the step."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean entropy over legal sets, which is maximised; 0: off."""
-    entropy_target: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0: the entropy weight is adapted after each step so that the mean entropy follows this target, nats per
-    branching token."""
     kl_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the exact KL divergence from the base model over legal sets; 0: off."""
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
@@ -112,8 +109,3 @@ class TrainingSettings(Settings):
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
             )
         return self
-
-    @property
-    def weighs_entropy(self) -> bool:
-        """True if the loss of some step may have an entropy term."""
-        return self.entropy_weight > 0 or self.entropy_target > 0

@@ -43,7 +43,6 @@ def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
         "train/skipped": float(np.mean([update.skipped for update in updates])),
         "train/branching_tokens": float(len(seen.batch_row)),
         "train/unique_tokens": float(sum(part.unique_tokens for part in computed)),
-        "train/kl_weight": float(np.mean([part.kl_weight for part in computed])),
         "train/plan_s": sum(part.plan_s for part in computed),
         "train/forward_s": sum(part.forward_s for part in computed),
         "train/backward_s": sum(part.backward_s for part in computed),

@@ -38,7 +38,7 @@ from training.mismatch import Mismatch, check_mismatch, measure_mismatch
 from training.parallel import Peers
 from training.policy import Policy
 from training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
-from training.schedule import entropy_weight, rate_at, set_rate
+from training.schedule import rate_at, set_rate
 from training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings
 from training.settings_hash import settings_hash
 from training.step_metrics import (
@@ -123,7 +123,6 @@ class Trainer:
                 continue
             self.step_done, self.metrics_done = state.step, state.metrics
             self._updater.skipped_in_a_row = state.skipped_in_a_row
-            self._updater.entropy = state.entropy
             return state
         return None
 
@@ -181,7 +180,6 @@ class Trainer:
             rows, counts = choice.rows, choice.counts
             self._record(step, choice, chosen)
         selected = time.perf_counter()
-        weighed = {"train/entropy_weight": entropy_weight(self._updater.entropy, self._settings)}
         batch, refused = self._drop_faulty_rows(batch)
         taught, refused_lessons = self._drop_faulty_lessons(taught)
         set_rate(self._updater.optimiser, rate_at(step, self._settings))
@@ -193,7 +191,7 @@ class Trainer:
         metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
         metrics |= {"train/refused_rows": float(refused + refused_lessons), "train/packed": float(self._updater.layout.packed)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
-        metrics |= {"train/learning_rate": rate_at(step, self._settings)} | weighed
+        metrics |= {"train/learning_rate": rate_at(step, self._settings)}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
         if sentence := mismatch_warning(step, metrics):
             logger.warning("%s", sentence)
@@ -309,7 +307,6 @@ class Trainer:
             skipped_in_a_row=self._updater.skipped_in_a_row,
             metrics=metrics,
             outcome=outcome,
-            entropy=self._updater.entropy,
         )
         ledgers = ledgers_to_copy(self._paths, step, self._storage)
         save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, KEEP_CHECKPOINTS, ledgers)

@@ -34,7 +34,6 @@ from training.padded_rows import PaddedRows
 from training.parallel import ForwardWork, Peers, UpdateWork, lead
 from training.policy import Policy
 from training.results import Accumulated, Evaluated, Gauges
-from training.schedule import entropy_weight, next_entropy_weight
 from training.settings import MAX_GRADIENT_NORM, TrainingSettings
 from training.step_metrics import Update
 from training.token_budget import TokenBudget
@@ -65,7 +64,6 @@ class Updater:
         budget: largest size of a packed micro-batch.
         optimiser: AdamW; its state is saved in checkpoints.
         skipped_in_a_row: updates since the last finite one; saved in checkpoints.
-        entropy: state of the entropy weight (training/schedule.py); saved in checkpoints.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
@@ -84,12 +82,10 @@ class Updater:
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
         self.skipped_in_a_row = 0
-        self.entropy: float | None = None
         self._peers = peers
 
     def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[Update]:
-        """Compute the step's updates one by one, each on its share of the advantage groups and lessons. After the last one,
-        `entropy` is that of the next step.
+        """Compute the step's updates one by one, each on its share of the advantage groups and lessons.
 
         Args:
             lessons: the lessons of the step; None: it has none.
@@ -102,7 +98,6 @@ class Updater:
         cut = zip(share_rows(batch, shares), share_rows(lessons and lessons.batch, shares), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
         anchors = self._anchors(batch, [rows for rows, _ in cut[1:] if rows]) if self._settings.importance_cap else None
-        entropies = []
         for number, (rows, taught) in enumerate(cut):
             update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
             if update.skipped:
@@ -113,9 +108,7 @@ class Updater:
                     f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
                     "and inspect the decisions that the trainer's log names"
                 )
-            entropies.append(update.computed.gauges.entropy)
             yield update
-        self.entropy = next_entropy_weight(self.entropy, _finite_mean(entropies), self._settings)
 
     def _anchors(self, batch: Batch, later: Sequence[Sequence[int]]) -> np.ndarray:
         """Log-probabilities at the beginning of the step, float32 [completion positions]: for the rows of the later updates. NaN
@@ -234,7 +227,6 @@ class Updater:
                 losses=losses,
                 gauges=gauges,
                 unique_tokens=unique_tokens,
-                kl_weight=work.objective.kl_weight,
                 distil=sum(losses[sum(not part.idle for part in drawn) :]),
                 plan_s=plan_s,
                 forward_s=forward_s,
@@ -256,7 +248,7 @@ class Updater:
                 weights = torch.from_numpy(lessons.weights[micro.batch_row]).to(self.policy.device)
                 loss = work.objective.distil(self.policy.masked_logprobs(micro), weights)
             else:
-                reference = self.policy.reference(micro) if work.objective.kl_weight else None
+                reference = self.policy.reference(micro) if self._settings.kl_weight else None
                 found = self.policy.masked_logprobs(micro, reference)
                 drawn = self._drawn(micro, found, work.advantages, work.anchors)
                 loss, seen = work.objective.add(drawn, found, micro.batch_row, micro.in_thought)
@@ -276,11 +268,9 @@ class Updater:
         of_teacher = 0.0 if lessons is None else float(branching_counts(lessons.batch, taught) @ lessons.weights[list(taught)])
         return Objective(
             settings=self._settings,
-            kl_weight=self._settings.kl_weight,
             branching_tokens=tokens,
             thought_tokens=thought_tokens(batch, rows),
             decisions=branching_decisions(batch, rows),
-            entropy_weight=entropy_weight(self.entropy, self._settings),
             probed_tokens=probed_tokens(batch, rows),
             teacher_tokens=of_teacher,
         )
@@ -311,13 +301,6 @@ class Updater:
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         outcome = UpdateOutcome(loss=loss, gradient_norm=norm, micro_batches=accumulated.losses)
         return Update(computed=accumulated, outcome=outcome, skipped=not finite, distil_loss=accumulated.distil)
-
-
-def _finite_mean(parts: Sequence[np.ndarray]) -> float | None:
-    """Mean of the finite values; None if there are none."""
-    values = np.concatenate([np.empty(0, np.float32), *parts]).astype(np.float64)
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if len(values) else None
 
 
 def share_rows(batch: Batch | None, shares: int) -> list[list[int]]:

@@ -61,8 +61,6 @@ class Update:
         """The loss and its slopes by logit as the trainer adds them up over micro-batches."""
         objective = Objective(
             settings=settings.model_copy(update={"loss": name}),
-            kl_weight=settings.kl_weight,
-            entropy_weight=settings.entropy_weight,
             branching_tokens=len(self.decisions),
             thought_tokens=sum(self.thoughts),
             decisions=len(set(self.decisions)),

@@ -194,7 +194,7 @@ def test_it_computes_on_the_recorded_number_of_threads_and_gives_them_back(paths
 
 
 def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(paths, again):
-    """The record says that a GPU made the step; rounding is then within the tolerance, other weights and losses are not."""
+    """The record says that a GPU made the step; rounding is then within the tolerance, other losses are not."""
     allowed = TOLERANCES["float32"]
 
     def change(stored: dict) -> None:
@@ -203,15 +203,8 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
         stored["updates"][0]["gradient_norm"] *= 1 + 0.5 * allowed.gradient_norm
 
     alter(paths, 1, change)
-    nudge(paths, 1, 0.5 * allowed.weights * SETTINGS.learning_rate)
     found = again(paths, 1)
     assert (found.difference, found.tolerance) == (None, allowed)
-    nudge(paths, 1, 3 * allowed.weights * SETTINGS.learning_rate)
-    difference = again(paths, 1).difference
-    assert difference is not None and difference.what.startswith("a weight of the adapter (on average")
-    shutil.rmtree(paths.adapter(1))
-    with pytest.raises(InputError, match=r"adapter of version 1 is gone"):
-        again(paths, 1)
     alter(paths, 1, lambda stored: stored["updates"][0]["micro_batches"].__setitem__(0, 1.0))
     difference = again(paths, 1).difference
     assert difference is not None and difference.micro_batch == 1

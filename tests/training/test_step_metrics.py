@@ -51,10 +51,8 @@ def gauges(seed: int, rows: list[int], **given: Any) -> Gauges:
     return Gauges(**(figures | given))
 
 
-def update(seen: Gauges, kl_weight: float = 0.0) -> Update:
-    computed = Accumulated(
-        losses=[0.5], gauges=seen, unique_tokens=30, kl_weight=kl_weight, plan_s=0.1, forward_s=1.0, backward_s=2.0
-    )
+def update(seen: Gauges) -> Update:
+    computed = Accumulated(losses=[0.5], gauges=seen, unique_tokens=30, plan_s=0.1, forward_s=1.0, backward_s=2.0)
     outcome = UpdateOutcome(loss=0.5, gradient_norm=2.0, micro_batches=[0.5])
     return Update(computed=computed, outcome=outcome, skipped=False)
 

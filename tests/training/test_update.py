@@ -29,7 +29,6 @@ MOVING = SETTINGS.model_copy(
         "importance_cap": 2.0,
         "kl_weight": 0.1,
         "entropy_weight": 0.01,
-        "entropy_target": 5.0,
         "rate_schedule": "linear",
         "warm_up_steps": 1,
         "decay_steps": 4,
@@ -81,11 +80,10 @@ def test_what_moves_from_step_to_step_is_resumed_bitwise(played, model, tmp_path
         for steps in cuts:
             torch.manual_seed(len(ends))
             last = trained(paths, model, MOVING, steps)._updater
-        ends.append((last.entropy, last.optimiser.param_groups[0]["lr"]))
+        ends.append(last.optimiser.param_groups[0]["lr"])
         hashes.append([read_adapter(paths, step).adapter_hash for step in (1, 2, 3)])
     assert hashes[0] == hashes[1] and ends[0] == ends[1]
-    entropy, rate = ends[0]
-    assert entropy is not None and entropy > 0.05 and 0 < rate < 1e-2, "nothing moved, so nothing was tested"
+    assert 0 < ends[0] < 1e-2, "nothing moved, so nothing was tested"
 
 
 def test_a_step_with_moving_state_is_replayed_bitwise(paths, model):
@@ -118,7 +116,7 @@ def test_the_base_is_asked_only_while_its_weight_is_above_zero(paths, model, mon
     shutil.rmtree(paths.ledger)
     shutil.rmtree(paths.adapters)
     figures = Trainer(paths, Policy(model, weighed), weighed, StorageSettings()).step(1, 1).metrics
-    assert asked and figures["train/kl_weight"] == 0.1 and figures["train/kl_p99"] >= figures["train/kl_p50"]
+    assert asked and figures["train/kl_p99"] >= figures["train/kl_p50"]
 
 
 def test_the_reference_is_the_base_and_not_the_sampler(paths, model):

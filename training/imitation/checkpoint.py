@@ -20,7 +20,7 @@ from xxhash import xxh3_64_hexdigest
 from storage.files import names_in, publish_once
 from telemetry.errors import DataError
 from telemetry.progress import reporter
-from training.state_tensors import StateValues, check_state, pack_state
+from training.state_tensors import StateValues, pack_state, restore_state
 
 _KEPT = 2
 _MODEL = "model."
@@ -95,16 +95,15 @@ def _load(file: Path, model: Any, optimiser: torch.optim.Optimizer) -> Imitation
         state = _STATE.validate_json(texts["state"])
         values = _VALUES.validate_json(texts["values"], strict=True)
         weights = {name.removeprefix(_MODEL): tensors.pop(name) for name in list(tensors) if name.startswith(_MODEL)}
-        fitting = check_state(tensors, values, optimiser)
         own = dict(model.named_parameters())
         if {name: each.shape for name, each in own.items()} != {name: each.shape for name, each in weights.items()}:
             raise ValueError("its weights have other names or shapes")
-    except (SafetensorError, ValidationError, ValueError, KeyError, TypeError, DataError) as error:
+    except (SafetensorError, ValidationError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"checkpoint '{file}' is damaged ({error})") from error
     with torch.no_grad():
         for name, weight in weights.items():
             own[name].copy_(weight)
-    fitting.restore(optimiser, _CPU)
+    restore_state(tensors, values, optimiser, _CPU)
     return state
 
 
