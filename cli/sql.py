@@ -1,12 +1,8 @@
 """`entente sql`: query a run's rows with SQL."""
 
-import atexit
 import io
-import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
@@ -14,7 +10,6 @@ import pyarrow as pa
 from cyclopts import Parameter, validators
 from rich.table import Table
 
-from cli import end_by_signal
 from cli.options import Run, RunsRoot, which_run
 from cli.terminal import cell, output_console
 from storage.runs import LATEST, RunPaths
@@ -45,7 +40,6 @@ def sql(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    as_of: Annotated[int | None, Parameter(help="A step: show the shards that it chose from, and the ledgers before it.")] = None,
     format: Annotated[
         Format | None,
         Parameter(help="Format of the answer; json: one object per line; default: by the ending of --output, else table."),
@@ -69,8 +63,6 @@ def sql(
 
         entente sql --run mine @return_by_version_and_power
 
-        entente sql --run mine --as-of 12 "select standing, count(*) from standings group by all"
-
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
     from pipeline.run_settings import settings_of
@@ -93,12 +85,9 @@ def sql(
 
     paths = RunPaths(runs_root / which_run(run, runs_root))
     asked, text = asked_run(settings_of(paths), paths.root)
-    answer, lacking = run_interruptible(
-        partial(connect_run, asked, as_of=as_of, memory_gib=memory_gib),
-        answered,
-        seconds=max_seconds,
-        cannot_end=_exit_without_waiting,
-    )
+    late = f"the question was ended after {max_seconds:g} seconds: ask for less, or give it longer with --max-seconds"
+    with connect_run(asked, memory_gib=memory_gib) as connection:
+        answer, lacking = run_interruptible(connection, answered, seconds=max_seconds, late=late)
     if form == "table":
         _show(answer.column_names, _values(answer))
         if answer.num_rows > _ROWS_SHOWN:
@@ -184,12 +173,6 @@ class RunText:
             except InputError as error:
                 self.missing = str(error)
         return self._loaded
-
-
-def _exit_without_waiting(error: BaseException) -> None:
-    """At exit, end the process at once with this error's code: a normal interpreter shutdown would wait for DuckDB."""
-    signal_number = end_by_signal.heard() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0)
-    atexit.register(os._exit, 128 + signal_number if signal_number else 2)
 
 
 def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:

@@ -29,7 +29,6 @@ def connect(
     *,
     blend: Mapping[str, float] | None = None,
     discount: float = 1.0,
-    as_of: int | None = None,
     memory_gib: float | None = None,
     token_text: Callable[[int], str | None] = lambda token: None,
     read_thought: Callable[[list[int]], tuple[str, bool] | None] = lambda tokens: None,
@@ -38,31 +37,24 @@ def connect(
 
     Args:
         blend, discount, token_text, read_thought: see `AskedRun`.
-        as_of: a step. Show the shards that it chose from and the ledgers before it; `standings` is for that step. None:
-            everything, and `standings` is for the next step.
         memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
 
     Raises:
-        InputError: the folder is no run, or there is no such step.
+        InputError: the folder is no run.
     """
     run = AskedRun(folder=Path(run_dir), blend=blend, discount=discount, token_text=token_text, read_thought=read_thought)
-    return connect_run(run, as_of=as_of, memory_gib=memory_gib)
+    return connect_run(run, memory_gib=memory_gib)
 
 
-def connect_run(run: AskedRun, *, as_of: int | None = None, memory_gib: float | None = None) -> duckdb.DuckDBPyConnection:
+def connect_run(run: AskedRun, *, memory_gib: float | None = None) -> duckdb.DuckDBPyConnection:
     """Like `connect`."""
-    connection = make_views(run, as_of).connection
-    close_doors(connection, memory_gib)
-    return connection
-
-
-def close_doors(connection: duckdb.DuckDBPyConnection, memory_gib: float | None) -> None:
-    """Take files, network and changes of settings from the connection."""
+    connection = make_views(run).connection
     connection.execute("SET temp_directory = ''")
     if memory_gib is not None:
         connection.execute(f"SET memory_limit = '{round(memory_gib * GIB)}B'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
+    return connection
 
 
 def ask(

@@ -11,10 +11,8 @@ deterministic: it depends on the held shards, the ledgers and the query.
 DuckDB neither holds nor returns token lists, and nothing here writes into the run. An index is for one thread at a time.
 """
 
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -52,7 +50,6 @@ class Index:
         threads: int = 1,
         oldest: int | None = None,
         only: Collection[str] | None = None,
-        before_step: int | None = None,
         keep_rows: bool = False,
     ) -> None:
         """Create an empty index; `refresh` fills it.
@@ -66,7 +63,6 @@ class Index:
             oldest: hold only shards with a row of this policy version or a newer one. Each query raises it to the oldest version
                 that it reaches. None: hold every shard.
             only: names of the shards to hold; None: those in the folder.
-            before_step: read only the ledgers of earlier steps; None: all.
             keep_rows: keep the decisions of held shards mapped.
 
         Raises:
@@ -74,7 +70,7 @@ class Index:
         """
         weights = {"centres_gained": 1.0} if blend is None else {name: float(weight) for name, weight in blend.items()}
         check_blend(weights)
-        self._paths, self._oldest, self._only, self._before_step = paths, oldest, only, before_step
+        self._paths, self._oldest, self._only = paths, oldest, only
         self._tables = FactTables(weights, float(discount), threads)
         self._mapped = MappedShards(paths.shards)
         self._held: dict[str, Shard] = {}
@@ -101,9 +97,8 @@ class Index:
 
     def _read_ledgers(self) -> None:
         """Read the new ledgers that can name a held shard: step s trains on versions below s."""
-        below = self._before_step
         first = 0 if self._oldest is None else self._oldest + 1
-        new = [step for step in recorded_steps(self._paths) if step >= first and (below is None or step < below)]
+        new = [step for step in recorded_steps(self._paths) if step >= first]
         for step in sorted(set(new) - self._steps):
             self._tables.add_record(record_rows(step, read_ledger_file(ledger_path(self._paths, step))))
             self._steps.add(step)
@@ -154,18 +149,10 @@ class Index:
         """Shards that were set aside, each with the reason."""
         return self._tables.refused()
 
-    def held(self) -> str:
-        """The held shards as JSON: producer -> their numbers."""
-        numbers: dict[str, list[int]] = defaultdict(list)
-        for shard in self._held.values():
-            numbers[shard.producer].append(shard.first_start_group)
-        return json.dumps({name: sorted(numbers[name]) for name in sorted(numbers)}, separators=(",", ":"))
-
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step, as `select_batch.sql` defines them. Call `refresh` first to include new shards."""
-        held = self.held()
         self._judge(query)
-        return replace(select(self.connection, query, self._left), shards=held)
+        return select(self.connection, query, self._left)
 
     def eligible(self, query: SelectionQuery) -> Eligible:
         """How much `select_batch` could choose from. Call `refresh` first to include new shards."""

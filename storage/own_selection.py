@@ -4,11 +4,12 @@ The query is one SELECT over the table `candidates` (`CANDIDATES`, made by `cand
 group that the step can train on. It returns their `shard` and `start_group` in the order in which they are wanted. The step takes
 them, each with all its eligible advantage groups, until it has enough. So it cannot change lag, uses or whole groups.
 
-`storage/closed_query.py` says how the query runs. One that breaks a rule ends the step with one sentence; nothing is trained on
-instead.
+It runs in a database of its own, in memory, with this table alone: without files, network, settings or Python's variables, for
+`SECONDS` at most. One that breaks a rule ends the step with one sentence; nothing is trained on instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from storage.closed_query import ask_closed
+from storage.interruptible import run_interruptible
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from storage.selection import SelectionQuery
 
+SECONDS = 10.0
+"""Time limit of a query. One over ten thousand rows takes milliseconds."""
+_MEMORY_MIB = 1024
 _SQL = Path(__file__).with_name("candidates.sql").read_text()
 CANDIDATES = pa.schema(
     {
@@ -85,7 +89,7 @@ def _places(selection: str, candidates: pa.Table, standing: Callable[[Key], str]
     """
     place_of = {key: place for place, key in enumerate(keys_of(candidates))}
     places: dict[int, None] = {}
-    for key in ask_closed(selection, candidates):
+    for key in _answer(selection, candidates):
         shard, start_group = key
         if (place := place_of.get(key)) is None:
             why = standing(key)
@@ -111,3 +115,42 @@ def _standing(connection: duckdb.DuckDBPyConnection, key: Key) -> str:
         "SELECT DISTINCT standing FROM standings WHERE shard = ? AND start_group::VARCHAR = ? ORDER BY ALL", [shard, start_group]
     )
     return " and ".join(standing for (standing,) in found.fetchall())
+
+
+def _answer(query: str, candidates: pa.Table) -> list[Key]:
+    """What the query returns, in its order; at most one more than there are candidates."""
+
+    def ask(connection: duckdb.DuckDBPyConnection) -> list[Key]:
+        try:
+            statements = connection.extract_statements(query)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise InputError("storage.selection must be one SELECT over `candidates`, and nothing else")
+            found = connection.sql(statements[0].query)
+            if sorted(found.columns) != ["shard", "start_group"]:
+                raise InputError(
+                    f"storage.selection returns {', '.join(found.columns)}: return shard and start_group alone, because start "
+                    "groups are taken whole"
+                )
+            return found.limit(candidates.num_rows + 1).project("shard, start_group").fetchall()
+        except duckdb.Error as error:
+            there = ", ".join(candidates.column_names)
+            sentence = str(error).splitlines()[0].rstrip("!")
+            raise InputError(f"storage.selection failed: {sentence}; `candidates` has {there}") from error
+
+    with _closed_database(candidates) as connection:
+        late = f"storage.selection was ended after {SECONDS:g} seconds: let the query do less"
+        return run_interruptible(connection, ask, seconds=SECONDS, late=late)
+
+
+@contextmanager
+def _closed_database(candidates: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory with this table alone."""
+    with duckdb.connect(":memory:", config={"threads": 1, "memory_limit": f"{_MEMORY_MIB}MiB"}) as connection:
+        connection.register("given", candidates)
+        connection.execute("CREATE TABLE candidates AS FROM given")
+        connection.unregister("given")
+        for assignment in ("python_enable_replacements = false", "temp_directory = ''", "enable_progress_bar = false"):
+            connection.execute(f"SET {assignment}")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection

@@ -5,21 +5,21 @@ Token lists stay in the mapped shards until a query reads them. `storage/asking.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from duckdb.func import ARROW, SPECIAL
 
-from storage.as_of import next_query, read_past_choice
+from storage.arrow_files import metadata_of
 from storage.files import folders_in, names_in
 from storage.index import Index, open_index
+from storage.ledger import last_step, read_ledger
 from storage.lessons import open_lessons
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
-from storage.selection import make_standings
+from storage.selection import SelectionQuery, make_standings
 from telemetry.errors import DataError, InputError
 
 VIEWS = (
@@ -51,23 +51,18 @@ class AskedRun:
     """Text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise."""
 
 
-def make_views(run: AskedRun, as_of: int | None) -> Index:
+def make_views(run: AskedRun) -> Index:
     """Make the tables and views of a run; returns its index."""
     paths = RunPaths(Path(run.folder))
     if not paths.shards.is_dir():
         raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    how: dict[str, Any] = {"blend": run.blend, "discount": run.discount, "threads": 0, "keep_rows": True}
-    if as_of is None:
-        index, query = open_index(paths, **how), next_query(paths)
-    else:
-        then = read_past_choice(paths, as_of)
-        index, query = then.open(paths, **how), then.query
+    index = open_index(paths, blend=run.blend, discount=run.discount, threads=0, keep_rows=True)
     connection = index.connection
-    make_standings(connection, query)
+    make_standings(connection, _next_query(paths))
     tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
     for name, rows in {
         "payload": _stacked(tables, _LISTS),
-        "stored_lessons": _lessons(paths, index, as_of),
+        "stored_lessons": _lessons(paths, index),
         "metrics": _metrics(index, paths.metrics),
         "devices": _devices(index, paths.devices),
     }.items():
@@ -114,11 +109,17 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
 
 
-def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
-    """The lessons of all rounds, without tokens. With `as_of`, those of students that are older than that step.
+def _next_query(paths: RunPaths) -> SelectionQuery:
+    """The query of the next step, with the settings of the newest one."""
+    step = last_step(paths)
+    newest = read_ledger(paths, step)
+    if newest is not None and "selection" in (metadata := metadata_of(newest)):
+        return replace(SelectionQuery.from_json(metadata["selection"]), step=step + 1, policy_version=step)
+    return SelectionQuery(step=step + 1, policy_version=step, max_policy_lag=2, start_groups=1, seed=0)
 
-    A file that is damaged is left out, and a row of `refused` says why.
-    """
+
+def _lessons(paths: RunPaths, index: Index) -> pa.Table:
+    """The lessons of all rounds, without tokens. A file that is damaged is left out, and a row of `refused` says why."""
     empty = pa.schema([("round", pa.string()), *(LESSON_SCHEMA.field(name) for name in _LESSON_COLUMNS)]).empty_table()
     found = [empty]
     for name in folders_in(paths.lessons):
@@ -130,8 +131,7 @@ def _lessons(paths: RunPaths, index: Index, as_of: int | None) -> pa.Table:
                 continue
             rounds = pa.array([name] * table.num_rows, pa.string())
             found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
-    stacked = pa.concat_tables(found)
-    return stacked if as_of is None else stacked.filter(pc.field("policy_version") < as_of)
+    return pa.concat_tables(found)
 
 
 def _metrics(index: Index, file: Path) -> pa.Table:

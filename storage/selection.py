@@ -70,8 +70,6 @@ class Selection:
     """Advantage groups by standing (select_batch.sql), of all shards that the index has held; eligible = chosen + waiting."""
     query: SelectionQuery
     """The query."""
-    shards: str = ""
-    """The shards that the index held; see `Index.held`."""
 
     @property
     def shortage(self) -> str:

@@ -271,7 +271,7 @@ class Trainer:
         """
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         about |= ledger_entry(lessons)
-        about |= {"selection": choice.query.to_json(), "shards": choice.shards}
+        about |= {"selection": choice.query.to_json()}
         if not write_ledger(self._paths, step, choice.rows, about | selection_rule()):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "

@@ -5,7 +5,6 @@ import io
 import json
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from decoding.open_set import open_set
 from storage.answers import Form, json_lines
 from storage.asking import ask, connect, ready_query
-from storage.interruptible import run_interruptible
+from storage.interruptible import THREAD, run_interruptible
 from storage.lessons import lesson_path, publish_lessons
 from storage.runs import RunPaths
 from storage.shards import publish_shard
@@ -155,42 +154,17 @@ def test_an_answer_and_a_query_are_bounded_in_memory(
     assert not (paths.root / ".tmp").exists()
 
 
-def never(error: BaseException) -> None:
-    raise AssertionError("DuckDB ends")
-
-
 ENDLESS = "select count(*) from range(10000000000000)"
 
 
-def test_a_question_that_takes_too_long_is_ended(paths: RunPaths, publish: Callable[..., Any]):
-    publish(range(1))
-    stuck: list[BaseException] = []
-    with pytest.raises(InputError, match=r"ended after 0.3 seconds: .* --max-seconds"):
-        run_interruptible(lambda: connect(paths.root), lambda run: ask(run, ENDLESS), seconds=0.3, cannot_end=stuck.append)
-    assert stuck == []
-    assert [thread for thread in threading.enumerate() if thread.name == "entente-question"] == []
-
-
-def test_a_question_that_no_interrupt_ends_is_left_behind_and_said_to_be():
-    begun, go_on, stuck = threading.Event(), threading.Event(), []
-
-    def work(run: duckdb.DuckDBPyConnection) -> None:
-        begun.set()
-        go_on.wait(60)
-
-    start = time.monotonic()
-    with pytest.raises(InputError):
-        run_interruptible(lambda: duckdb.connect(), work, seconds=0.1, cannot_end=stuck.append)
-    go_on.set()
-    assert begun.is_set() and len(stuck) == 1 and time.monotonic() - start < 30
+def test_a_question_that_takes_too_long_is_ended():
+    with duckdb.connect() as run, pytest.raises(InputError, match="too long"):
+        run_interruptible(run, lambda run: ask(run, ENDLESS), seconds=0.3, late="too long")
+    assert not any(thread.name.startswith(THREAD) for thread in threading.enumerate())
 
 
 def test_what_is_asked_in_time_is_answered_and_what_fails_fails():
-    assert run_interruptible(
-        lambda: duckdb.connect(),
-        lambda run: run.sql("select 7").fetchall(),
-        seconds=60,
-        cannot_end=never,
-    ) == [(7,)]
-    with pytest.raises(duckdb.ParserException):
-        run_interruptible(lambda: duckdb.connect(), lambda run: run.sql("selec"), seconds=60, cannot_end=never)
+    with duckdb.connect() as run:
+        assert run_interruptible(run, lambda run: run.sql("select 7").fetchall(), seconds=60, late="") == [(7,)]
+        with pytest.raises(duckdb.ParserException):
+            run_interruptible(run, lambda run: run.sql("selec"), seconds=60, late="")
