@@ -237,5 +237,10 @@ def _about(folder: Path) -> list[str]:
         f"chat format {PromptForm(codec, DEFAULT_PROMPTS).chat.description}",
     ]
     if (folder / RECIPE).is_file():
-        lines.append(f"recipe {jsonlib.dumps(jsonlib.loads((folder / RECIPE).read_text()))}")
+        recipe = jsonlib.loads((folder / RECIPE).read_text())
+        losses = recipe.pop("loss", [])
+        recipe = {name: value for name, value in recipe.items() if name != "files"} | (
+            {"last_loss": losses[-1]} if losses else {}
+        )
+        lines.append(f"recipe {jsonlib.dumps(recipe)}")
     return lines

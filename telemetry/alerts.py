@@ -27,6 +27,10 @@ NO_PROGRESS_STEPS = 100
 """Steps without a rise of the mean return after which an alert is raised."""
 ENTROPY_FLOOR = 0.02
 """Nats of mean entropy over legal sets below which the policy hardly tries anything new."""
+RATIO_OFF = 3.0
+"""Bound of the 99th percentile of abs(ratio - 1): a ratio of 4 after a few updates says that the learning rate is too high."""
+CLIPPED_SHARE = 0.25
+"""Bound of the share of tokens that are clipped. The tiny model learns with a seventh clipped in its first steps."""
 DISK_FREE_GIB = 2.0
 """GiB of free space for the run's folder below which an alert is raised."""
 _HISTORY = 512
@@ -37,7 +41,8 @@ class AlertSettings(Settings):
     """When a run raises alerts."""
 
     silent: tuple[
-        Literal["not_finite", "no_progress", "lag_at_cap", "mismatch", "entropy", "no_spread", "worker_lost", "disk"], ...
+        Literal["not_finite", "no_progress", "lag_at_cap", "mismatch", "ratio", "entropy", "no_spread", "worker_lost", "disk"],
+        ...,
     ] = ()
     """Rules that raise no alert."""
 
@@ -47,8 +52,8 @@ class Alert:
     """One alert."""
 
     name: str
-    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, entropy, no_spread, disk, worker_lost; by whoever looks
-    after all runs, also not_recovered."""
+    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, no_spread, disk, worker_lost; by whoever
+    looks after all runs, also not_recovered."""
     run: str
     step: int
     """The newest finished step."""
@@ -73,6 +78,7 @@ class Watch:
             "no_progress": self._no_progress,
             "lag_at_cap": self._lag_at_cap,
             "mismatch": self._mismatch,
+            "ratio": self._ratio,
             "entropy": self._entropy,
             "no_spread": self._no_spread,
             "worker_lost": self._worker_lost,
@@ -142,6 +148,15 @@ class Watch:
         if now <= MISMATCH_TIMES * usual or now < 1e-3:  # below 1e-3, a tenfold change is rounding
             return None
         return f"trainer and engine differ by {now:.2g} nats (99th percentile at lag 0), usually by {usual:.2g}"
+
+    def _ratio(self) -> str | None:
+        off, clipped = self._last("train/ratio_off_p99") or 0.0, self._last("train/masked_share") or 0.0
+        if off <= RATIO_OFF and clipped <= CLIPPED_SHARE:
+            return None
+        return (
+            f"the policy moves too far in a step: the ratio is off 1 by {off:.2g} (99th percentile), {clipped:.0%} of the tokens "
+            f"are clipped; lower training.learning_rate, now {self._last('train/learning_rate') or 0.0:.2g}"
+        )
 
     def _entropy(self) -> str | None:
         entropy, floor = self._last("train/entropy"), ENTROPY_FLOOR
