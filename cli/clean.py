@@ -13,20 +13,16 @@ from cli.options import RunsRoot
 from cli.terminal import cell, output_console
 from inference.memory_plan import size_text
 from storage.files import held
-from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove, size_of
+from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove
 from storage.runs import LATEST, RunPaths, check_name, run_names
 from telemetry.errors import DataError, EntenteError, InputError
 
 _Names = Annotated[list[str] | None, Parameter(help="Only these runs, and no caches.", negative="")]
-_Whole = Annotated[
-    list[str] | None, Parameter(help="Runs to remove as a whole, finished ones only, with all they hold.", negative="")
-]
 
 
 def clean(
     *,
     run: _Names = None,
-    whole_run: _Whole = None,
     runs_root: RunsRoot = Path("runs"),
     dry_run: Annotated[bool, Parameter(help="Say what would go, and remove nothing.", negative="")] = False,
     settings: Annotated[RetentionSettings | None, Parameter(name="*", help="How long what is kept.")] = None,
@@ -43,23 +39,16 @@ def clean(
         entente runs clean --run mine --keep-adapters 5
 
         entente runs clean --run mine --shards-gb 20 --dry-run
-
-        entente runs clean --whole-run mine
     """
     chosen = settings or RetentionSettings()
-    whole = [_finished_run(runs_root, name) for name in whole_run or ()]
-    runs = [_known_run(runs_root, name) for name in run or ()] if run or whole_run else _all_runs(runs_root)
-    everywhere = not run and not whole_run
+    runs = [_known_run(runs_root, name) for name in run] if run else _all_runs(runs_root)
     found: list[Removable] = []
     with ExitStack() as stack:
-        for paths in whole:
-            if _at_rest(stack, paths, dry_run):
-                found.append(Removable(path=paths.root, why="whole run", size=size_of(paths.root), is_folder=True))
         for paths in runs:
             if _at_rest(stack, paths, dry_run):
                 found += _removable(paths, chosen)
                 found += _old_shards(paths, chosen)
-        if everywhere:
+        if not run:
             found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder)]
         _show(found)
         if not dry_run:
@@ -115,13 +104,6 @@ def _known_run(runs_root: Path, name: str) -> RunPaths:
     paths = RunPaths(runs_root / check_name(name, "run"))
     if paths.root.is_symlink() or not paths.settings.exists():
         raise InputError(f"there is no run '{name}' in '{runs_root}'")
-    return paths
-
-
-def _finished_run(runs_root: Path, name: str) -> RunPaths:
-    paths = _known_run(runs_root, name)
-    if not paths.summary.exists():
-        raise InputError(f"run '{name}' is not finished: end it with `entente train --resume`, or remove {paths.root} by hand")
     return paths
 
 

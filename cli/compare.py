@@ -1,14 +1,12 @@
 """`entente compare`: several runs side by side."""
 
-import json as jsonlib
-import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cli.options import AsJson, RunsRoot, which_runs
+from cli.options import RunsRoot, which_runs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +19,6 @@ def compare(
     runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: in the first run's folder.")] = None,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
-    json: AsJson = False,
 ) -> None:
     """Compare runs on one page and in one table: settings, curves, scores on the same positions, cost.
 
@@ -33,14 +30,10 @@ def compare(
         entente compare mine other
 
         entente compare base 'sweep-*' --output sweep.html --open
-
-        entente compare mine other --json
     """
     found, file = compare_on_page(names, runs_root, output)
     _show(found, runs_root)
     print(file)
-    if json:
-        print(jsonlib.dumps(_facts(found)))
     if open:
         import webbrowser
 
@@ -109,45 +102,3 @@ def _table(found: "Compared") -> "Table":
             for what, texts in rows:
                 table.add_row(cell(f"  {what}"), *map(cell, texts))
     return table
-
-
-def _facts(found: "Compared") -> dict[str, Any]:
-    """The comparison as data; a figure that nobody counted is null."""
-    from reports.compared import TOTALS
-
-    def number(value: float) -> float | None:
-        return None if math.isnan(value) else value
-
-    def estimate(each: Any) -> dict[str, Any]:
-        return {"mean": each.mean, "interval": each.interval, "clusters": each.clusters}
-
-    return {
-        "runs": [
-            {
-                "name": run.name,
-                "cost": {name: number(count(run)) for name, (_, count) in TOTALS.items()},
-                "scores": {label: estimate(record.score.estimate) for label, record in run.scores.items()},
-                "curve": [
-                    {"first_step": point.first, "last_step": point.last, "rows": point.rows, **estimate(point.mean_return)}
-                    for point in run.curve
-                ],
-                "troubles": list(run.troubles),
-            }
-            for run in found.runs
-        ],
-        "settings": {name: dict(zip((run.name for run in found.runs), values, strict=True)) for name, values in found.settings},
-        "differences": [
-            {
-                "run": pair.other,
-                "from": found.runs[0].name,
-                "score": pair.label,
-                "opponents": pair.opponents,
-                **(
-                    {"not_paired": pair.found}
-                    if isinstance(pair.found, str)
-                    else {"starts": pair.found.forks, "shown": pair.found.shown, **estimate(pair.found.difference)}
-                ),
-            }
-            for pair in found.paired
-        ],
-    }

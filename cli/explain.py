@@ -1,6 +1,5 @@
 """`entente runs explain`: where the time of a run or a step went, and which setting changes it."""
 
-import json as jsonlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from cli.options import AsJson, Run, RunsRoot, which_run
+from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import InputError
 
@@ -24,7 +23,6 @@ def explain(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    json: AsJson = False,
 ) -> None:
     """Say where the seconds of a run or of one step went, what limits it, and which setting to change; also while it trains.
 
@@ -42,7 +40,7 @@ def explain(
     steps, settings = _read(run, runs_root)
     if step is not None and step not in steps:
         raise InputError(f"run '{run}' has no figures of step {step}: there are those of {min(steps)} to {max(steps)}")
-    _show(explain_run(steps, settings) if step is None else explain_step(steps, step, settings), json=json)
+    _show(explain_run(steps, settings) if step is None else explain_step(steps, step, settings))
 
 
 def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]], Mapping[str, Any]]:
@@ -55,12 +53,9 @@ def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]],
     return found.steps, found.settings
 
 
-def _show(found: "Explanation", *, json: bool) -> None:
+def _show(found: "Explanation") -> None:
     from telemetry.stages import STAGES
 
-    if json:
-        print(jsonlib.dumps(found.as_object()))
-        return
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     for justify in ("left", "right", "right", "left", "left"):
         table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ def export(
     run: Run = LATEST,
     version: Annotated[int, Parameter(help="Policy version; -1 is the newest.")] = -1,
     merged: Annotated[bool, Parameter(help="Write whole weights, with the adapter added.", negative="")] = False,
-    push: Annotated[str, Parameter(help="Repository on the Hugging Face hub to push to as well, such as me/mine.")] = "",
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
     """Write a policy version as a folder that transformers with peft, and vLLM, load as it is.
@@ -23,8 +22,6 @@ def export(
     The folder holds the adapter, tokenizer, recipe, a card with the run's own scores, and `legal_orders.py`, which draws orders
     under the legal mask. A base model from the hub is named by its id; one that was made here is included, up to 16 MB. No file
     names a folder of this machine. The folder is a player: `entente evaluate --players ./folder`.
-
-    A repository that --push makes is private. It needs a token of the hub (`hf auth login`, or HF_TOKEN).
 
     Examples
 
@@ -34,19 +31,12 @@ def export(
 
         entente export --run mine --to exported/whole --merged
 
-        entente export --run mine --to exported/mine --push me/mine
-
         entente evaluate --players ./exported/mine,dumbbot --opponents dumbbot --games 70
     """
-    from pipeline.publish import check_push, export_adapter, find_version, push_folder
-
-    if push:
-        check_push(push)
+    from pipeline.publish import export_adapter, find_version
     from pipeline.threads import apply_threads, usable_cores
 
     apply_threads(usable_cores())
 
     name = f"{which_run(run, runs_root)}:{'newest' if version == -1 else f'v{version}'}"
     print(export_adapter(find_version(name, runs_root), to, runs_root, merged=merged))
-    if push:
-        print(push_folder(to, push))

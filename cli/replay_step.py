@@ -1,12 +1,11 @@
 """`entente runs replay-step`: repeat a past step, and compare it with its record."""
 
-import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cli.options import AsJson, Run, RunsRoot, which_run
+from cli.options import Run, RunsRoot, which_run
 from storage.runs import LATEST
 from telemetry.errors import TrainingError
 
@@ -21,18 +20,15 @@ def replay_step(
     step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    json: AsJson = False,
 ) -> None:
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
 
     On a CPU they must agree bitwise, on a GPU within a tolerance. Steps since the nearest kept checkpoint are repeated too. The
     run is not changed, and may be training. Exit code 0 if all agree, else 1; the first micro-batch that differs is named.
 
-    Examples
+    Example
 
         entente runs replay-step --run mine --step 7
-
-        entente runs replay-step --run mine --step 7 --json
     """
     from pipeline.check_settings import check_objective
     from pipeline.find_model import model_of
@@ -54,8 +50,6 @@ def replay_step(
         found = replay(paths, step, model, training, settings.storage)
     for line in _lines(found):
         print(line)
-    if json:
-        print(jsonlib.dumps(_facts(found, run)))
     if found.difference:
         raise TrainingError(_sentence(found))
 
@@ -91,22 +85,3 @@ def _sentence(found: "Replay") -> str:
     elif found.difference is not None:
         sentence += "; another version of Entente may round the last bits otherwise"
     return sentence
-
-
-def _facts(found: "Replay", run: str) -> dict[str, Any]:
-    """The comparison as data; a replayed figure is null if an earlier step differs already."""
-    from dataclasses import asdict
-
-    def pair(name: str) -> dict[str, Any]:
-        return {"recorded": getattr(found.recorded, name), "replayed": getattr(found.replayed, name, None)}
-
-    return {
-        "run": run,
-        "step": found.step,
-        "from_step": found.start,
-        "agrees": found.difference is None,
-        "tolerance": asdict(found.tolerance),
-        **{name: pair(name) for name in ("loss", "gradient_norm", "adapter_hash")},
-        "micro_batches": pair("micro_batches"),
-        "first_difference": found.difference and asdict(found.difference),
-    }

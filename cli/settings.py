@@ -1,7 +1,6 @@
 """`entente settings`: what a preset, files and flags come to, and what every setting means."""
 
 import json as jsonlib
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -16,14 +15,13 @@ def settings(
     markdown: Annotated[
         bool, Parameter(help="Print the reference of all settings instead, as docs/settings.md.", negative="")
     ] = False,
-    output: Annotated[Path | None, Parameter(help="Write to this file instead of the terminal.")] = None,
     flags: SettingsFlags = None,
 ) -> None:
     """Print the settings that a preset, TOML files and flags come to, as a TOML file that `--config` takes back.
 
     Examples
 
-        entente settings --preset cluster --output mine.toml
+        entente settings --preset cluster > mine.toml
 
         entente settings --rollouts.forks-per-group 16
 
@@ -31,12 +29,7 @@ def settings(
     """
     from pipeline.settings_reference import reference
 
-    text = reference() if markdown else _toml(settings_from(preset, config, flags).model_dump(mode="json"))
-    if output is None:
-        print(text, end="")
-        return
-    output.write_text(text)
-    print(f"{output} written")
+    print(reference() if markdown else _toml(settings_from(preset, config, flags).model_dump(mode="json")), end="")
 
 
 def _toml(tree: dict[str, object], prefix: str = "") -> str:

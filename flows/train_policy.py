@@ -77,12 +77,10 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
     async with page, desk, open_queue(settings, resources) as queue:
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
         for step in range(first_step, settings.steps + 1):
-            reporter().waiting("rollouts")
             rollouts = await queue.take(step)
             figures = await check_agreement(resources, queue, settings, step)
             if step == 1:
                 log.log(0, figures)
-            reporter().waiting("")
             queue.play_ahead(step)
             trained = await train_step(quoted(resources), step)
             await queue.hand_over(trained.published, at_once=track.due(step))

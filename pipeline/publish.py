@@ -41,7 +41,7 @@ from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory
 from storage.json_files import read_object
 from storage.runs import MODEL_FOLDER, RunPaths
-from telemetry.errors import EntenteError, InputError
+from telemetry.errors import InputError
 
 CARD = "README.md"
 BASE_FOLDER = "base"
@@ -186,46 +186,6 @@ def publish_model(
         found = measured_figures(source, weights_hash(folder), figures)
         _finish(folder, shown, recipe, "model_card.md.jinja", found, has_curve=(folder / CURVE).is_file())
     return to
-
-
-def check_push(repository: str) -> None:
-    """Check before any work that `repository` may be pushed to.
-
-    Raises:
-        InputError: the name is none, or this machine has no token of the hub.
-    """
-    from huggingface_hub import get_token
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repository)
-        owned = "/" in repository
-    except HFValidationError:
-        owned = False
-    if not owned:
-        raise InputError(f"--push '{repository}' is no name of a repository: give it as 'owner/name'")
-    if not get_token():
-        raise InputError("--push needs a token of the hub with the right to write: `hf auth login`, or the variable HF_TOKEN")
-
-
-def push_folder(folder: Path, repository: str) -> str:
-    """Push all files of the folder to a private repository; returns its address.
-
-    Raises:
-        EntenteError: the hub refused it or did not answer. The folder stays.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        hub = HfApi()
-        hub.create_repo(repository, private=True, exist_ok=True)
-        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=f"Entente: {folder.name}")
-    except Exception as error:
-        # The hub client raises many unrelated types; all mean the same to the user.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EntenteError(f"'{folder}' is written, but the hub did not take it: {reason}") from error
-    return f"https://huggingface.co/{repository}"
 
 
 def _base_recipe(base: Path) -> dict[str, Any]:

@@ -34,11 +34,6 @@ class Explanation:
         """Share of each stage, 0 to 1."""
         return self.parts[part] / self.seconds if self.seconds else 0.0
 
-    def as_object(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        shares = {part: self.share(part) for part in self.parts}
-        return {"title": self.title, "seconds": self.seconds, "parts": self.parts, "shares": shares, "sentences": self.sentences}
-
 
 def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
     """Explain step `step` of a run. `steps`: metrics of all its steps; `settings`: its resolved tree."""

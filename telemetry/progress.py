@@ -23,10 +23,6 @@ class Reporter(Protocol):
         """A training step has finished, with its metrics."""
         ...
 
-    def waiting(self, what: str) -> None:
-        """What the trainer waits for now; '' while it trains."""
-        ...
-
     def say(self, sentence: str) -> None:
         """A message."""
         ...
@@ -87,9 +83,6 @@ class LogReporter:
     def step(self, step: int, steps: int, figures: Mapping[str, float]) -> None:
         """See `Reporter.step`."""
         logger.info("%s", step_line(step, steps, figures))
-
-    def waiting(self, what: str) -> None:
-        """Not logged: there would be too many lines."""
 
     def say(self, sentence: str) -> None:
         """See `Reporter.say`."""

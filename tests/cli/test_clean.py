@@ -56,10 +56,10 @@ def test_what_a_dry_run_names_is_what_goes(entente, runs):
 
 @pytest.mark.parametrize(
     ("lock", "words"),
-    [("lock", []), ("trainer_lock", ["--run", "going"]), ("lock", ["--whole-run", "done"])],
+    [("lock", []), ("trainer_lock", ["--run", "going"])],
 )
 def test_a_run_at_work_is_left_alone_and_that_is_said(entente, runs, lock: str, words: list[str]):
-    name = "done" if "--whole-run" in words else "going"
+    name = "going"
     (runs[name].checkpoints / ".step_000031.writing").mkdir()
     with held(getattr(runs[name], lock)) as mine:
         assert mine
@@ -81,20 +81,11 @@ def test_a_run_that_is_named_is_cleaned_alone(entente, runs):
     assert left == [25, 26, 27, 28, 29, 30]
 
 
-def test_a_finished_run_goes_as_a_whole_when_it_is_named(entente, runs):
-    done = entente("runs", "clean", "--whole-run", "done")
-    assert done.returncode == 0, done.stderr
-    assert not runs["done"].root.exists() and "whole run" in done.stdout
-    assert sorted(path.name for path in (entente.folder / "runs").iterdir()) == ["going"]
-    assert len(list(runs["going"].adapters.iterdir())) == 30
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--whole-run", "going"], "is not finished"),
-        (["--whole-run", "../elsewhere"], "cannot name a folder"),
-        (["--whole-run", "link"], "there is no run 'link'"),
+        (["--run", "../elsewhere"], "cannot name a folder"),
+        (["--run", "link"], "there is no run 'link'"),
     ],
 )
 def test_what_cannot_be_cleaned_is_refused_in_a_sentence_and_nothing_goes(entente, runs, words: list[str], sentence: str):

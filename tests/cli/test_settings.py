@@ -14,10 +14,11 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 
 @pytest.mark.parametrize("preset", ["laptop", "cluster"])
-def test_what_it_prints_is_a_file_that_gives_the_same_settings(preset: str, tmp_path: Path):
+def test_what_it_prints_is_a_file_that_gives_the_same_settings(preset: str, tmp_path: Path, capsys):
     file = tmp_path / "printed.toml"
     flags = ["--rollouts.forks-per-group", "24", "--inference.model", 'say "no"']
-    assert run(["settings", "--preset", preset, *flags, "--output", str(file)]) == 0
+    assert run(["settings", "--preset", preset, *flags]) == 0
+    file.write_text(capsys.readouterr().out)
     changed = {"rollouts": {"forks_per_group": 24}, "inference": {"model": 'say "no"'}}
     assert layered_settings("laptop", [file]) == layered_settings(preset, [], changed)
 
@@ -35,4 +36,4 @@ def test_every_setting_is_told_with_what_it_takes_and_whether_a_resumed_run_may_
 
 
 def test_the_page_of_settings_is_what_the_classes_say():
-    assert PAGE.read_text() == reference(), "write it anew: entente settings --markdown --output docs/settings.md"
+    assert PAGE.read_text() == reference(), "write it anew: entente settings --markdown > docs/settings.md"

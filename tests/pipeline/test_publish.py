@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -31,7 +30,7 @@ from inference.legal_orders import LegalPlayer
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
 from pipeline import publish as publishing
-from pipeline.publish import check_push, export_adapter, find_model, find_version, publish_model
+from pipeline.publish import export_adapter, find_model, find_version, publish_model
 from pipeline.run_settings import changed_settings, layered_settings
 from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
 from storage.runs import RunPaths
@@ -198,17 +197,6 @@ def test_what_cannot_be_exported_is_refused_before_a_folder_is_made(root: Path, 
     with pytest.raises(InputError, match=r"more than the 0 MB that are included: export with --merged"):
         export_adapter(source, tmp_path / "away" / "mine", root)
     assert list((tmp_path / "away").iterdir()) == []
-
-
-def test_a_push_without_a_token_or_an_owner_is_refused(monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(InputError, match="--push needs a token of the hub"):
-        check_push("me/mine")
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "token")
-    check_push("me/mine")
-    for name in ("mine", "me/mine/more", "me/mi ne"):
-        with pytest.raises(InputError, match="give it as 'owner/name'"):
-            check_push(name)
 
 
 IMITATED = {

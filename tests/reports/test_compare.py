@@ -1,6 +1,7 @@
 """Runs side by side: what is claimed and what is not, and what a damaged run leaves."""
 
 import json
+import math
 import random
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from evaluation.strength import POLICY, Gain, Score
 from pipeline.run_settings import RunSettings
 from reports import sentences
 from reports.compare_page import commands, html_of
-from reports.compared import Compared, compare_runs
+from reports.compared import TOTALS, Compared, compare_runs
 from reports.return_curve import MOST_POINTS, return_curve
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.runs import RunPaths
@@ -147,19 +148,22 @@ def test_a_point_of_the_curve_has_enough_groups_for_an_interval_and_a_long_run_f
     assert return_curve([], rows.get) == [] and return_curve([1], lambda step: None) == []
 
 
-def test_the_table_the_page_and_the_json_of_a_real_run_and_its_copy(trained, tmp_path: Path, capsys, monkeypatch):
+def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Path, capsys, monkeypatch):
     _, paths, _ = trained
     root = tmp_path / "runs"
     for name in ("first", "again"):
         shutil.copytree(paths.root, root / name, ignore=shutil.ignore_patterns("wandb"))
     monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
-    assert main.run(["compare", "first", "again", "--runs-root", str(root), "--json"]) == 0
-    out = capsys.readouterr().out
-    facts = json.loads(out.splitlines()[-1])
-    assert facts["settings"] == {}
-    assert facts["runs"][0]["cost"] == facts["runs"][1]["cost"] and facts["runs"][0]["cost"]["steps"] == 2
-    paired = {each["score"]: each for each in facts["differences"]}
-    assert paired["trained"]["mean"] == 0 and not paired["trained"]["shown"] and paired["trained"]["starts"] == 4
+    assert main.run(["compare", "first", "again", "--runs-root", str(root)]) == 0
+    assert "finished steps" in capsys.readouterr().out
+    facts = compared(*(RunPaths(root / name) for name in ("first", "again")))
+    assert not facts.settings
+    for _, count in TOTALS.values():
+        ours, theirs = map(count, facts.runs)
+        assert ours == theirs or (math.isnan(ours) and math.isnan(theirs))
+    (trained_pair,) = (pair.found for pair in facts.paired if pair.label == "trained")
+    assert not isinstance(trained_pair, str) and trained_pair.forks == 4
+    assert trained_pair.difference.mean == 0 and not trained_pair.shown
     page = Page((root / "first" / "compare-again.html").read_text())
     assert "All settings are the same." in page.text and not [tag for tag, _ in page.elements if tag == "script"]
     sources = [attributes.get("src", "") + attributes.get("href", "") for _, attributes in page.elements]

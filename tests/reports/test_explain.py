@@ -1,6 +1,5 @@
 """Who waited for whom: planted bottlenecks are named, and parts add up."""
 
-import json
 import re
 from collections.abc import Mapping
 
@@ -128,12 +127,13 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_exhausted_buffer():
 
 def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
     paths: RunPaths = trained[1]
-    steps = read_run(paths).steps
-    for step, figures in steps.items():
-        found = json.loads(workplace("runs", "explain", str(step), "--run", "first", "--json").stdout)
-        assert sum(found["parts"].values()) == pytest.approx(figures["time/step_s"])
-        assert found["parts"]["forward"] > 0 and found["parts"]["rollouts"] > 0
-        assert found["parts"]["orchestration"] < 0.8 * found["seconds"]
+    run = read_run(paths)
+    for step, figures in run.steps.items():
+        found = explain_step(run.steps, step, run.settings)
+        assert sum(found.parts.values()) == pytest.approx(figures["time/step_s"])
+        assert found.parts["forward"] > 0 and found.parts["rollouts"] > 0
+        assert found.parts["orchestration"] < 0.8 * found.seconds
+    assert workplace("runs", "explain", "2", "--run", "first").stdout.startswith("step 2: ")
     said = workplace("runs", "explain", "--run", "first").stdout
     assert "an hour" in said and all(part in said for part in STAGES)
     for words, sentence in [
