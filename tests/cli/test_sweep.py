@@ -1,11 +1,13 @@
 """`entente sweep` as a user types it; once with two real runs."""
 
 import json
-from pathlib import Path
+import subprocess
+from typing import Any
 
 import pytest
 
 from storage.runs import RunPaths
+from tests.command import Entente
 
 SWEEP = """
 name = "two"
@@ -32,15 +34,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(entente):
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "training.learning_rate" in ended.stderr
 
 
-@pytest.mark.system
-def test_runs_share_the_base_s_score_and_are_what_they_are_alone(workplace, trained):
-    """The second run has the settings of the run `first`, which was trained alone."""
-    _, alone, _ = trained
-    root: Path = workplace.folder
-    (root / "two.toml").write_text(SWEEP)
+@pytest.fixture(scope="module")
+def swept(workplace: Entente, trained: Any) -> tuple[list[RunPaths], subprocess.CompletedProcess[str]]:
+    """The two runs and what was said; the second has the settings of the run `first`, which was trained alone."""
+    (workplace.folder / "two.toml").write_text(SWEEP)
     done = workplace.process("sweep", "two.toml", "--json")
     assert done.returncode == 0, done.stderr
-    runs = [RunPaths(root / "runs" / f"two-{number}") for number in (1, 2)]
+    return [RunPaths(workplace.folder / "runs" / f"two-{number}") for number in (1, 2)], done
+
+
+@pytest.mark.system
+def test_runs_share_the_base_s_score_and_are_what_they_are_alone(swept, trained):
+    (_, alone, _), (runs, done) = trained, swept
     assert done.stderr.count("evaluating base against") == 1, "the base is measured once"
     for version in (1, 2):
         weights = [paths.adapter(version) / "adapter_model.safetensors" for paths in (alone, *runs)]
@@ -51,6 +56,11 @@ def test_runs_share_the_base_s_score_and_are_what_they_are_alone(workplace, trai
     assert found["score"]["mean"] == pytest.approx(sum(scores) / 2, abs=1e-3)
     assert json.loads((alone.scores / "trained.json").read_text())["score"]["mean"] == scores[1]
 
+
+@pytest.mark.slow
+def test_a_sweep_that_was_killed_goes_on_with_the_run_that_is_left(swept, workplace):
+    """What is left, tests/pipeline/test_sweep.py says; how a run goes on, tests/flows/test_resume.py."""
+    runs, done = swept
     (runs[1].root / "summary.json").unlink()  # as a kill leaves it
     again = workplace.process("sweep", "two.toml", "--resume", "--json")
     assert again.returncode == 0, again.stderr

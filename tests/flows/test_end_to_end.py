@@ -134,9 +134,10 @@ def test_server_core_and_trainer_end_when_the_run_is_killed(ahead):
     assert psutil.wait_procs(begun.values(), timeout=30)[1] == [], "no process outlives the run"
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace, trained):
-    """The engine draws at temperature 0.7 what its rows say was drawn at 1."""
+    """The engine draws at temperature 0.7 what its rows say was drawn at 1. That the trainer sees it, and is asked before each
+    first step, quick tests say; here a whole run ends so."""
     program = """
 from inference.legal_draw import PartialCompletion
 

@@ -21,8 +21,6 @@ from storage.runs import RunPaths
 SEARCH = "--search.proposals 2 --search.scripted mover --search.playouts 3 --search.player random"
 WORDS = f"--positions 10 --lessons-per-step 4 --uses 2 {SEARCH}"
 
-pytestmark = pytest.mark.system
-
 
 @pytest.fixture(scope="module")
 def copy(workplace: Any, trained: Any) -> Any:
@@ -51,6 +49,7 @@ def two_rounds(workplace: Any, copy: Any) -> tuple[RunPaths, list[dict[str, Any]
     return copy("improved"), improved(workplace, "improved", "--rounds", "2")["rounds"]
 
 
+@pytest.mark.system
 def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwise(workplace, two_rounds):
     paths, rounds = two_rounds
     assert [each["round"] for each in rounds] == [1, 2] and all(each["lessons"] > 6 for each in rounds)
@@ -75,17 +74,32 @@ def test_two_rounds_train_on_the_lessons_of_two_students_and_are_replayed_bitwis
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
-def test_training_goes_on_after_a_round_and_a_round_may_have_rollouts_too(workplace, copy):
-    paths = copy("mixed")
-    (found,) = improved(workplace, "mixed", words=f"--rollouts --positions 4 --lessons-per-step 4 --uses 1 {SEARCH}")["rounds"]
+@pytest.fixture(scope="module")
+def mixed(workplace: Any, copy: Any) -> tuple[RunPaths, dict[str, Any]]:
+    """A run after a round with rollouts, and what the round came to."""
+    words = f"--rollouts --positions 4 --lessons-per-step 4 --uses 1 {SEARCH}"
+    return copy("mixed"), improved(workplace, "mixed", words=words)["rounds"][0]
+
+
+@pytest.mark.system
+def test_a_round_may_have_rollouts_too(mixed):
+    paths, found = mixed
     ledgers = [read_ledger(paths, step) for step in range(3, found["version"] + 1)]
     assert all(ledger is not None and recorded_lessons(ledger) for ledger in ledgers)
     assert any(ledger.num_rows for ledger in ledgers if ledger is not None)
+
+
+@pytest.mark.slow
+def test_training_goes_on_after_a_round(workplace, mixed):
+    """As the round itself goes on after training, and a round after a round: all open the run alike."""
+    _, found = mixed
     done = workplace.process("train", "--run", "mixed", "--resume", "--steps", str(found["version"] + 1))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_round_that_was_killed_ends_with_the_weights_of_one_that_was_not(workplace, copy, two_rounds):
+    """Quick tests hold its parts: labels are asked once, no lesson is used twice, a round that was begun keeps its settings."""
     killed, (whole, (found, _)) = copy("killed-round"), two_rounds
     process = workplace.start("improve", "--run", "killed-round", *WORDS.split())
     while process.poll() is None and len(recorded_steps(killed)) < 4:  # two steps of the run, and the second of the round
