@@ -1,5 +1,7 @@
 """The presets for one card: engine and trainer fit on it, by the memory plan, and not on a card with a quarter less."""
 
+from pathlib import Path
+
 import pytest
 
 from inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_memory
@@ -47,8 +49,12 @@ CARDS = (24, 40, 80, 141)
 """Decimal gigabytes, which are a little less than cards of these names have."""
 
 
-def preset(card: int) -> tuple[RunSettings, ModelShape]:
-    settings = layered_settings(f"gpu-{card}", (), {"inference": {"engine": "vllm"}, "training": {"device": "cuda"}})
+H100 = (Path("docs/qwen3-4b-h100.toml"),)
+"""Lies over the preset for 80 GB."""
+
+
+def preset(card: int, files: tuple[Path, ...] = ()) -> tuple[RunSettings, ModelShape]:
+    settings = layered_settings(f"gpu-{card}", files, {"inference": {"engine": "vllm"}, "training": {"device": "cuda"}})
     return settings, SHAPES[settings.inference.model]
 
 
@@ -69,9 +75,9 @@ def check(settings: RunSettings, shape: ModelShape, card: Machine) -> None:
     check_memory(shape, settings.inference, machine=card, **needed)
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_engine_and_trainer_of_a_preset_fit_with_room_to_start_the_engine_again(card: int):
-    settings, shape = preset(card)
+@pytest.mark.parametrize(("card", "files"), [*((card, ()) for card in CARDS), (80, H100)])
+def test_engine_and_trainer_of_a_preset_fit_with_room_to_start_the_engine_again(card: int, files: tuple[Path, ...]):
+    settings, shape = preset(card, files)
     here = machine(card * 1e9)
     check(settings, shape, here)
     trainer = trainer_gpu_bytes(settings, shape, here)
