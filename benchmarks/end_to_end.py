@@ -9,15 +9,13 @@ learned is not compared: the two base models differ.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.entente_run import RunFigures, run_entente
+from benchmarks.entente_run import RunFigures, short_run
 from benchmarks.laptop_run import cache_of
 from benchmarks.old_way.prompts import make_json_model
 from benchmarks.outcome import Outcome, Target
@@ -52,7 +50,8 @@ def bench_e2e(settings: RunSettings, *, rounds: int, steps: int, arguments: Sequ
     pairs = []
     for number in range(1, rounds + 1):
         reporter().say(f"e2e round {number} of {rounds}: the new way, {steps} steps")
-        ours = _new_way(settings, steps, arguments)
+        with short_run(settings, arguments, steps) as (ours, _):
+            pass
         budget_s = sum(step["time/step_s"] for step in ours.steps)
         reporter().say(f"e2e round {number} of {rounds}: the old way, at least {budget_s:.0f} s")
         pairs.append((ours, _old_way(settings, budget_s, threads)))
@@ -64,15 +63,6 @@ def outcome_of(metrics: Mapping[str, float], rollouts: RolloutSettings, preset: 
     own, usual = rollouts.model_dump(mode="json"), preset.model_dump(mode="json")
     others = [f"{name} {value}" for name, value in own.items() if value != usual[name]]
     return Outcome(benchmark=", ".join(["e2e", *others]), metrics=metrics, targets={} if others else TARGETS)
-
-
-def _new_way(settings: RunSettings, steps: int, arguments: Sequence[str]) -> RunFigures:
-    name = f"bench-e2e-{os.getpid()}-{time.time_ns()}"
-    words = ["--steps", str(steps), "--seed", str(settings.seed), "--evaluation.positions", "2"]
-    try:
-        return run_entente([*arguments, *words], settings.runs_root, name)
-    finally:
-        shutil.rmtree(settings.runs_root / name, ignore_errors=True)
 
 
 def _old_way(settings: RunSettings, budget_s: float, threads: tuple[int, int]) -> list[dict[str, Any]]:

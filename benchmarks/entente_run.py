@@ -6,11 +6,12 @@ figures come from the run's files.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
+from pipeline.run_settings import RunSettings
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
 
@@ -80,6 +82,21 @@ def run_entente(
     steps = [figures for figures in _lines(paths.metrics) if figures.get("time/step_s")]
     log.unlink()
     return RunFigures(steps=steps, cpu_s=cpu_s, summary=json.loads(lines[-1]), lags=_lags(paths))
+
+
+@contextmanager
+def short_run(settings: RunSettings, arguments: Sequence[str], steps: int, *more: str) -> Iterator[tuple[RunFigures, RunPaths]]:
+    """Figures and folder of a run of so many steps, which is removed afterwards.
+
+    Args:
+        arguments: arguments of `entente train` that give it `settings`; `more` come after them.
+    """
+    name = f"bench-{os.getpid()}-{time.time_ns()}"
+    words = ["--steps", str(steps), "--seed", str(settings.seed), "--evaluation.positions", "2", *more]
+    try:
+        yield run_entente([*arguments, *words], settings.runs_root, name), RunPaths(settings.runs_root / name)
+    finally:
+        shutil.rmtree(settings.runs_root / name, ignore_errors=True)
 
 
 def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone: bool) -> tuple[list[str], dict[str, str]]:

@@ -1,18 +1,16 @@
 """A run of the laptop preset as the input of benchmarks: its settings, its positions, and the rows of one of its steps."""
 
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.entente_run import run_entente
+from benchmarks.entente_run import short_run
 from pipeline.run_settings import RunSettings, layered_settings
 from storage.gather import Batch
 from storage.index import open_index
 from storage.ledger import last_step, read_ledger
-from storage.runs import CACHE_FOLDER, RunPaths
+from storage.runs import CACHE_FOLDER
 from telemetry.errors import TrainingError
 from telemetry.progress import reporter
 from training.advantages import advantages_of
@@ -48,16 +46,10 @@ def record_rows(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch,
     Raises:
         TrainingError: the run failed, or its last step had nothing to train on.
     """
-    name = f"bench-rows-{os.getpid()}"
-    words = ["--steps", str(STEPS), "--seed", str(settings.seed), "--evaluation.positions", "2"]
-    paths = RunPaths(settings.runs_root / name)
-    try:
-        run_entente([*arguments, *words], settings.runs_root, name)
+    with short_run(settings, arguments, STEPS) as (_, paths):
         index = open_index(paths, blend=settings.storage.blend, discount=settings.storage.discount)
         rows = read_ledger(paths, last_step(paths))
         if rows is None or not rows.num_rows:
             raise TrainingError("the last step of the recorded run had no rows: give another --seed")
         batch = index.gather(rows)
         return batch, advantages_of(batch.returns, batch.advantage_groups, settings.training)
-    finally:
-        shutil.rmtree(paths.root, ignore_errors=True)

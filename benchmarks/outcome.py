@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from telemetry.errors import DataError
 from telemetry.machine import environment
 
@@ -70,19 +68,6 @@ def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.pro
 def waited(work: Callable[[], Any]) -> tuple[float, Any]:
     """As `timed`, in wall seconds, for work that waits for a disk."""
     return timed(work, lambda: time.perf_counter())
-
-
-def timed_cold(work: Callable[[], Any], far: np.ndarray, before: Callable[[], Any] | None = None) -> tuple[float, Any]:
-    """As `timed`, with cold caches.
-
-    Args:
-        far: an array larger than every cache. It is read first, so that no data of `work` is in a cache.
-        before: called next: the same work on a little other data, which loads the program into the caches again.
-    """
-    far.sum()
-    if before is not None:
-        before()
-    return timed(work)
 
 
 def require_found(found: object, what: str) -> None:

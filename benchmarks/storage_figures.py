@@ -1,27 +1,24 @@
 """`storage`: the time to choose, gather, publish and open rows.
 
 Times are medians, in CPU seconds of all threads, so that other work on the machine does not count. Publishing and ledgers wait
-for the disk and are measured by wall time. An empty result is an error. Arms of a ratio take turns in one run, on the same rows.
-Files are in the page cache; cold disks and network file systems are not measured. The bytes that are gathered, and those of the
-plain copy beside them, are in no CPU cache. The program itself has just run on other data.
+for the disk and are measured by wall time. An empty result is an error. Arms of a ratio take turns in one run. Files are in the
+page cache; cold disks and network file systems are not measured.
 """
 
 import tempfile
-from dataclasses import fields
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.outcome import Outcome, Target, require_found, timed, timed_cold, waited
+from benchmarks.outcome import Outcome, Target, require_found, timed, waited
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, history, plies_of
-from storage.gather import Batch
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
-from storage.shards import open_shard, publish_shard, publish_tables
+from storage.shards import publish_shard, publish_tables
 from telemetry.errors import InputError
 
 STEP_SHARDS = 12
@@ -31,12 +28,10 @@ MAX_POLICY_LAG = 16
 TARGETS = {
     "choose_1e6_ms": Target(at_most=100.0),
     "choose_1e6_over_1e4": Target(at_most=6.0),
-    "gather_over_memcpy": Target(at_most=20.0),
-    "heap_bytes_per_gb_mapped": Target(at_most=1e6),
     "attach_ms": Target(at_most=15.0),
     "ledger_ms": Target(at_most=15.0),
 }
-_AT_ANY_SCALE = {"attach_ms", "ledger_ms", "heap_bytes_per_gb_mapped"}
+_AT_ANY_SCALE = {"attach_ms", "ledger_ms"}
 """Figures of a shard or of a step, which have the same size at every scale."""
 
 
@@ -127,7 +122,7 @@ def opened(index: Index) -> Index:
 
 
 def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """Real shards with tokens, one start group each: attaching, ledgers, gathering, and mapped memory."""
+    """Real shards with tokens, one start group each: attaching, ledgers and gathering."""
     paths = RunPaths(folder / "run").create()
     index = open_index(paths)
     attach = []
@@ -137,52 +132,21 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         took, taken = timed(index.refresh)
         require_found(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
         attach.append(took)
-    names = [f"bench/{number:06d}.arrow" for number in range(len(attach))]
-    everything = rows_of(index)
-    pool, few = everything.slice(ROWS_PER_START_GROUP), everything.slice(0, 3)
+    pool = rows_of(index)
     draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
     ledger = [
         waited(lambda step=step, rows=rows: write_ledger(paths, step, rows, {}))[0] for step, rows in enumerate(draws, start=1)
     ]
+    gather = []
+    for rows in draws:
+        took, batch = timed(lambda rows=rows: index.gather(rows))
+        require_found(len(batch.input_ids), "the tokens of a batch")
+        gather.append(took)
     return {
         "attach_ms": 1000 * median(attach[1:]),
         "ledger_ms": 1000 * median(ledger[1:]),
-        "heap_bytes_per_gb_mapped": _heap_per_gb(paths, names),
-        **_gather_ratio(index, draws, few, round(256 * scale)),
+        "gather_ms": 1000 * median(gather[1:]),
     }
-
-
-def _gather_ratio(index: Index, draws: list[pa.Table], few: pa.Table, far_mib: int) -> dict[str, float]:
-    """Gathering beside a plain copy of as many bytes, in turns, with cold caches.
-
-    `draws` are whole start groups, `few` the rows on which the program warms up, `far_mib` the size of an array that is larger
-    than every cache.
-    """
-    far = np.ones(max(16, far_mib) * 2**20 // 8)
-    copied = np.ones(len(far) // 4)
-    gathers, copies = [], []
-    for number, rows in enumerate(draws):
-        took, batch = timed_cold(lambda rows=rows: index.gather(rows), far, lambda: index.gather(few))
-        require_found(len(batch.input_ids), "the tokens of a batch")
-        source = far[number * 64 :][: _bytes_of(batch) // 8]
-        copy = timed_cold(lambda source=source: _plain_copy(copied, source), far, lambda: _plain_copy(copied[-64:], far[-64:]))
-        gathers.append(took)
-        copies.append(copy[0])
-    gather, memcpy = median(gathers[1:]), median(copies[1:])
-    return {"gather_ms": 1000 * gather, "gather_over_memcpy": gather / memcpy}
-
-
-def _plain_copy(target: np.ndarray, source: np.ndarray) -> None:
-    np.copyto(target[: len(source)], source)
-
-
-def _heap_per_gb(paths: RunPaths, names: list[str]) -> float:
-    """Bytes on Arrow's heap after the shards are open, for each GB of shards."""
-    before = pa.total_allocated_bytes()
-    tables = [open_shard(paths.shards / name) for name in names]
-    grown = pa.total_allocated_bytes() - before
-    require_found(sum(table.num_rows for table in tables), "rows of mapped shards")
-    return grown / sum((paths.shards / name).stat().st_size for name in names) * 1e9
 
 
 def rows_of(index: Index) -> pa.Table:
@@ -198,8 +162,3 @@ def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:
     """STEP_SHARDS whole start groups, as a step chooses them; other ones in every round."""
     groups = np.random.default_rng([seed, round_]).permutation(pool.num_rows // ROWS_PER_START_GROUP)[:STEP_SHARDS]
     return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))
-
-
-def _bytes_of(batch: Batch) -> int:
-    columns = (getattr(batch, field.name) for field in fields(batch))
-    return sum(column.nbytes for column in columns if column is not None)

@@ -17,6 +17,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from benchmarks.entente_run import short_run
 from benchmarks.laptop_run import record_rows
 from benchmarks.outcome import Outcome, Target
 from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
@@ -40,11 +41,14 @@ TARGETS = {
     "loss_diff": Target(at_most=1e-6),
     "grad_rel_error": Target(at_most=1e-5),
     "planner_share": Target(at_most=0.03),
+    "two_processes_over_one": Target(at_least=1.6),
 }
 RECORDED = "recorded"
 """The measurement on rows of a laptop run."""
 CHECKS = ("exactness", "planner")
 """Measurements other than the times of a step."""
+PROCESSES = "two_processes"
+"""Measured only if it is named, because it wants two free cores."""
 
 
 def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
@@ -56,7 +60,7 @@ def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
     Raises:
         InputError: `repeats` is below 1, a name in `only` is unknown, or rows would be recorded with a model that is not tiny.
     """
-    known = (RECORDED, *CASES, *CHECKS)
+    known = (RECORDED, *CASES, *CHECKS, PROCESSES)
     if repeats < 1:
         raise InputError(f"There is nothing to measure in {repeats} repeats: at least 1.")
     if unknown := sorted(set(only) - set(known)):
@@ -75,19 +79,21 @@ def bench_trainer(
     Args:
         settings: settings of the run whose rows are recorded.
         arguments: arguments of `entente train` that give it `settings`.
-        only: "recorded" and names of `CASES` and `CHECKS`; all of them if none is given.
+        only: "recorded", "two_processes", and names of `CASES` and `CHECKS`; all but the second if none is given.
 
     Raises:
         InputError: see `check_wanted`.
     """
     check_wanted(only, repeats, settings.inference.model)
-    wanted = [name for name in (RECORDED, *CASES, *CHECKS) if name in only or not only]
+    wanted = [name for name in (RECORDED, *CASES, *CHECKS, PROCESSES) if name in (only or (RECORDED, *CASES, *CHECKS))]
     metrics: dict[str, float] = {}
     with one_thread():
         for number, name in enumerate(wanted):
             reporter().stage(f"measuring {name}", number, len(wanted))
             if name == RECORDED:
                 metrics |= recorded_figures(settings, arguments, repeats=repeats)
+            elif name == PROCESSES:
+                metrics |= two_process_figures(settings, arguments, repeats=repeats)
             elif name in CASES:
                 metrics |= made_up_figures(name, repeats=repeats, seed=seed)
             else:
@@ -133,6 +139,22 @@ def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats
     training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0})
     steps = Steps(Policy(model, training), training)
     return speedups(RECORDED, steps, batch, batch, repeats=repeats)
+
+
+def two_process_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:
+    """Unique tokens a second by the clock of a trainer of two processes over one, each with one thread, in runs that take turns
+    with their rollouts.
+    """
+    ratios = []
+    for number in range(repeats):
+        rates = dict[int, float]()
+        for processes in (1, 2):
+            words = ("--pipeline.buffer-depth", "0", "--training.processes", f"{processes}", "--training.threads", f"{processes}")
+            with short_run(settings, arguments, 5, *words) as (run, _):
+                rates[processes] = median(run.settled("train/unique_tokens_per_s"))
+        ratios.append(rates[2] / rates[1])
+        reporter().say(f"two processes, round {number + 1} of {repeats}: {rates[2]:,.0f} over {rates[1]:,.0f} unique tokens/s")
+    return {"two_processes_over_one": median(ratios)}
 
 
 def made_up_figures(name: str, *, repeats: int, seed: int) -> dict[str, float]:

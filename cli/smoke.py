@@ -38,7 +38,7 @@ def smoke(
 
         entente smoke --model Qwen/Qwen2.5-7B-Instruct    the model that you will train
 
-        entente smoke --only seeds                        one stage once more
+        entente smoke --only legal-mask                   one stage once more
 
         entente smoke --dry-run                           which stages, and where results go
     """
@@ -50,7 +50,7 @@ def smoke(
         from cli.dry_run import show_plan
 
         about = {"name": card.name if card else "CPU", "model": job.model, "folder": str(job.folder)}
-        limits = {stage.name: f"{stage.title}, at most {stage.limit_s:g} s" for stage in stages}
+        limits = {stage.name: f"at most {stage.limit_s:g} s" for stage in stages}
         return show_plan({"command": "smoke", "device": about, "stages": limits}, json=json)
     from cli.screen import progress_shown
 

@@ -17,9 +17,9 @@ from evaluation.contestants import Contestant, check_searches
 from evaluation.settings import PlaySettings
 from flows.open_run import prepare_model
 from game.prompt_settings import DEFAULT_PROMPTS
+from inference.choose_engine import make_engine
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.make_engine import make_engine
 from inference.settings import InferenceSettings
 from inference.start_engine import start_engine
 from pipeline.run_settings import RunSettings, settings_of

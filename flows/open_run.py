@@ -22,9 +22,9 @@ from prefect.runtime import flow_run
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
+from inference.choose_engine import make_engine
 from inference.engine import Engine
 from inference.host import EngineHost
-from inference.make_engine import make_engine
 from inference.memory_plan import trainer_share
 from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm

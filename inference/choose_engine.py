@@ -7,13 +7,16 @@ cannot be given other cards, and vLLM could not fork from it.
 """
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Literal
 
 from inference.engine import Engine
-from inference.engine_cards import has_cuda, vllm_build
-from inference.settings import InferenceSettings
+from inference.engine_cards import has_cuda, unused_card, vllm_build
+from inference.settings import KEY_VARIABLE, InferenceSettings
+from inference.supervisor import EngineSupervisor
 from telemetry.errors import InputError
+from telemetry.progress import reporter
 
 EngineKind = Literal["vllm", "torch"]
 _PLACES = {"vllm": "a server of vLLM draws, which this process starts", "torch": "torch draws in this process"}
@@ -61,3 +64,20 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", l
     from inference.torch_engine import TorchEngine
 
     return TorchEngine(model, settings, name=name or "torch")
+
+
+def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None) -> Engine:
+    """The engine of a run, not started yet: a client of `settings.urls`, or a supervised engine in this process.
+
+    Args:
+        model: folder of the base model.
+        log: file of the log of a vLLM server that is started here; None: a temporary one.
+    """
+    if settings.urls:
+        from inference.vllm_client import VllmClient
+
+        return VllmClient(settings.urls, settings, model, os.environ.get(KEY_VARIABLE))
+    reporter().say(engine_here(settings)[1])
+    if unused := unused_card():
+        reporter().say(unused)
+    return EngineSupervisor(lambda: choose_engine(settings, model, log=log))

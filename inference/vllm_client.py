@@ -22,10 +22,10 @@ from decoding.legal_table import END
 from decoding.model_files import read_config
 from inference.engine import EngineStats
 from inference.settings import InferenceSettings
-from inference.vllm_roster import BASE_LOST, ClientTimes, Roster
+from inference.vllm_roster import ClientTimes, Roster
 from inference.vllm_server import PREEMPTED, RUNNING, STEPS, WAITING, CallFailed, Server
 from records.generation import Generation, GenerationCost, GenerationRequest
-from records.policy_version import BASE, PolicyVersion
+from records.policy_version import PolicyVersion
 from telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
 AFFINITY_MARGIN = 16
@@ -152,8 +152,6 @@ class VllmClient:
             raise VersionGoneError(
                 f"version {request.version} of request '{request.request_id}' is not published: ask for {newest.version}"
             )
-        if found == BASE and self._roster.living and not any(server.draws_base for server in self._roster.living):
-            raise EngineError(f"no vLLM server draws the base model any more: {BASE_LOST}; start them again with more slots")
         return found
 
     async def _draw(self, request: GenerationRequest, arrived: float) -> Generation:
@@ -189,7 +187,7 @@ class VllmClient:
                 call.cancel()
                 del server.calls[call]
             self._free(server)
-        server.failures, server.ejections = 0, max(0, server.ejections - 1)
+        server.failures = 0
         waited, took = 1e3 * (sent - arrived), 1e3 * (time.monotonic() - sent)
         cost = GenerationCost(queue_ms=waited, decode_ms=took, cached_tokens=answer.cached_tokens)
         return Generation(token_ids=answer.token_ids, logprobs=answer.logprobs, policy=policy, worker=server.name, cost=cost)
@@ -241,7 +239,7 @@ class VllmClient:
     def _choose(self, waiting: _Waiting) -> Server | None:
         """The server that the position prefers among those within AFFINITY_MARGIN of the least loaded; None: no room."""
         request, long = waiting.request, self._settings.long_prompt_tokens
-        able = [server for server in self._roster.living if server.draws_base or waiting.policy != BASE]
+        able = self._roster.living
         if long and len(self._roster.servers) > 1:
             is_long, last = len(request.prompt_ids) >= long, self._roster.servers[-1]
             able = [server for server in able if (server is last) == is_long] or able

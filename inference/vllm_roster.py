@@ -24,9 +24,12 @@ from telemetry.progress import reporter
 
 FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
 """Seconds until the first look at a server that failed; seconds of refused connections at the start after which it is absent."""
-BASE_LOST = "vLLM 0.32 for CPUs draws it by the adapter in its last slot once all --max-loras slots are in use"
-"""Its kernels take the slot of a request without an adapter, -1, for the last one. Those for GPUs do not."""
-MASK_CURE = "start it as `entente serve` does, with our processor and --logprobs-mode processed_logits"
+CURES: dict[type[CallFailed], str] = {
+    KeyRefused: f"set {KEY_VARIABLE} to its --api-key",
+    NotThere: "start it with --enable-scale-out",
+    AnswerRejected: "start it as `entente serve` does, with our processor and --logprobs-mode processed_logits",
+}
+"""What mends a server of which the first look shows that it cannot serve this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +190,12 @@ class Roster:
                 f"vLLM server {server.url} draws by the same weights under the adapter's name '{name}' and the base model's: "
                 "start it again"
             )
-        if server.draws_base and not same_weights(before, after, self._tolerance):
-            server.draws_base = False
-            reporter().say(f"vLLM server {server.url} draws no base model any more: {BASE_LOST}")
+        if not same_weights(before, after, self._tolerance):
+            # Kernels for CPUs take the slot of a request without an adapter, -1, for the last one. Those for GPUs do not.
+            raise DataError(
+                f"vLLM server {server.url} draws the base model by the adapter in its last slot, as vLLM 0.32 for CPUs does once "
+                "all are in use: start it with one more of --max-loras"
+            )
         self._check_agreement(server, policy, drawn)
         server.loaded[name] = policy
 
@@ -236,7 +242,6 @@ class Roster:
         if server.ejected:
             return
         server.ejected, server.living, server.reason = True, False, reason
-        server.ejections += 1
         self.events["ejections"] += 1
         left = len(self.living)
         reporter().say(f"vLLM server {server.url} gets no more work: {reason}; {left} of {len(self.servers)} left")
@@ -272,7 +277,6 @@ class Roster:
         probe = await server.ask(probe_request(self._eos_id, BASE.version), BASE, self._times.request)
         if not probe.logprobs.any():
             raise AnswerRejected("every log-probability is 0")
-        server.weights = probe.weights
         self._check_agreement(server, BASE, probe)
         while missing := [p for p in self.versions.values() if p != BASE and p not in server.loaded.values()]:
             await self._load(server, missing[0])
@@ -300,13 +304,9 @@ class Roster:
             try:
                 await self._admit(server)
                 break
-            except KeyRefused as error:
-                raise InputError(f"vLLM server {server.url}: {error}; set {KEY_VARIABLE} to its --api-key") from error
-            except NotThere as error:
-                raise InputError(f"vLLM server {server.url}: {error}; start it with --enable-scale-out") from error
-            except AnswerRejected as error:
-                raise InputError(f"vLLM server {server.url} does not draw under our mask: {error}; {MASK_CURE}") from error
             except CallFailed as error:
+                if cure := CURES.get(type(error)):
+                    raise InputError(f"vLLM server {server.url}: {error}; {cure}") from error
                 server.reason, lost = str(error), error.lost
             except (DataError, EngineError) as error:
                 raise InputError(str(error)) from error
@@ -318,7 +318,7 @@ class Roster:
 
     async def _recover(self, server: Server) -> None:
         """Look at a server with growing delays until it is admitted again."""
-        delay = min(self._times.heartbeat, FIRST_LOOK_S * 2 ** min(server.ejections - 1, 10))
+        delay = FIRST_LOOK_S
         while not server.living:
             await asyncio.sleep(delay)
             delay = min(self._times.heartbeat, 2 * delay)

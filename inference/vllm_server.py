@@ -61,12 +61,12 @@ class Server:
         self.calls: dict[asyncio.Task[Any], PolicyVersion] = {}
         """Requests in flight, and the version that draws each."""
         self.in_flight = 0
-        self.failures, self.missed, self.ejections = 0, 0, 0
-        """Failures and looks without an answer since the last good one; ejections, less one for each good answer."""
+        self.failures, self.missed = 0, 0
+        """Failures and looks without an answer since the last good one."""
         self.counts = {STEPS: 0.0, PREEMPTED: 0.0}
         """Sums since the start of this client, over restarts of the server."""
-        self.base, self.weights, self.draws_base = "", "", True
-        """Its names of the base model and of the base weights; whether it draws by them after it loaded adapters."""
+        self.base = ""
+        """Its name of the base model."""
         self._most, self._eos_id = most, eos_id
         self._last: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -94,7 +94,6 @@ class Server:
     def forget(self) -> None:
         """Forget what a process said, because another one may answer from now on."""
         self.loaded.clear()
-        self.weights, self.draws_base = "", True
         self.failures, self.missed = 0, 0
 
     async def ask(self, request: GenerationRequest, policy: PolicyVersion, timeout_s: float) -> Answer:
@@ -107,12 +106,9 @@ class Server:
         model = adapter_name(policy, self.base)
         content = await self.call("POST", "/inference/v1/generate", timeout_s, request_body(request, model, self._eos_id))
         try:
-            answer = read_answer(content, request, model)
+            return read_answer(content, request, model)
         except DataError as error:
             raise AnswerRejected(f"its answer was rejected: {error}") from error
-        if self.weights and answer.weights != self.weights:
-            raise AnswerRejected(f"its base weights are '{answer.weights}', no longer '{self.weights}'", lost=True)
-        return answer
 
     async def read(self, timeout_s: float) -> dict[str, float]:
         """Its metrics page, added to `counts`; raises as `call`."""

@@ -33,8 +33,6 @@ class Answer:
     """int32 [completion tokens], forced ones included."""
     logprobs: np.ndarray
     """float32 [completion tokens], nats."""
-    weights: str
-    """vLLM's name of the base weights; another one means that somebody replaced them."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache; 0 if the server does not say."""
 
@@ -100,7 +98,6 @@ def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answe
         (choice,) = fields["choices"]
         drawn, entries = choice["token_ids"], choice["logprobs"]["content"]
         named, logprobs = [entry["token_id"] for entry in entries], [float(entry["logprob"]) for entry in entries]
-        weights = {span["version"] for span in choice.get("weight_versions") or ()}
         drew = fields["model"]
         cached = ((fields.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -109,8 +106,6 @@ def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answe
         raise DataError(f"'{drew}' drew a request for '{model}'")
     if named != drawn or not all(type(token) is int for token in drawn) or type(cached) is not int:
         raise DataError("its answer has log-probabilities of other tokens than it drew")
-    if len(weights) > 1:
-        raise DataError(f"base weights changed while it drew: {', '.join(sorted(weights))}")
     head = forced_prefix(request.table)[0]
     tokens = [*head, *drawn]
     _, offsets = request.table.legal_sets(tokens)
@@ -124,7 +119,6 @@ def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answe
     return Answer(
         token_ids=np.array(tokens, np.int32),
         logprobs=np.minimum(values, 0.0),
-        weights=next(iter(weights), ""),
         cached_tokens=max(0, min(cached, len(request.prompt_ids))),
     )
 

@@ -12,8 +12,8 @@ from typing import Self
 
 from decoding.codec import Codec
 from decoding.model_files import model_fingerprint
+from inference.choose_engine import make_engine
 from inference.host import EngineHost
-from inference.make_engine import make_engine
 from inference.start_engine import start_engine
 from pipeline.find_model import model_of
 from pipeline.league import check_opponent_versions

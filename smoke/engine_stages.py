@@ -1,4 +1,4 @@
-"""The stages of a smoke test that start the engine: rates, the legal mask against an oracle, and seeds.
+"""The stages of a smoke test that start the engine: rates, and the legal mask against an oracle.
 
 Requests are real: prompts and legal tables of forks that played a phase already.
 """
@@ -290,34 +290,3 @@ def legal_mask(job: Job) -> Found:
         "an adapter",
         figures={"gap_mean_nats": max(gap.mean for gap in gaps), "gap_largest_nats": max(gap.largest for gap in gaps)},
     )
-
-
-def seeds(job: Job) -> Found:
-    """A completion depends on its request's seed: the same in another order and alone, and another one for another seed."""
-    requests = make_requests(model_folder(job), SCORED, "seeds")
-
-    async def measure(engine: Any) -> dict[str, float]:
-        first = await draw(engine, requests)
-        backwards = (await draw(engine, requests[::-1], "backwards"))[::-1]
-        alone = [(await draw(engine, [each], f"alone-{number}"))[0] for number, each in enumerate(requests[:4])]
-        other = await draw(engine, [replace(each, seed=each.seed + 10_000) for each in requests], "other")
-        return {
-            "again": same_share(first, await draw(engine, requests, "again")),
-            "backwards": same_share(first, backwards),
-            "alone": same_share(first[:4], alone),
-            "other_seed": same_share(first, other),
-        }
-
-    figures = with_engine(job, measure)
-    shown = "share of completions that is the same: " + ", ".join(f"{name} {share:.0%}" for name, share in figures.items())
-    # In bfloat16 a sum in another order rounds differently.
-    exact = job.dtype == "float32"
-    repeated = min(figures[name] for name in (("again", "backwards", "alone") if exact else ("again",)))
-    if repeated < (1.0 if exact else 0.5) or figures["other_seed"] > 0.9:
-        raise StageFailed(f"completions do not follow their seeds ({shown})", figures=figures)
-    return Found(sentence=shown, figures=figures)
-
-
-def same_share(one: Sequence[Generation], other: Sequence[Generation]) -> float:
-    """Share of the pairs with equal token ids."""
-    return sum(a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(one, other, strict=True)) / len(one)

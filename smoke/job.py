@@ -57,7 +57,6 @@ class Stage:
     """One stage: a function of its name, with underscores, in its module."""
 
     name: str
-    title: str
     module: Literal["engine", "trainer"]
     limit_s: float = 1800.0
     """Wall seconds after which its processes are ended; on a CPU with the tiny model a stage takes under a minute."""
@@ -68,18 +67,15 @@ class Stage:
 STAGES = (
     Stage(
         name="card",
-        title="card and driver",
         module="trainer",
         limit_s=180,
         advice="look at `nvidia-smi`, and install the vLLM and torch that your driver can run (`entente doctor`)",
     ),
-    Stage(name="engine", title="model and engine", module="engine", limit_s=3600, advice="inference.enforce_eager = 'on'"),
-    Stage(name="legal-mask", title="legal mask against its oracle", module="engine", advice="inference.engine = 'torch'"),
-    Stage(name="seeds", title="seeds", module="engine", advice="inference.engine = 'torch'"),
-    Stage(name="training-step", title="training step", module="trainer", advice="training.recompute = true"),
+    Stage(name="engine", module="engine", limit_s=3600, advice="inference.enforce_eager = 'on'"),
+    Stage(name="legal-mask", module="engine", advice="inference.engine = 'torch'"),
+    Stage(name="training-step", module="trainer", advice="training.recompute = true"),
     Stage(
         name="steps",
-        title="three steps of a run",
         module="trainer",
         limit_s=7200,
         advice="inference.dtype and training.dtype alike, or inference.engine = 'torch'",

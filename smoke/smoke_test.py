@@ -95,11 +95,11 @@ async def _run_stages(job: Job, stages: Sequence[Stage], run: Child) -> list[Sta
         if results and not results[0].passed:
             result = StageResult(stage=stage.name, passed=False, sentence="not run, because the stage 'card' has not passed")
         else:
-            reporter().say(f"{number} of {len(stages)}, {stage.title} ...")
+            reporter().say(f"{number} of {len(stages)}, {stage.name} ...")
             result = await _run_stage(job, stage, run)
             write_json(job.result(stage.name), asdict(result))
         results.append(result)
-        reporter().say(f"{number} of {len(stages)}, {stage.title}: {'passed' if result.passed else 'FAILED'}: {result.sentence}")
+        reporter().say(f"{number} of {len(stages)}, {stage.name}: {'passed' if result.passed else 'FAILED'}: {result.sentence}")
         reporter().stage("smoke", number, len(stages))
     return results
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import resource
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -21,11 +22,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decoding.architectures import architecture_of, read_architecture
 from telemetry.errors import DataError, InputError
 from training.branching import BranchingTokens
-from training.card_room import leave_room
 from training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of
 from training.packed_forward import uncovered_reason
 from training.row_checks import RowLimits
-from training.settings import TrainingSettings
+from training.settings import CARD_SHARE, TrainingSettings
 from training.state_tensors import seed_generators
 
 
@@ -38,6 +38,17 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("training.device is 'cuda' but torch sees no GPU here: set training.device to 'auto' or 'cpu'")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def leave_room(device: torch.device) -> None:
+    """Let torch take at most the share in `CARD_SHARE` of `device`, memory that it has freed and keeps included.
+
+    Beyond it torch raises its out-of-memory error here, in the trainer, where a smaller micro-batch helps, and not later in an
+    engine that restarts.
+    """
+    share = float(os.environ.get(CARD_SHARE, "0"))
+    if share and device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device.index)
 
 
 class Policy:

@@ -28,9 +28,8 @@ from storage.totals import Eligible
 from telemetry import errors
 from telemetry.cards import VARIABLE, Card
 from telemetry.errors import EntenteError, TrainingError
-from training.card_room import CARD_SHARE
 from training.messages import ResumePoint, TrainedStep
-from training.settings import TrainingSettings
+from training.settings import CARD_SHARE, TrainingSettings
 
 ANSWERS_WITHIN_S = 3600.0
 """Seconds within which the trainer must answer a request, such as a step, before it is killed."""

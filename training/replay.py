@@ -29,8 +29,7 @@ from storage.settings import StorageSettings
 from telemetry.errors import EntenteError, InputError
 from telemetry.progress import reporter
 from training.policy import Policy, choose_device
-from training.settings import TrainingSettings
-from training.settings_hash import settings_hash
+from training.settings import TrainingSettings, settings_hash
 from training.trainer import Trainer
 
 

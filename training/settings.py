@@ -1,10 +1,12 @@
 """Settings of learning. docs/training.md has the sources of the defaults."""
 
+import hashlib
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import to_json
 
-from telemetry.setting_marks import MAY_CHANGE, Seed, Settings
+from telemetry.setting_marks import MAY_CHANGE, Seed, Settings, change_rule
 
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 """Tokens whose ratio to the policy that drew them is outside these bounds are left out: a guard against faults, not a trust
@@ -18,6 +20,8 @@ MISMATCH_MAX = 1e-4
 """Largest allowed difference of log-probabilities in float32, nats."""
 MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
 """Largest allowed mean and 99th percentile of the difference where the trainer computes in bfloat16, nats."""
+CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"
+"""Environment variable of the trainer's processes: largest share of its card that each may take; not set: no limit."""
 KEEP_CHECKPOINTS = 3
 """Newest checkpoints that are kept: two to go back to where the newest is damaged."""
 MISMATCH_ROWS = 64
@@ -109,3 +113,13 @@ class TrainingSettings(Settings):
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
             )
         return self
+
+
+LAST_BITS = frozenset({"layout", "token_budget", "recompute"})
+"""Settings that only change rounding. They are not part of the hash, nor are settings that a resumed run may change."""
+
+
+def settings_hash(training: TrainingSettings) -> str:
+    """Hash of the settings that affect the weights, 16 hex digits; ledgers and checkpoints store it."""
+    outside = {name for name in TrainingSettings.model_fields if change_rule(TrainingSettings, [name]) is MAY_CHANGE} | LAST_BITS
+    return hashlib.sha256(to_json(training.model_dump(mode="json", exclude=outside))).hexdigest()[:16]

@@ -39,8 +39,7 @@ from training.parallel import Peers
 from training.policy import Policy
 from training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
 from training.schedule import rate_at, set_rate
-from training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings
-from training.settings_hash import settings_hash
+from training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from training.step_metrics import (
     Update,
     lag_zero_metrics,

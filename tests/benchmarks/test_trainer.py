@@ -109,4 +109,4 @@ def test_the_whole_benchmark_ends_with_one_object(entente):
     done = entente.process("bench", "trainer", "--rounds", "1", "--json", timeout=900)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS)
+    assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS) - {"two_processes_over_one"}

@@ -69,13 +69,8 @@ def probability_one(answer: dict[str, Any]) -> None:
         entry["logprob"] = 0.0
 
 
-def other_base(answer: dict[str, Any]) -> None:
-    answer["choices"][0]["weight_versions"] = [{"version": "updated", "start": 0, "end": 1}]
-
-
 LIES: tuple[Spoil, ...] = (
     another_name, illegal_path, not_a_number, clamped, before_the_mask, above_one, half_a_path, fewer_logprobs, no_logprobs,
-    other_base,
 )  # fmt: skip
 
 
@@ -227,7 +222,6 @@ class VllmDouble:
         tokens, logprobs = drawn.token_ids.tolist()[len(head) :], drawn.logprobs.tolist()[len(head) :]
         content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in zip(tokens, logprobs, strict=True)]
         choice = {"index": 0, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": "stop"}
-        choice["weight_versions"] = [{"version": "default", "start": 0, "end": len(tokens)}]
         usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": drawn.cost.cached_tokens}}
         answer: dict[str, Any] = {"request_id": "r", "model": model, "choices": [choice], "usage": usage}
         if self.spoil is not None:

@@ -63,18 +63,18 @@ def test_a_card_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_failed_stage_is_told_and_settings_follow_from_those_that_passed_in_any_start(job: Job):
-    first = Children(seeds=ChildResult(found=None, why="its process ended by SIGKILL", log="no room", seconds=3.0))
+    first = Children(**{"legal-mask": ChildResult(found=None, why="its process ended by SIGKILL", log="no room", seconds=3.0)})
     outcome = smoke_test(job, None, run=first)
     assert first.begun == [stage.name for stage in STAGES] and not outcome["passed"]
     assert first.environment == {"CUDA_VISIBLE_DEVICES": ""}
-    failed = next(each for each in outcome["stages"] if each["stage"] == "seeds")
+    failed = next(each for each in outcome["stages"] if each["stage"] == "legal-mask")
     assert {"sentence": "its process ended by SIGKILL", "advice": "inference.engine = 'torch'", "log": "no room"}.items() <= (
         failed.items()
     )
     assert json.loads(Path(outcome["results"]).read_text()) == outcome
     assert outcome["command"] == f"entente train --preset laptop --config {job.folder / 'preset.toml'}"
     second = Children()
-    assert smoke_test(job, None, only=["seeds"], run=second)["passed"] and second.begun == ["card", "seeds"]
+    assert smoke_test(job, None, only=["legal-mask"], run=second)["passed"] and second.begun == ["card", "legal-mask"]
     assert set(figures_so_far(job)) == {stage.name for stage in STAGES}
 
 
@@ -106,13 +106,13 @@ def test_every_stage_has_its_function():
 
     modules = {"engine": engine_stages, "trainer": trainer_stages}
     assert [stage.name for stage in STAGES if not callable(getattr(modules[stage.module], stage.name.replace("-", "_")))] == []
-    assert [stage.name for stage in chosen_stages(["seeds"])] == ["card", "seeds"]
+    assert [stage.name for stage in chosen_stages(["legal-mask"])] == ["card", "legal-mask"]
 
 
 def test_a_dry_run_names_the_stages_and_bad_words_end_with_exit_code_2(entente: Any):
-    done = entente("smoke", "--device", "cpu", "--dry-run", "--json", "--only", "seeds")
+    done = entente("smoke", "--device", "cpu", "--dry-run", "--json", "--only", "legal-mask")
     assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)["stages"]) == ["card", "seeds"]
+    assert list(json.loads(done.stdout)["stages"]) == ["card", "legal-mask"]
     done = entente("smoke", "--only", "jmp")
     assert done.returncode == 2 and "there is no stage 'jmp': --only takes card, engine" in done.stderr
     assert list(entente.folder.iterdir()) == []

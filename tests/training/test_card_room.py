@@ -10,9 +10,9 @@ import torch
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from telemetry.cards import Card
-from training.card_room import CARD_SHARE, leave_room
+from training.policy import leave_room
 from training.process import TrainerProcess
-from training.settings import TrainingSettings
+from training.settings import CARD_SHARE, TrainingSettings
 
 
 def card(place: int) -> Card:

@@ -20,8 +20,7 @@ from storage.settings import StorageSettings
 from telemetry.errors import DataError
 from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from training.policy import Policy
-from training.settings import TrainingSettings
-from training.settings_hash import settings_hash
+from training.settings import TrainingSettings, settings_hash
 from training.trainer import Trainer
 from training.update import Updater
 
