@@ -109,6 +109,10 @@ _SERVER = {
 groups take longest, so they run first. In the system tier each process has a server: one alone would have most of the work."""
 
 
+_ONE_VLLM = {"tests/inference/test_contract.py": "vLLM", "tests/inference/test_served_vllm.py": "vLLM"}
+"""The same of the system tier: files whose tests share a vLLM server."""
+
+
 _SYSTEM = "mark.system"
 
 
@@ -129,7 +133,7 @@ def _is_system_tier(config: pytest.Config) -> bool:
 def _group(nodeid: str, config: pytest.Config) -> str:
     """The tests that run in one worker process together with this one: its shared group, or its file."""
     file = nodeid.partition("::")[0]
-    shared = {} if _is_system_tier(config) else _SERVER
+    shared = _ONE_VLLM if _is_system_tier(config) else _SERVER
     return next((group for start, group in shared.items() if file.startswith(start)), file)
 
 

@@ -10,6 +10,7 @@ import pytest
 from inference.engine import Engine
 from inference.host import EngineHost
 from inference.settings import InferenceSettings
+from inference.supervisor import EngineSupervisor
 
 KEY = "a key for the contract"
 
@@ -74,11 +75,13 @@ def fresh_contender(request: pytest.FixtureRequest, model: Path, host: EngineHos
 
 
 @pytest.fixture(scope="session")
-def contract_served(model: Path, host: EngineHost) -> Iterator[Contender]:
+def contract_served(model: Path, host: EngineHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contender]:
+    """vLLM's own server, as a run has it."""
     from inference.served_vllm import ServedVllm
 
     settings = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32, adapter_slots=32, threads=1)
-    engine = ServedVllm(model, settings)
+    log = tmp_path_factory.mktemp("served") / "vllm.log"
+    engine = EngineSupervisor(lambda: ServedVllm(model, settings, log=log))
     host.submit(engine.start()).result(timeout=300)
     yield Contender(engine)
     host.submit(engine.close()).result(timeout=60)

@@ -1,7 +1,7 @@
 """vLLM's own server, as a run starts it: it draws the masked policy of every version, and a killed one is replaced unnoticed."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,33 +15,20 @@ from inference.settings import InferenceSettings
 from inference.supervisor import EngineSupervisor
 from records.generation import Generation, GenerationRequest
 from records.policy_version import PolicyVersion
+from tests.inference.conftest import Contender
 from tests.telemetry.test_child import is_gone
 
 pytestmark = [pytest.mark.vllm, pytest.mark.system]
 START_S = 300
-SETTINGS = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32, adapter_slots=2, threads=1)
+SETTINGS = InferenceSettings(engine="torch", max_model_length=512, max_sequences=32)
 
 
-@pytest.fixture(scope="module")
-def served(model: Path, host: EngineHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSupervisor]:
-    """A supervised server on the small model."""
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    from inference.served_vllm import ServedVllm
-
-    log = tmp_path_factory.mktemp("served") / "vllm.log"
-    engine = EngineSupervisor(lambda: ServedVllm(model, SETTINGS, log=log))
-    try:
-        host.submit(engine.start()).result(timeout=START_S)
-        yield engine
-    finally:
-        host.submit(engine.close()).result(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def versions(write_adapter, tmp_path_factory: pytest.TempPathFactory) -> list[PolicyVersion]:
+@pytest.fixture
+def versions(contract_served: Contender, write_adapter, tmp_path: Path) -> list[PolicyVersion]:
     """Two adapters that move the odds, differently."""
-    root = tmp_path_factory.mktemp("adapters")
-    return [version_in(write_adapter(root / f"v{seed}", seed=seed, scale=0.3), seed) for seed in (1, 2)]
+    return [
+        version_in(write_adapter(tmp_path / f"v{seed}", seed=seed, scale=0.3), next(contract_served.versions)) for seed in (1, 2)
+    ]
 
 
 @pytest.fixture
@@ -79,19 +66,22 @@ def child_of(engine: EngineSupervisor) -> int:
 
 
 def test_it_draws_what_the_torch_engine_draws_for_the_base_and_two_adapters_also_after_its_core_was_killed(
-    served: EngineSupervisor, host: EngineHost, model: Path, ask, versions: list[PolicyVersion]
+    contract_served: Contender, host: EngineHost, model: Path, ask, versions: list[PolicyVersion]
 ):
     from inference.torch_engine import TorchEngine
+
+    served = contract_served.engine
+    assert isinstance(served, EngineSupervisor)
 
     async def publish(engine) -> None:
         for version in versions:
             await engine.publish(version)
 
-    torch_engine = TorchEngine(model, SETTINGS.model_copy(update={"engine": "torch"}))
+    torch_engine = TorchEngine(model, SETTINGS)
     host.submit(torch_engine.start()).result(timeout=60)
     for engine in served, torch_engine:
         host.submit(publish(engine)).result(timeout=60)
-    requests = [request for version in (0, 1, 2) for request in ask(version)]
+    requests = [request for version in (0, *(each.version for each in versions)) for request in ask(version)]
     expected = draw(host, torch_engine, requests)  # type: ignore[arg-type]
     host.submit(torch_engine.close()).result(timeout=30)
     assert len({tuple(each.token_ids) for each in expected}) > len(expected) / 2, "the versions draw differently"
