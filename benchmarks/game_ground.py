@@ -9,9 +9,8 @@ import random
 from statistics import median
 
 from benchmarks.outcome import Outcome, Target, cpu_seconds, median_ms
-from game.board import Board
+from game.board import Board, BoardPath
 from game.players import player
-from game.settings import BoardPath
 from telemetry.errors import EngineError, InputError
 
 Notes = list[dict[str, list[str]]]

@@ -33,37 +33,19 @@ def build(
 ) -> None:
     """Play scripted games and freeze positions. A cache with the same settings is built only once.
 
-    With --from-games a share of the training positions is taken from games that were played in the browser.
-
     Examples
 
         entente cache build
 
         entente cache build --train-snapshots 2000 --last-year 1910 --seed 3
-
-        entente cache build --from-games evening --from-games sunday --on-policy-share 0.1
     """
-    if settings is not None and settings.from_games:
-        from storage.played_games import named_game
-        from storage.runs import GAMES_FOLDER
-
-        named = tuple(name if ":" in name else named_game(name, runs_root / GAMES_FOLDER) for name in settings.from_games)
-        settings = settings.model_copy(update={"from_games": named})
     from cli.prefect_server import prefect_server
     from cli.screen import progress_shown
     from flows.build_state_cache import build_state_cache
-    from state_cache.store import open_cache
 
     with prefect_server(), progress_shown():
         path = run_flow(build_state_cache(settings or CacheSettings(), runs_root))
     assert path is not None, "no run was named"
-    if settings is not None and settings.from_games:
-        cache = open_cache(path)
-        played = sum(snapshot.source.startswith("played:") for snapshot in cache.train)
-        print(f"{played} of {len(cache.train)} positions to train from were reached in played games")
-        words = " ".join(f"--cache.from-games {name}" for name in cache.settings.from_games)
-        words += f" --cache.on-policy-share {cache.settings.on_policy_share:g}"
-        print(f"a run with the same cache settings starts from them with {words}")
     print(path)
 
 

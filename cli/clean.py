@@ -29,8 +29,8 @@ def clean(
 ) -> None:
     """Remove old adapters and checkpoints, local W&B folders, and leftovers of killed processes.
 
-    Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards and lessons
-    stay unless --shards-gb limits them. A run that a process works on is skipped.
+    Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards stay
+    unless --shards-gb limits them. A run that a process works on is skipped.
 
     Examples
 

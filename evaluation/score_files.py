@@ -1,5 +1,8 @@
 """Scores of a run as files, `scores/<label>.json`: the score, the player, and the settings.
 
+    scores/base.json, scores/trained.json       the first and the last version; every run has them
+    scores/track/v000010.json                   versions between, `evaluation.every` apart
+
 A file is complete or absent. It contains the settings, so a resumed run can read a score that answers the same question instead
 of measuring it again.
 """
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from evaluation.intervals import Estimate
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import Score
 from storage.files import durable_write, make_directory
@@ -70,3 +74,33 @@ def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
     files = sorted(paths.scores.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
     records = {file.stem: read_score(paths, file.stem) for file in files}
     return {label: record for label, record in records.items() if record is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackPoint:
+    """One version's strength."""
+
+    version: int
+    opponents: str
+    """Scripted player that it was measured against."""
+    score: Estimate
+    """Mean centres gained on held-out positions."""
+
+
+def track_label(version: int) -> str:
+    """Label of the score file of a version between."""
+    return f"track/v{version:06d}"
+
+
+def read_track(paths: RunPaths) -> list[TrackPoint]:
+    """All measured versions of a run, in order.
+
+    Raises:
+        DataError: a score file is damaged.
+    """
+    labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
+    records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
+    return [
+        TrackPoint(version=version, opponents=record.opponents, score=record.score.estimate)
+        for version, record in sorted(records.items())
+    ]

@@ -15,9 +15,9 @@ from pipeline.refresh_settings import drop_unused, newest_run, refreshed_setting
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
 from storage.files import folders_in
-from storage.runs import CACHE_FOLDER, GAMES_FOLDER, RunPaths
+from storage.runs import CACHE_FOLDER, RunPaths
 from tasks.artifacts import show_cache
-from tasks.preparation import freeze_positions, refresh_positions, take_in_games
+from tasks.preparation import freeze_positions, refresh_positions
 from telemetry.errors import InputError
 from telemetry.progress import reporter
 
@@ -61,9 +61,6 @@ async def build_state_cache(
 
 
 async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
-    if settings.from_games:
-        base = find_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
-        return await take_in_games(root, settings, base, runs_root / GAMES_FOLDER)
     if not settings.from_run:
         return await freeze_positions(root, settings)
     paths = RunPaths(runs_root / settings.from_run)

@@ -6,10 +6,9 @@ from typing import Any
 from prefect import flow
 
 from evaluation.contestants import resolve_contestant, resolve_version
-from evaluation.score_files import ScoreRecord, write_score
+from evaluation.score_files import ScoreRecord, track_label, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from evaluation.strength import POLICY
-from evaluation.track import track_label
 from flows.given_parameters import check_given, named_after
 from flows.open_players import open_players
 from flows.open_run import prepare_cache

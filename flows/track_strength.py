@@ -7,9 +7,8 @@ run's metrics at the step after it was measured, together with its version.
 
 import asyncio
 
-from evaluation.score_files import ScoreRecord, write_score
+from evaluation.score_files import ScoreRecord, TrackPoint, read_track, track_label, write_score
 from evaluation.strength import POLICY
-from evaluation.track import TrackPoint, read_track, track_label
 from inference.choose_engine import engine_here
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings

@@ -7,12 +7,12 @@ history; a caller that needs one stores each `PhaseResult`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from game.adjudicator import Adjudicator, freeze, new_game, thaw
 from game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
 from game.plain import PlainGame, new_plain_game, thaw_plain
-from game.settings import BoardPath
 from game.snapshot import POWERS, Snapshot, position_id, read_position
 from telemetry.errors import DataError, InputError
 
@@ -22,6 +22,15 @@ OVER = "COMPLETED"
 """Phase name of a finished game: won, or drawn after a hundred years."""
 
 _T = TypeVar("_T")
+
+
+class BoardPath(StrEnum):
+    """How a board computes legal orders and plays a phase. Both ways give the same positions, results and orders (tested)."""
+
+    FAST = "fast"
+    """Order tables, field-by-field copies and a shorter step. Uses private names of the pinned engine release."""
+    PLAIN = "plain"
+    """Public calls of the engine only: several times slower, and correct for any release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from evaluation.intervals import Estimate
 from evaluation.match_files import MatchRecord
 from evaluation.match_table import MEASURES, PAR
-from evaluation.score_files import ScoreRecord
-from evaluation.track import TrackPoint
+from evaluation.score_files import ScoreRecord, TrackPoint
 from reports.drawing import (
     BLUE,
     BROWN,

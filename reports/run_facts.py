@@ -12,8 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from evaluation.match_files import MatchRecord, read_matches
-from evaluation.score_files import ScoreRecord, read_scores
-from evaluation.track import TrackPoint, read_track
+from evaluation.score_files import ScoreRecord, TrackPoint, read_scores, read_track
 from reports.read_run import Run, read_run
 from reports.return_curve import CurvePoint, return_curve
 from storage.asking import connect

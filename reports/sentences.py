@@ -9,8 +9,7 @@ from pathlib import Path
 from evaluation.intervals import clusters_to_show, describe_shortage, format_count, format_interval
 from evaluation.match_files import MatchRecord
 from evaluation.match_table import cluster_noun
-from evaluation.score_files import ScoreRecord
-from evaluation.track import TrackPoint
+from evaluation.score_files import ScoreRecord, TrackPoint
 from evaluation.what_if import OrderSets, WhatIf
 from game.snapshot import POWERS
 from reports.compared import Compared, Paired

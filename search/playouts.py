@@ -2,15 +2,20 @@
 
 A playout is synchronous and gives what `rollouts.fork.play_fork` gives with the same dice. It is faster because it records
 nothing, checks no order, and stops where the value cannot change any more. The caller checks that the order set is legal.
+`play_out_apart` plays them in processes, so that searches use all cores; the values are the same.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from game.board import POWERS, Board
 from game.players import Player, player
 from game.scores import Standing, compute_standing, horizon_reached
+from game.snapshot import Snapshot
 from rollouts.seeds import dice
 from search.settings import SearchSettings
+from telemetry.process_pool import ProcessPool
 
 
 def play_out(board: Board, power: str, orders: Sequence[str], name: str, settings: SearchSettings) -> float:
@@ -63,3 +68,33 @@ def _no_more_captures(start: str, board: Board, years: int) -> bool:
 def _next_autumn(board: Board) -> str:
     """The autumn movement phase that follows this phase of spring or winter."""
     return f"F{board.year + (board.season == 'W')}M"
+
+
+NamedSet = tuple[Sequence[str], str]
+"""An order set, and the name of its playout's dice."""
+
+
+async def play_out_apart(
+    pool: ProcessPool, board: Board, power: str, sets: Sequence[NamedSet], settings: SearchSettings
+) -> list[float]:
+    """Values of the playouts of all `sets`, in their order.
+
+    Raises:
+        EngineError: a process ended.
+    """
+    snapshot = board.snapshot(game_id="", seed=0, source="search")
+    parts = [sets[first :: pool.size] for first in range(min(pool.size, len(sets)))]
+    values = [0.0] * len(sets)
+    found = await asyncio.gather(*(pool.ask(_play_part, snapshot, power, part, settings) for part in parts))
+    for first, part in enumerate(found):
+        values[first :: pool.size] = part
+    return values
+
+
+def _play_part(snapshot: Snapshot, power: str, sets: Sequence[NamedSet], settings: SearchSettings) -> list[float]:
+    return [play_out(_board(snapshot), power, orders, name, settings) for orders, name in sets]
+
+
+@lru_cache(maxsize=64)  # a decision comes back once a round, and many games are in progress
+def _board(snapshot: Snapshot) -> Board:
+    return Board.restore(snapshot)

@@ -14,8 +14,7 @@ from game.prompts import board_text
 from rollouts.deciders import CompletionSource, DecisionRequest, Tokens, draw
 from rollouts.seeds import dice
 from search.halving import Pull, halve
-from search.playout_processes import play_out_apart
-from search.playouts import play_out
+from search.playouts import play_out, play_out_apart
 from search.settings import SearchSettings
 from telemetry.errors import InputError
 from telemetry.process_pool import ProcessPool

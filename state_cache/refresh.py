@@ -1,4 +1,4 @@
-"""Refreshes a state cache: a share of its training positions is replaced by boards that rollouts or played games reached.
+"""Refreshes a state cache: a share of its training positions is replaced by boards that rollouts reached.
 
 Held-out positions stay the same. A reached position is excluded if a held-out position has its id, board or game. The reached
 positions are spread over strata. This module reads no file.
@@ -23,29 +23,20 @@ def refresh(
     There are fewer reached positions than the share asks for if too few were reached in the years and phases of `settings`.
 
     Args:
-        settings: of the refreshed cache: the share, the run or the games, the years and phases.
-        reached: positions of the run's rollouts or of the games, in any number.
+        settings: of the refreshed cache: the share, the run, the years and phases.
+        reached: positions of the run's rollouts, in any number.
 
     Raises:
         InputError: no reached position fits.
     """
-    games = " ".join(settings.from_games)
-    origin = games or f"{settings.from_run} up to {settings.from_groups}"
-    rng = random.Random(f"refresh from {origin} with seed {settings.seed}")
+    rng = random.Random(f"refresh from {settings.from_run} up to {settings.from_groups} with seed {settings.seed}")
     fitting = _select_fitting(settings, [*train, *held_out], held_out, reached)
     new = _choose_evenly(fitting, round(settings.on_policy_share * len(train)), rng)
     if not new:
-        who, cure = (
-            (f"games {games} have", "play on")
-            if games
-            else (
-                f"run '{settings.from_run}' has",
-                "continue the run, begin one with rollouts.last_winter, whose forks reach the spring after their last winter",
-            )
-        )
         raise InputError(
-            f"{who} reached no new position of {settings.first_year} to {settings.last_year} in the phases "
-            f"{', '.join(settings.phases)}: {cure}, or widen the years"
+            f"run '{settings.from_run}' has reached no new position of {settings.first_year} to {settings.last_year} in the "
+            f"phases {', '.join(settings.phases)}: continue the run, begin one with rollouts.last_winter, whose forks reach the "
+            "spring after their last winter, or widen the years"
         )
     kept = sorted(rng.sample(range(len(train)), len(train) - len(new)))
     return [*(train[index] for index in kept), *new]

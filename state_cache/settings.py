@@ -34,16 +34,13 @@ class CacheSettings(Settings):
     from_groups: Annotated[int, Field(ge=0)] = 0
     """Start groups of that run that count: those with smaller numbers."""
     on_policy_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """Share of the training positions that come from from_run or from_games."""
-    from_games: Annotated[tuple[str, ...], Field(exclude_if=lambda games: not games)] = ()
-    """Games played in the browser that give that share instead, each with the hash of what was played, as
-    'evening:0f3a52c1'; `entente cache build` finds the hash."""
+    """Share of the training positions that come from from_run."""
 
     @property
     def scripted(self) -> Self:
-        """These settings without positions of a run or of games: those of the cache that a refresh starts from."""
+        """These settings without positions of a run: those of the cache that a refresh starts from."""
         defaults = type(self)()
-        reset = ("from_run", "from_groups", "on_policy_share", "from_games")
+        reset = ("from_run", "from_groups", "on_policy_share")
         return self.model_copy(update={name: getattr(defaults, name) for name in reset})
 
     @model_validator(mode="after")
@@ -53,10 +50,6 @@ class CacheSettings(Settings):
         if bool(self.from_run) != bool(self.from_groups):
             raise ValueError(
                 f"from_run {self.from_run!r} and from_groups {self.from_groups} go together: `entente cache refresh` names both"
-            )
-        if self.from_run and self.from_games:
-            raise ValueError(
-                f"from_run {self.from_run!r} and from_games {self.from_games!r} exclude each other: take one of them"
             )
         for name in self.players:
             try:

@@ -1,11 +1,10 @@
 """Games that people play in the browser, `runs/_games/<name>.json`: who played, what was ordered, and what the players thought.
 
-A file holds orders and no position: reading it plays the game again, so what is not legal is refused. The snapshots of a game are
-made from its file when they are asked for, because an undo may change a game at any time.
+A file holds orders and no position: reading it plays the game again, so what is not legal is refused.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from game.board import Board, PhaseResult
 from game.snapshot import Snapshot
-from storage.runs import check_name
 from telemetry.errors import InputError
 from telemetry.read_file import read_text
 
@@ -118,44 +116,3 @@ def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
 def game_files(folder: Path) -> list[Path]:
     """The files of all games in the folder, by name."""
     return sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
-
-
-def named_game(name: str, folder: Path) -> str:
-    """The game called `name` with the hash of what was played, as `cache.from_games` names it: 'evening:0f3a52c1'.
-
-    Raises:
-        InputError: there is no such game, or it cannot be read.
-    """
-    return f"{name}:{game_hash(_read_named(name, folder))}"
-
-
-def game_snapshots(names: Sequence[str], folder: Path) -> list[Snapshot]:
-    """The positions of these games that were played on from, game by game.
-
-    Args:
-        names: as `named_game` makes them.
-
-    Raises:
-        InputError: a game is not there, was changed since it was named, or cannot be played as it is stored.
-    """
-    found = []
-    for name in names:
-        plain, _, wanted = name.partition(":")
-        game = _read_named(plain, folder)
-        if wanted != game_hash(game):
-            raise InputError(
-                f"cache.from_games names '{name}', but game '{plain}' is now '{named_game(plain, folder)}': name it so, or let "
-                f"`entente cache build --from-games {plain}` name it"
-            )
-        found += [phase.before for phase in play_again(game, _file(plain, folder))]
-    return found
-
-
-def _file(name: str, folder: Path) -> Path:
-    return folder / f"{check_name(name, 'The game')}.json"
-
-
-def _read_named(name: str, folder: Path) -> SavedGame:
-    if not (file := _file(name, folder)).is_file():
-        raise InputError(f"there is no game '{name}' in '{folder}': play it with `entente play --game {name}`")
-    return read_game(file)

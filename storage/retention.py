@@ -1,4 +1,4 @@
-"""What may be deleted from a run: old adapters, checkpoints and lessons, W&B folders, and unfinished or damaged files.
+"""What may be deleted from a run: old adapters and checkpoints, W&B folders, and unfinished or damaged files.
 
 The rule is a pure function of facts. A file that cannot be read is kept, and what it might need is kept too. Only names that
 Entente itself gives are removed; symbolic links are neither followed nor removed. A folder is renamed before it is removed, so
@@ -22,7 +22,6 @@ from storage.files import Entry, entries_in, folders_in, names_in, remove_folder
 from storage.league_files import LEAGUE_EVERY
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
 from storage.ledger_copies import checkpoint_steps
-from storage.lessons import recorded_lessons
 from storage.runs import RunPaths
 from telemetry.errors import DataError
 from telemetry.setting_marks import Settings
@@ -58,8 +57,7 @@ class RetentionSettings(Settings):
     keep_adapters: Annotated[int, Field(ge=1)] = 20
     """Newest adapters kept of each run."""
     shards_gb: Annotated[float, Field(ge=0)] = 0.0
-    """Gigabytes for a run's shards; beyond that, the oldest are removed that no step can need. 0: no limit. A run not in use
-    loses the lessons of its oldest rounds too, where shards and lessons together take more."""
+    """Gigabytes for a run's shards; beyond that, the oldest are removed that no step can need. 0: no limit."""
     replay_steps: Annotated[int, Field(ge=0)] = 100
     """Newest steps whose rows are kept in any case, so that these steps can be replayed."""
 
@@ -135,7 +133,6 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
         *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
         # A folder without a manifest is not kept: its removal was interrupted.
         *_old(paths.checkpoints, _CHECKPOINT, kept_checkpoints, "old checkpoint"),
-        *_old_lessons(paths, settings, min(kept_checkpoints, default=0)),
         *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
     for folder in _own_folders(paths):
@@ -187,23 +184,6 @@ def _old(folder: Path, pattern: re.Pattern[str], kept: Collection[int], why: str
         match = pattern.fullmatch(entry.path.name)
         if match and int(match[1]) not in kept and entry.is_folder:
             yield _removable(entry, why)
-
-
-def _old_lessons(paths: RunPaths, settings: RetentionSettings, oldest_checkpoint: int) -> Iterator[Removable]:
-    """Lessons of finished rounds, oldest first, while shards and lessons take more than `settings.shards_gb`. Those stay that a
-    step names which may be replayed or repeated."""
-    over = size_of(paths.shards) + size_of(paths.lessons) - settings.shards_gb * 1e9
-    if not settings.shards_gb or over <= 0:
-        return
-    steps = [int(file.stem.removeprefix("step-")) for file in _ledgers(paths, after=0)]
-    replayed_from = min(max(steps, default=0) - settings.replay_steps, oldest_checkpoint)
-    named = [lesson for file in _ledgers(paths, after=replayed_from) for lesson in recorded_lessons(read_ledger_file(file))]
-    needed = {lesson.shard.partition("/")[0] for lesson in named}
-    for entry in entries_in(paths.lessons):
-        name = entry.path.name
-        if over > 0 and entry.is_folder and name not in needed and (paths.improve / f"{name}.result.json").exists():
-            yield (found := _removable(entry, "lessons of an old round"))
-            over -= found.size
 
 
 def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why: str) -> Iterator[Removable]:

@@ -15,7 +15,6 @@ from state_cache.build import build
 from state_cache.refresh import refresh
 from state_cache.settings import CacheSettings
 from state_cache.store import open_cache, write_cache
-from storage.played_games import game_snapshots
 from storage.runs import RunPaths
 from telemetry.process_pool import ProcessPool
 from telemetry.progress import reporter
@@ -42,18 +41,6 @@ async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run
     path = await asyncio.to_thread(_refreshed, root, settings, base, run)
     reporter().stage("taking in positions", 1, 1)
     return path
-
-
-@task(name="take-in-games", cache_policy=NO_CACHE, persist_result=False, tags=["cache"])
-async def take_in_games(root: Path, settings: CacheSettings, base: Path, games: Path) -> Path:
-    """Publish the cache in `base` with a share of its training positions from games in the folder `games`. Returns its folder."""
-
-    def published() -> Path:
-        cache = open_cache(base)
-        reached = game_snapshots(settings.from_games, games)
-        return write_cache(root, settings, refresh(settings, cache.train, cache.held_out, reached), cache.held_out)
-
-    return await asyncio.to_thread(published)
 
 
 def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:

@@ -21,11 +21,10 @@ from typing import Any
 from benchmarks.old_way.engine import OldEngine
 from benchmarks.old_way.prompts import HEAD, json_prompt
 from decoding.codec import Codec
-from game.board import POWERS, Board
+from game.board import POWERS, Board, BoardPath
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import player
 from game.scores import Standing, compute_standing, horizon_reached
-from game.settings import BoardPath
 from game.snapshot import Snapshot
 from records.generation import Generation
 from rollouts.seeds import dice, seed_of

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.score_files import ScoreRecord, write_score
+from evaluation.score_files import ScoreRecord, read_track, track_label, write_score
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, Score
-from evaluation.track import read_track, track_label
 from flows.open_players import check_same_base
 from flows.track_strength import StrengthTrack, point_figures
 from storage.runs import RunPaths

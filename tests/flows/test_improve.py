@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from evaluation.track import read_track
+from evaluation.score_files import read_track
 from reports.run_facts import read_facts
 from storage.adapters import read_adapter
 from storage.ledger import read_ledger, recorded_steps

@@ -14,9 +14,8 @@ from diplomacy.utils.order_results import DISBAND, VOID
 
 import game.adjudicator
 import game.plain
-from game.board import Board
+from game.board import Board, BoardPath
 from game.plain import PlainGame
-from game.settings import BoardPath
 
 Cases = package.TestDATC
 NAMES = sorted(name for name in vars(Cases) if name.startswith("test_"))

@@ -8,11 +8,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from game.adjudicator import Adjudicator, freeze
-from game.board import POWERS, Board
+from game.board import POWERS, Board, BoardPath
 from game.legal import WAIVE
 from game.plain import PlainGame
 from game.players import uniform
-from game.settings import BoardPath
 from telemetry.errors import InputError
 
 CRASHERS = [

@@ -7,9 +7,8 @@ import pytest
 
 import game.adjudicator
 from game.adjudicator import freeze
-from game.board import POWERS, Board
+from game.board import POWERS, Board, BoardPath
 from game.plain import PlainGame
-from game.settings import BoardPath
 from game.snapshot import Snapshot, position_id
 from telemetry.errors import EngineError
 

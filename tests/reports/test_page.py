@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from cli.commands import command_line
-from evaluation.score_files import read_score, write_score
-from evaluation.track import track_label
+from evaluation.score_files import read_score, track_label, write_score
 from reports.page import closest_preset
 from reports.read_run import read_run
 from reports.run_facts import read_facts

@@ -8,8 +8,8 @@ import pytest
 from evaluation.contestants import Contestant
 from evaluation.match_files import MatchRecord
 from evaluation.match_table import MEASURES, Estimate, MatchTable, PairDifference, PlayerResult
+from evaluation.score_files import TrackPoint
 from evaluation.settings import MatchSettings
-from evaluation.track import TrackPoint
 from reports import plots, sentences
 from tests.reports.conftest import facts
 

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from game.board import Board
-from search.playout_processes import play_out_apart
-from search.playouts import play_out
+from search.playouts import play_out, play_out_apart
 from search.settings import SearchSettings
 from telemetry.errors import EngineError, InputError
 from telemetry.process_pool import ProcessPool

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from storage.files import name_aside, set_aside
 from storage.ledger import ROWS_SCHEMA, write_ledger
-from storage.lessons import LessonRef, ledger_entry
 from storage.retention import (
     RetentionFacts,
     RetentionSettings,
@@ -123,26 +121,6 @@ def test_a_checkpoint_without_its_manifest_is_a_remnant_and_holds_nothing_back(r
     (run.checkpoint(6) / "manifest.json").unlink()
     assert "checkpoints/step_000006" in gone(run)
     assert "checkpoints/step_000005" not in gone(run), "the newest whole one"
-
-
-def test_lessons_of_an_old_round_go_where_space_is_short_and_those_that_a_step_may_need_stay(run: RunPaths):
-    """Steps 7 and 8 used the lessons of rounds 1 and 2; round 3 is not done."""
-    for number in (1, 2, 3):
-        make_file(run.lessons / f"round-{number:04d}" / "000000.arrow").write_bytes(b"\0" * 100_000)
-    for number, step in ((1, 7), (2, 8)):
-        make_file(run.improve / f"round-{number:04d}.result.json")
-        used = ledger_entry([LessonRef(f"round-{number:04d}/000000.arrow", 0, 1, 1)])
-        assert write_ledger(run, step, ROWS_SCHEMA.empty_table(), used)
-    short = RetentionSettings(shards_gb=1e-6, replay_steps=0)
-    assert "lessons/round-0001" not in gone(run, short), "a resumed run may repeat both steps"
-    for step in (7, 8):
-        shutil.copytree(run.checkpoint(6), run.checkpoint(step))
-
-    def lessons(**settings: float) -> set[str]:
-        return {found for found in gone(run, short.model_copy(update=settings)) if found.startswith("lessons")}
-
-    assert lessons() == {"lessons/round-0001"}
-    assert lessons(replay_steps=2) == set() == lessons(shards_gb=1.0)
 
 
 @pytest.mark.parametrize("damage", ["ledger", "score"])
