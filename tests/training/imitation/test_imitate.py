@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from telemetry.errors import InputError, TrainingError
 from tests.command import Entente
@@ -112,16 +113,16 @@ def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tm
 def test_a_kill_at_any_moment_is_resumed_by_the_command_to_the_same_bytes(entente: Entente):
     words = ["--teachers", "mover", "--games", "4", "--last-year", "1901", "--hidden", "32", "--layers", "1", "--steps", "30"]
     words += ["--positions", "2", "--measure-every", "10", "--checkpoint-minutes", "0"]
-    whole = entente.process("model", "imitate", "whole", *words)
+    whole = entente("model", "imitate", "whole", *words)
     assert whole.returncode == 0, whole.stderr
     models = entente.folder / "runs" / "_models"
-    with entente.start("model", "imitate", "cut", *words) as process:
+    with entente.start("model", "imitate", "cut", *words, OMP_NUM_THREADS=str(torch.get_num_threads())) as process:
         checkpoints = models / ".cut.imitation" / "checkpoints"
         until = time.monotonic() + 120
         while not list(checkpoints.glob("step_00000[5-9].safetensors")) and time.monotonic() < until:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL and not (models / "cut").exists()
-    resumed = entente.process("model", "imitate", "cut", "--resume")
+    resumed = entente("model", "imitate", "cut", "--resume")
     assert (resumed.returncode, resumed.stdout) == (0, "runs/_models/cut\n"), resumed.stderr
     assert content(models / "cut") == content(models / "whole")
