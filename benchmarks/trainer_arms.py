@@ -26,25 +26,22 @@ class Steps:
         self.policy, self.settings = policy, settings
         stir_adapter(policy.parameters())
 
-    def ours(self, *, attention: str = "auto", **settings: Any) -> Step:
+    def ours(self, **settings: Any) -> Step:
         """Our step. `settings` replace training settings.
 
         Raises:
-            TrainingError: the step used another attention or layout than requested.
+            TrainingError: the step used another layout than requested.
         """
         chosen = self.settings.model_copy(update=settings)
-        updater, used = Updater(self.policy, chosen), attention
+        updater = Updater(self.policy, chosen)
 
         def step(batch: Batch) -> float:
-            nonlocal used
-            self.policy.attention = used
             self.policy.recompute(chosen.recompute)
             self.policy.model.zero_grad(set_to_none=True)
             updates = update_rows(batch, chosen)
             loss = sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)
-            if updater.layout.fallback or self.policy.attention != attention != "auto":
-                raise TrainingError(updater.layout.fallback or f"attention '{attention}' failed its check")
-            used = self.policy.attention  # the check, which the first step makes, chose it
+            if updater.layout.fallback:
+                raise TrainingError(updater.layout.fallback)
             return loss
 
         return step

@@ -46,14 +46,8 @@ _UNSUPPORTED_OPTIONS = (
 class AdapterFacts:
     """Properties of an accepted adapter."""
 
-    rank: int
-    """Inner dimension of every product B @ A."""
     scale: float
     """Factor of B @ A when it is added to a weight."""
-    modules: tuple[str, ...]
-    """Kinds of linear layer that the adapter changes, sorted, such as 'q_proj'."""
-    bytes: int
-    """Size of both files together."""
     is_zero: bool
     """It changes nothing: of each product B @ A, one half is zero."""
 
@@ -114,9 +108,8 @@ def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFa
             f"adapter '{folder}' has rank {rank} but the engine's slots take rank {max_rank}: "
             f"start the engine with a slot rank of {rank} or more, or train with a lower training.lora_rank"
         )
-    kinds, is_zero = _check_weights(folder / WEIGHTS_FILE, weights, rank, base, architecture.linear_layers())
-    size = len(config) + len(weights)
-    return AdapterFacts(rank=rank, scale=scale, modules=tuple(sorted(kinds)), bytes=size, is_zero=is_zero)
+    is_zero = _check_weights(folder / WEIGHTS_FILE, weights, rank, base, architecture.linear_layers())
+    return AdapterFacts(scale=scale, is_zero=is_zero)
 
 
 def _read_config(file: Path, content: bytes) -> tuple[int, float]:
@@ -135,16 +128,15 @@ def _read_config(file: Path, content: bytes) -> tuple[int, float]:
     return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 
-def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: Layers) -> tuple[set[str], bool]:
-    """Check that every matrix of the weight file fits the base model; return the kinds of linear layer, and whether every product
-    is zero."""
+def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: Layers) -> bool:
+    """Check that every matrix of the weight file fits the base model; return whether every product is zero."""
     try:
         tensors = load(content)
     except SafetensorError as error:
         raise DataError(
             f"adapter file '{file}' is not a complete safetensors file ({error}): publish the adapter again"
         ) from error
-    kinds, pairs, zero = set(), {}, set[str]()
+    pairs, zero = dict[str, set[str]](), set[str]()
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in shapes:
@@ -162,12 +154,11 @@ def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: La
             )
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise DataError(f"adapter file '{file}' has values that are not finite in '{name}': train that step again")
-        kinds.add(match[1].rpartition(".")[2])
         pairs.setdefault(match[1], set()).add(match[2])
         if not tensor.any():
             zero.add(match[1])
     _check_pairs(file, pairs)
-    return kinds, len(zero) == len(pairs)
+    return len(zero) == len(pairs)
 
 
 def _check_pairs(file: Path, pairs: dict[str, set[str]]) -> None:

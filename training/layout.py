@@ -14,7 +14,6 @@ import torch
 
 from storage.gather import Batch
 from training.branching import BranchingTokens, branching_counts
-from training.packed_forward import attention_kinds
 from training.padded_rows import PaddedRows, pad, padded_micro_batches
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -78,7 +77,7 @@ class Layout:
             self._fall_back(reason)
 
     def check(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Run the check, which chooses the policy's attention, on a few of these rows, unless it was run."""
+        """Run the check on a few of these rows, unless it was run."""
         if self.packed and not self._checked:
             self._check(batch, rows)
 
@@ -93,23 +92,13 @@ class Layout:
         return Cut(micro_batches=micro_batches, raw_tokens=tokens, unique_tokens=tokens)
 
     def _check(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Use the first attention whose results agree with the padded layout; if none does, use the padded layout."""
+        """Use the padded layout if the results of the packed one differ."""
         few = _rows_to_check(batch, np.asarray(rows, np.int64))
         if not len(few):
             return  # no row has a branching token; check with the next batch
         self._checked = True
-        padded = self._loss_and_gradient([pad(batch, few)])
-        wanted, reasons = self._policy.attention, []
-        for kind in attention_kinds(wanted):
-            self._policy.attention = kind
-            reason = self._compare_layouts(batch, few, padded)
-            if not reason:
-                logger.info("packed attention '%s' agrees with padded rows", kind)
-                return
-            logger.warning("packed attention '%s' is not used: %s", kind, reason)
-            reasons.append(f"{kind}: {reason}")
-        self._policy.attention = wanted
-        self._fall_back("; ".join(reasons))
+        if reason := self._compare_layouts(batch, few, self._loss_and_gradient([pad(batch, few)])):
+            self._fall_back(reason)
 
     def _compare_layouts(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
         """How the packed layout differs from the padded one, in words; empty if they agree."""

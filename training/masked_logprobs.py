@@ -54,7 +54,6 @@ class Reference:
 def masked_logprobs(
     causal: Any,
     micro: BranchingTokens,
-    attention: str = "auto",
     reference: Reference | None = None,
     *,
     entropy_gradient: bool = False,
@@ -64,7 +63,6 @@ def masked_logprobs(
 
     Args:
         causal: the causal model inside the peft model.
-        attention: as in `attention_kinds`.
         reference: of the same micro-batch; None: no divergence is computed.
         entropy_gradient: compute the gradient of the entropy too.
         mass_gradient: compute the gradient of the legal mass too.
@@ -73,7 +71,7 @@ def masked_logprobs(
         TypeError: `micro` is neither packed nor padded.
         ValueError: it has thought tokens, and the head is trained.
     """
-    hidden, legal = _legal_logits(causal, micro, attention)
+    hidden, legal = _legal_logits(causal, micro)
     logprobs = torch.log_softmax(legal, dim=1)
     with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
         mass = _legal_mass(causal.lm_head, hidden, legal, micro)
@@ -98,22 +96,22 @@ def masked_logprobs(
     )
 
 
-def reference_of(causal: Any, micro: BranchingTokens, attention: str = "auto") -> Reference:
+def reference_of(causal: Any, micro: BranchingTokens) -> Reference:
     """Forward of a packed or a padded micro-batch through the base model; the caller has disabled adapter and gradients.
 
     Raises:
         TypeError: `micro` is neither packed nor padded.
     """
-    hidden, legal = _legal_logits(causal, micro, attention)
+    hidden, legal = _legal_logits(causal, micro)
     return Reference(legal=torch.log_softmax(legal, dim=1), thought_hidden=_pick(hidden, micro.in_thought))
 
 
-def _legal_logits(causal: Any, micro: BranchingTokens, attention: str) -> tuple[Tensor, Tensor]:
+def _legal_logits(causal: Any, micro: BranchingTokens) -> tuple[Tensor, Tensor]:
     """Hidden states [branching tokens, width]; and for the order tokens their logits after temperature, float32 [order tokens,
     largest legal set], -inf as padding."""
     device = causal.lm_head.weight.device
     if isinstance(micro, PackedMicroBatch):
-        shared = packed_hidden(causal, micro, attention)
+        shared = packed_hidden(causal, micro)
         logits = legal_logits(causal.lm_head, shared, micro)
         hidden = shared.index_select(0, to_device(micro.token_hidden, device))
     elif isinstance(micro, PaddedRows):

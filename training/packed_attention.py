@@ -2,9 +2,8 @@
 
 In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the range,
 only ancestors of its first token. The forest is split into such ranges, at the boundaries with the lowest estimated cost; each
-range is one call of torch's fused attention over gathered keys. `DenseAttention` uses a T x T mask and is slower. A sliding
-window is a bound on the distance of positions. After the last layer only some tokens are read, so there a range computes these
-tokens alone.
+range is one call of torch's fused attention over gathered keys. A sliding window is a bound on the distance of positions. After
+the last layer only some tokens are read, so there a range computes these tokens alone.
 
 The functions are registered in transformers' attention registry, so models and peft layers are not modified.
 """
@@ -12,7 +11,7 @@ The functions are registered in transformers' attention registry, so models and 
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,30 +31,13 @@ _CALL_COST = 2000
 """Cost of gathering one key, and of one call, in query-key pairs; measured with tiny models on one CPU thread."""
 
 
-class PackedAttention(Protocol):
-    """Attention over one packed micro-batch, the same for all layers."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """Attend.
-
-        Args:
-            query: [1, heads, T, width].
-            key, value: [1, key heads, T, width]; heads is a multiple of key heads.
-            window: a token sees itself and the `window` - 1 positions above it; None: all above it.
-
-        Returns:
-            [1, T, heads, width].
-        """
-        ...
-
-
 @torch.compiler.disable  # attention has kernels of its own, and a new object for each micro-batch would recompile the block
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, Any]:
     """The function that transformers calls in each layer: the micro-batch's packed attention if there is one, else torch's."""
-    packed: PackedAttention | None = given.pop("packed_attention", None)
-    in_last_layer: PackedAttention | None = given.pop("attention_in_last_layer", None)
+    packed: RangeAttention | None = given.pop("packed_attention", None)
+    in_last_layer: RangeAttention | None = given.pop("attention_in_last_layer", None)
     if in_last_layer is not None and module.layer_idx == module.config.num_hidden_layers - 1:
         packed = in_last_layer
     if packed is None:
@@ -74,7 +56,7 @@ def use_packed_attention(config: Any) -> None:
 
 
 def packed_attention_arguments(
-    config: Any, attention: PackedAttention, device: torch.device, in_last_layer: PackedAttention | None = None
+    config: Any, attention: "RangeAttention", device: torch.device, in_last_layer: "RangeAttention | None" = None
 ) -> dict[str, Any]:
     """Arguments of one forward that make the model of `config` use `attention`; forwards without them are unchanged.
 
@@ -86,26 +68,6 @@ def packed_attention_arguments(
     # without a mask transformers would try to detect packing itself.
     mask = torch.empty((1, 1, 1, 0), device=device)
     return {"packed_attention": attention, "attention_in_last_layer": in_last_layer, "attention_mask": mask}
-
-
-class DenseAttention:
-    """One call under a T x T mask."""
-
-    def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
-        leaves = torch.from_numpy(micro.leaves).to(device)
-        place = torch.arange(len(leaves), device=device)
-        self._sees = (place[None, :] <= place[:, None]) & (place[:, None] < leaves[None, :])
-        self._positions = torch.from_numpy(micro.positions).to(device)
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """As `PackedAttention`."""
-        sees = self._sees
-        if window is not None:
-            sees = sees & (self._positions[:, None] - self._positions[None, :] < window)
-        # Keys are repeated, because the fused kernels support a mask or shared keys, but not both.
-        key, value = (values.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for values in (key, value))
-        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale)
-        return attended.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +105,16 @@ class RangeAttention:
         self._masks: dict[tuple[int, torch.dtype, int | None], list[Tensor]] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """As `PackedAttention`."""
+        """Attend.
+
+        Args:
+            query: [1, heads, T, width].
+            key, value: [1, key heads, T, width]; heads is a multiple of key heads.
+            window: a token sees itself and the `window` - 1 positions above it; None: all above it.
+
+        Returns:
+            [1, T, heads, width].
+        """
         shared_by = query.shape[1] // key.shape[1]
         window = None if window is None or window > self._deepest else window
         masks = self._masks.get((shared_by, query.dtype, window))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.packed_attention import DenseAttention, RangeAttention, packed_attention_arguments
+from training.packed_attention import RangeAttention, packed_attention_arguments
 from training.trie_plan import PackedMicroBatch
 
 
@@ -28,23 +28,17 @@ def uncovered_reason(model: Any) -> str | None:
     return None
 
 
-def attention_kinds(wanted: str) -> tuple[str, ...]:
-    """Kinds of packed attention to try, in this order; only `wanted` unless that is 'auto'."""
-    return ("ranges", "dense") if wanted == "auto" else (wanted,)
-
-
-def packed_hidden(causal: Any, micro: PackedMicroBatch, kind: str = "auto") -> Tensor:
+def packed_hidden(causal: Any, micro: PackedMicroBatch) -> Tensor:
     """Last hidden states [H, width] at `micro.hidden_at`; `causal` is the causal model inside the peft model."""
     device = causal.lm_head.weight.device
-    attention = {"ranges": RangeAttention, "dense": DenseAttention}[attention_kinds(kind)[0]](micro, device)
-    in_last_layer = attention.only(micro.hidden_at) if isinstance(attention, RangeAttention) else None
+    attention = RangeAttention(micro, device)
     at = to_device(micro.hidden_at, device)
     with _last_products_at(causal, at, micro.tokens):
         hidden = causal.model(
             input_ids=to_device(micro.input_ids, device)[None],
             position_ids=to_device(micro.positions, device)[None],
             use_cache=False,
-            **packed_attention_arguments(causal.config, attention, device, in_last_layer),
+            **packed_attention_arguments(causal.config, attention, device, attention.only(micro.hidden_at)),
         ).last_hidden_state
     return hidden[0].index_select(0, at)
 

@@ -56,7 +56,6 @@ class Policy:
 
     Attributes:
         device: the device.
-        attention: kind of the packed attention, as in `attention_kinds`.
         model: the peft model.
     """
 
@@ -72,7 +71,6 @@ class Policy:
         """
         self.device = choose_device(settings.device)
         leave_room(self.device)
-        self.attention = "auto"
         self._settings = settings
         seed_generators(settings.seed)
         base: Any = model
@@ -125,7 +123,6 @@ class Policy:
             return masked_logprobs(
                 self.model.base_model.model,
                 micro,
-                self.attention,
                 reference,
                 entropy_gradient=self._settings.entropy_weight > 0,
                 mass_gradient=self._settings.legal_mass_weight > 0,
@@ -134,7 +131,7 @@ class Policy:
     def reference(self, micro: BranchingTokens) -> Reference:
         """Forward of a packed or padded micro-batch through the base model, without gradient."""
         with torch.no_grad(), self.model.disable_adapter(), self._autocast():
-            return reference_of(self.model.base_model.model, micro, self.attention)
+            return reference_of(self.model.base_model.model, micro)
 
     @property
     def row_limits(self) -> RowLimits:

@@ -74,8 +74,7 @@ def train_one_step(folder: Path, requests: Sequence[GenerationRequest], found: S
     (update,) = updater.updates(batch)
     assert not update.skipped
     policy.save_adapter(target)
-    facts = check_adapter(version_in(target, 1), folder, 8)
-    assert facts.modules == tuple(sorted(policy.model.peft_config["default"].target_modules))  # type: ignore[arg-type]
+    check_adapter(version_in(target, 1), folder, 8)
     return target
 
 

@@ -74,7 +74,7 @@ def kept(model: Any, positions: int) -> tuple[int, int]:
         return values
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda values: values):
-        masked_logprobs(model.base_model.model, micro, "ranges")
+        masked_logprobs(model.base_model.model, micro)
     return micro.tokens, sum(size for storage, size in found.items() if storage not in weights)
 
 
@@ -144,7 +144,7 @@ def peak_per_token(model: Any) -> float:
     for positions in (1, 3):
         micro = packed(positions)
         with Live() as live:
-            masked_logprobs(model.base_model.model, micro, "ranges").chosen.sum().backward()
+            masked_logprobs(model.base_model.model, micro).chosen.sum().backward()
         model.zero_grad(set_to_none=True)
         found.append((micro.tokens, live.most))
     (few, small), (many, large) = found

@@ -24,8 +24,8 @@ from transformers import (
 import training.layout
 from tests.training.batches import VOCABULARY, three_levels
 from training import packed_attention
-from training.packed_attention import DenseAttention, RangeAttention
-from training.packed_forward import packed_hidden, uncovered_reason
+from training.packed_attention import RangeAttention
+from training.packed_forward import uncovered_reason
 from training.padded_rows import pad
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -131,11 +131,9 @@ def test_a_window_and_a_mixture_of_experts_have_the_same_loss_and_gradient_packe
     batch = three_levels()
     policy = policy_of(base(kind, initializer_range=0.1, **OTHERS[kind]))
     padded, oracle, _ = step(policy, batch, layout="padded")
-    for attention in ("ranges", "dense"):
-        policy.attention = attention
-        packed, gradient, updater = step(policy, batch)
-        assert updater.layout.packed and policy.attention == attention, updater.layout.fallback
-        assert abs(packed - padded) <= 1e-6 and apart(gradient, oracle) <= 1e-5
+    packed, gradient, updater = step(policy, batch)
+    assert updater.layout.packed, updater.layout.fallback
+    assert abs(packed - padded) <= 1e-6 and apart(gradient, oracle) <= 1e-5
     if "sliding_window" in OTHERS[kind]:
         unbounded = policy_of(base(kind, initializer_range=0.1, **{**OTHERS[kind], "sliding_window": 100}))
         assert apart(step(unbounded, batch)[1], oracle) > 1e-3, "the window changes nothing, so this test says nothing"
@@ -164,45 +162,24 @@ def ranges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("ranges")
 @pytest.mark.parametrize("window", [None, 7, 1000])
 def test_every_attention_is_that_of_the_mask(window: int | None):
-    batch = three_levels(positions=6, powers=3, forks=4)
+    batch, scale, found = three_levels(positions=6, powers=3, forks=4), 0.25, []
     (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
-    tokens, scale = len(micro.input_ids), 0.25
+    tokens = len(micro.input_ids)
     place = np.arange(tokens)
     near = micro.positions[:, None] - micro.positions[None, :] < (window or tokens)
     rule = torch.from_numpy((place[None, :] <= place[:, None]) & (place[:, None] < micro.leaves[None, :]) & near)
-    query, key, value = queries(tokens)
-    scores = (query @ key.repeat_interleave(2, 1).transpose(2, 3)) * scale
-    oracle = (scores.masked_fill(~rule, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
-    with torch.no_grad():
-        for attention in (DenseAttention(micro, CPU), RangeAttention(micro, CPU)):
-            torch.testing.assert_close(attention(query, key, value, scale, window), oracle, atol=1e-5, rtol=0)
 
+    def of_the_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
+        scores = (query @ key.repeat_interleave(2, 1).transpose(2, 3)) * scale
+        return (scores.masked_fill(~rule, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)).transpose(1, 2)
 
-@pytest.mark.usefixtures("ranges")
-def test_the_gradient_of_ranges_is_that_of_the_mask():
-    batch = three_levels(positions=3, powers=3, forks=5)
-    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
-    found = []
-    for attention in (DenseAttention(micro, CPU), RangeAttention(micro, CPU)):
-        given = [values.clone().requires_grad_() for values in queries(len(micro.input_ids))]
-        attention(given[0], given[1], given[2], 0.25).square().sum().backward()
-        found.append([values.grad for values in given])
+    for attention in (of_the_mask, RangeAttention(micro, CPU)):
+        given = [values.clone().requires_grad_() for values in queries(tokens)]
+        attended = attention(given[0], given[1], given[2], scale, window)
+        attended.square().sum().backward()
+        found.append([attended.detach(), *(values.grad for values in given)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-
-
-def test_the_last_layer_multiplies_only_tokens_that_are_read():
-    batch = three_levels(positions=2, powers=3, forks=4)
-    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
-    causal: Any = policy_of(base()).model.base_model.model
-    rows: list[int] = []
-    for layer in causal.model.layers:
-        layer.mlp.down_proj.register_forward_hook(lambda _, given, __: rows.append(given[0].shape[1]))
-    packed_hidden(causal, micro)
-    assert rows == [micro.tokens] * (len(rows) - 1) + [len(micro.hidden_at)]
-    rows.clear()
-    causal.model(input_ids=torch.arange(5)[None])  # other forwards are unchanged
-    assert set(rows) == {5}
 
 
 def test_no_gathered_key_is_kept_for_the_backward_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
@@ -254,10 +231,9 @@ def broken(*_: Any) -> None:
 
 def test_a_packed_forward_that_breaks_altogether_does_not_end_the_run(monkeypatch):
     policy, batch = policy_of(base()), three_levels()
-    for kind in (RangeAttention, DenseAttention):
-        monkeypatch.setattr(kind, "__call__", broken)
+    monkeypatch.setattr(RangeAttention, "__call__", broken)
     _, _, updater = step(policy, batch)
-    assert not updater.layout.packed and "ranges: it failed with RuntimeError; dense: it" in updater.layout.fallback
+    assert not updater.layout.packed and "it failed with RuntimeError" in updater.layout.fallback
 
 
 def test_in_bfloat16_the_two_paths_are_close_and_the_check_passes():

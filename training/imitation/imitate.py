@@ -56,14 +56,9 @@ def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
         The model's folder.
 
     Raises:
-        InputError: another process works in the folder, there are too few games, or the processor has no bfloat16 products.
+        InputError: another process works in the folder, or there are too few games.
         DataError: a shard of games is damaged.
     """
-    if settings.dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # no public call says it
-        raise InputError(
-            "this processor has no bfloat16 products, so torch makes them many times slower than in float32: leave out --dtype "
-            "(a model that was begun so needs a processor like its first)"
-        )
     with held(work.root / ".lock") as mine:
         if not mine:
             raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
@@ -148,7 +143,7 @@ class Imitation:
         if found:
             packed = pack(found, settings.prompt_weight)
             self.optimiser.zero_grad(set_to_none=True)
-            loss = backward(self.model, packed, bfloat16=settings.dtype == "bfloat16")
+            loss = backward(self.model, packed)
             if not math.isfinite(loss):
                 raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --rate, and begin again")
             state.losses.append(loss)

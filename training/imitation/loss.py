@@ -51,17 +51,12 @@ def pack(examples: Sequence[Example], prompt_weight: float) -> PackedExamples:
     )
 
 
-def backward(model: Any, examples: PackedExamples, *, bfloat16: bool = False) -> float:
-    """Add the gradient of the loss to the model's; returns the loss.
-
-    Args:
-        bfloat16: compute matrix products in bfloat16; weights, gradients and the loss stay float32.
-    """
+def backward(model: Any, examples: PackedExamples) -> float:
+    """Add the gradient of the loss to the model's; returns the loss."""
     total, whole = 0.0, examples.weights.sum()
     for micro in examples.packed.micro_batches:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
-            hidden = packed_hidden(model, micro)
-            loss = _weighted_sum(model, hidden, micro, examples.weights[micro.completion_index] / whole)
+        hidden = packed_hidden(model, micro)
+        loss = _weighted_sum(model, hidden, micro, examples.weights[micro.completion_index] / whole)
         loss.backward()
         total += float(loss.detach())
     return total

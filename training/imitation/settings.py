@@ -43,8 +43,6 @@ class ImitationSettings(Settings):
     """Form of the rate's decay to a twentieth of it at the last step."""
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Weight of a prompt token in the loss beside a completion token's 1; with 0 the model does not learn to read the board."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the matrix products; bfloat16 is refused on processors that do not have it. Weights stay float32."""
     measure_every: Annotated[int, Field(ge=1)] = 100
     """Steps between measurements on held-out games."""
     checkpoint_minutes: Annotated[float, Field(ge=0)] = 5.0
