@@ -22,7 +22,6 @@ from cyclopts import Parameter
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 from rich.table import Table
 
 from cli.terminal import output_console
@@ -87,13 +86,9 @@ def _text(sentence: str, cure: str) -> str:
 
 
 def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Finding]:
-    """All findings, problems first, then warnings.
-
-    Raises:
-        InputError: the settings cannot be read.
-    """
+    """All findings, problems first, then warnings."""
     installed = _installed()
-    findings = [*check_platform(), *check_packages(), *check_versions(installed, *declared()), *check_torch(installed)]
+    findings = [*check_platform(), *check_packages(), *check_versions(installed, *declared())]
     if not any(each.name == "packages" and each.state == "problem" for each in findings):  # else settings cannot be read
         findings += check_run(installed, runs_root, preset, config)
     findings += check_size(runs_root)
@@ -161,21 +156,8 @@ def check_versions(installed: dict[str, str], python: str, requirements: Sequenc
         yield _ok(name="versions", sentence=f"all declared requirements are met: {shown}")
 
 
-def check_torch(installed: dict[str, str]) -> Iterator[Finding]:
-    """torchvision, torchaudio and torchcodec must be the same build as torch, or importing transformers fails."""
-    torch = installed.get("torch", "")
-    others = [name for name in ("torchvision", "torchaudio", "torchcodec") if name in installed]
-    if unfit := [f"{name} {installed[name]}" for name in others if torch and _build(installed[name]) != _build(torch)]:
-        sentence = f"{', '.join(unfit)} is of another build than torch {torch}: importing a Qwen2 class then fails"
-        yield _problem(name="torch", sentence=sentence, cure=f"nothing here uses it: pip uninstall {' '.join(others)}")
-
-
 def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
-    """Which engine a run with these settings would have and why, and whether it would be refused on this machine.
-
-    Raises:
-        InputError: the settings cannot be read.
-    """
+    """Which engine a run with these settings would have and why, and whether it would be refused on this machine."""
     from pipeline.find_model import check_room
     from pipeline.run_settings import layered_settings
     from telemetry.cards import visible_cards
@@ -261,11 +243,3 @@ def declared() -> tuple[str, list[str]]:
 def _installed() -> dict[str, str]:
     """Canonical name -> version of everything installed; the first on the path where there are two, as for an import."""
     return {canonicalize_name(found.name): found.version for found in reversed([*metadata.distributions()]) if found.name}
-
-
-def _build(version: str) -> str:
-    """The local part of a version, such as "cpu" or "cu130"."""
-    try:
-        return Version(version).local or ""
-    except InvalidVersion:
-        return ""

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cli.dry_run import show_plan
-from cli.options import AsJson, DryRun, Run, RunsRoot, which_run
+from cli.options import AsJson, Run, RunsRoot, which_run
 from cli.prefect_server import prefect_server
 from cli.run_flow import run_flow
 from cli.screen import progress_shown
@@ -22,7 +21,6 @@ def improve(
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
-    dry_run: DryRun = False,
     settings: _Flags = None,
 ) -> None:
     """Improve a run's policy by search: visit positions that it reaches, label them by search, train on the labels; repeat.
@@ -40,8 +38,6 @@ def improve(
         entente improve --run mine --search.scripted dumbbot,dumbbot --temperature 0
 
         entente improve --run mine --rollouts                with new start groups in each step
-
-        entente improve --run mine --rounds 3 --dry-run
     """
     from pipeline.run_settings import settings_of
 
@@ -50,10 +46,6 @@ def improve(
     stored = settings_of(paths).model_copy(update={"runs_root": runs_root})
     check_improve(stored, settings)
     left = open_rounds(paths, settings)
-    if dry_run:
-        work = {"rounds_left": len(left), "positions": settings.positions, "steps_of_a_round": settings.steps}
-        teacher = settings.search.model_dump(mode="json")
-        return show_plan({"command": "improve", "run": {"name": run}, "work": work, "teacher": teacher}, json=json)
     from flows.improve_policy import improve_policy
     from flows.open_run import check_inputs
 

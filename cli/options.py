@@ -21,11 +21,7 @@ PlanAsJson = Annotated[bool, Parameter(help="With --dry-run: print the plan as o
 
 
 def which_run(run: str, runs_root: Path) -> str:
-    """The name of the run. It is written to standard error where `run` is "latest".
-
-    Raises:
-        InputError: see `resolve_run`.
-    """
+    """The name of the run. It is written to standard error where `run` is "latest"."""
     chosen = resolve_run(runs_root, run)
     if run == LATEST:
         sys.stderr.write(f"run {chosen}, the latest in {runs_root}\n")

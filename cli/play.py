@@ -86,11 +86,7 @@ def play(
 
 
 def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """The seats with what their players' names mean today ('newest' may be another version tomorrow), and all players.
-
-    Raises:
-        InputError: there is no such player.
-    """
+    """The seats with what their players' names mean today ('newest' may be another version tomorrow), and all players."""
     from evaluation.contestants import resolve_contestants
     from game.players import SEARCHES
     from play.game import HUMAN

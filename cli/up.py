@@ -174,11 +174,7 @@ def _server(port: int) -> str:
 
 
 def _deployments_in_file() -> list[dict[str, Any]]:
-    """The deployments of prefect.yaml, each with the name of a work pool.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """The deployments of prefect.yaml, each with the name of a work pool."""
     import yaml
 
     try:
@@ -220,11 +216,7 @@ def _deployments() -> list[dict[str, Any]]:
 
 
 def _prefect(*words: str) -> None:
-    """Run `prefect WORDS` to its end.
-
-    Raises:
-        InputError: it fails.
-    """
+    """Run `prefect WORDS` to its end."""
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *words], capture_output=True, text=True, check=False, env=_environment()
     )

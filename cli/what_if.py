@@ -110,11 +110,7 @@ def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[Record
 
 
 def _resolved(names: list[str], run: str, runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """What each name means today, and the players.
-
-    Raises:
-        InputError: there is no such player, or its version was retired.
-    """
+    """What each name means today, and the players."""
     from evaluation.contestants import needs_run, resolve_contestants
     from telemetry.errors import InputError
 

@@ -77,11 +77,7 @@ class Run:
     @property
     @_one_error
     def scores(self) -> "DuckDBPyRelation":
-        """A row for each stored score, in the order in which they were measured: centres gained, and the 95 % interval.
-
-        Raises:
-            DataError: a file of a score is damaged.
-        """
+        """A row for each stored score, in the order in which they were measured: centres gained, and the 95 % interval."""
         import pyarrow as pa
 
         from evaluation.score_files import read_scores
@@ -158,11 +154,7 @@ class Frame:
 
 @_one_error
 def runs(runs_root: str | Path = "runs") -> list[Run]:
-    """The runs in a folder; the one that wrote last is last.
-
-    Raises:
-        InputError: there is no such folder.
-    """
+    """The runs in a folder; the one that wrote last is last."""
     if not (root := Path(runs_root)).is_dir():
         raise InputError(f"there is no folder '{root}': name the folder of your runs with runs_root")
     return [Run(paths) for paths in runs_in(root)]

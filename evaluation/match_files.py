@@ -89,11 +89,7 @@ def write_match(folder: Path, record: MatchRecord) -> None:
 
 
 def read_matches(folder: Path) -> list[MatchRecord]:
-    """All matches of a folder, in the order in which they were finished.
-
-    Raises:
-        DataError: a file is damaged.
-    """
+    """All matches of a folder, in the order in which they were finished."""
     return [read_match(file) for file in sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))]
 
 

@@ -160,11 +160,7 @@ async def play_match(
 async def play_game(
     plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider], progress: GameProgress | None = None
 ) -> GameResult:
-    """Play one game to a solo, or until its years are over.
-
-    Raises:
-        EngineError: the game failed.
-    """
+    """Play one game to a solo, or until its years are over."""
     board = Board.start() if plan.start is None else Board.restore(plan.start)
     dice_name = f"match/{settings.seed}/{plan.pair}"
     fork = await play_fork(

@@ -50,11 +50,7 @@ def protocols() -> Mapping[str, Protocol]:
 
 
 def find_protocol(name: str) -> Protocol:
-    """The protocol `name`.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The protocol `name`."""
     if name not in protocols():
         raise InputError(f"there is no protocol '{name}': the protocols are {', '.join(protocols())}")
     return protocols()[name]
@@ -84,11 +80,7 @@ def protocol_match(name: str, players: Sequence[str], opponents: str, asked: Map
 
 
 def check_protocol(match: MatchSettings) -> None:
-    """Check that a match has the settings of the protocol that it names, if it names one.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Check that a match has the settings of the protocol that it names, if it names one."""
     if not match.protocol:
         return
     protocol = find_protocol(match.protocol)

@@ -66,11 +66,7 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
 
 
 def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
-    """All records of a run by label, in the order in which they were measured.
-
-    Raises:
-        DataError: a record is damaged.
-    """
+    """All records of a run by label, in the order in which they were measured."""
     files = sorted(paths.scores.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
     records = {file.stem: read_score(paths, file.stem) for file in files}
     return {label: record for label, record in records.items() if record is not None}
@@ -93,11 +89,7 @@ def track_label(version: int) -> str:
 
 
 def read_track(paths: RunPaths) -> list[TrackPoint]:
-    """All measured versions of a run, in order.
-
-    Raises:
-        DataError: a score file is damaged.
-    """
+    """All measured versions of a run, in order."""
     labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
     return [

@@ -128,9 +128,6 @@ def other_orders(position: RecordedPosition, given: Sequence[str], power: str = 
 
     Args:
         power: whose builds WAIVE declines; empty: nobody's.
-
-    Raises:
-        InputError: names the order that is not legal.
     """
     legal, named = position.board.legal_orders(), dict[str, list[str]]()
     for order in (" ".join(order.upper().replace("-", " - ").split()) for order in given):
@@ -174,9 +171,6 @@ async def orders_of_player(
 
     Args:
         decider: chooses for it; None: it is a scripted player.
-
-    Raises:
-        EngineError, DataError: a decision failed.
     """
     legal = position.board.legal_orders()[power]
 

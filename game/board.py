@@ -81,11 +81,7 @@ class Board:
 
     @classmethod
     def restore(cls, snapshot: Snapshot, path: BoardPath = BoardPath.FAST) -> "Board":
-        """The game that `snapshot` was taken from, at the same phase.
-
-        Raises:
-            DataError: the snapshot is damaged.
-        """
+        """The game that `snapshot` was taken from, at the same phase."""
         try:
             position = read_position(snapshot)
             return cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position))
@@ -122,11 +118,7 @@ class Board:
             power.game = None
 
     def snapshot(self, *, game_id: str, seed: int, source: str) -> Snapshot:
-        """This position as plain data.
-
-        Raises:
-            InputError: the game is over.
-        """
+        """This position as plain data."""
         self._check_not_over("freeze")
         snapshot_id, position = self._frozen()
         return Snapshot(
@@ -244,9 +236,6 @@ class Board:
         """Play this phase as `step` does, without its checks and without a record.
 
         `orders` are legal sets of powers in `legal_orders`; the caller knows this, because nothing here notices.
-
-        Raises:
-            InputError: the game is over.
         """
         self._check_not_over("step")
         for power, given in orders.items():

@@ -34,11 +34,7 @@ class PlainGame(Game):
 
 
 def new_plain_game(map_name: str, rules: list[str] | None = None) -> PlainGame:
-    """A new game at its first phase.
-
-    Raises:
-        InputError: the map is not one of MAPS.
-    """
+    """A new game at its first phase."""
     check_map(map_name)
     return PlainGame(map_name=map_name, **({} if rules is None else {"rules": rules}))
 

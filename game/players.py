@@ -94,21 +94,13 @@ PLAYERS: Mapping[str, Player] = {
 
 @cache
 def player(name: str) -> Player:
-    """The player called `name`: one of ours, or a function that `module:attribute` names.
-
-    Raises:
-        InputError: there is no such player, or it cannot be used.
-    """
+    """The player called `name`: one of ours, or a function that `module:attribute` names."""
     check_named("scripted player", name, PLAYERS)
     return PLAYERS[name] if name in PLAYERS else load_part("scripted player", name, _accept)
 
 
 def check_player(name: str) -> None:
-    """Load the player of this name.
-
-    Raises:
-        InputError: see `player`.
-    """
+    """Load the player of this name."""
     player(name)
 
 

@@ -27,11 +27,7 @@ _ByPower = Mapping[str, Sequence[str]]
 
 
 def board_of_game(game: Any) -> Board:
-    """The last position of a game as `diplomacy.utils.export.to_saved_game_format` saves it.
-
-    Raises:
-        InputError: see `board_of_state`.
-    """
+    """The last position of a game as `diplomacy.utils.export.to_saved_game_format` saves it."""
     phases = game.get("phases") if isinstance(game, Mapping) else None
     if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
         raise InputError("the game is not one as the diplomacy package saves it: it lacks phases")

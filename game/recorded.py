@@ -68,9 +68,6 @@ def recorded_orders(saved: Any, where: str) -> list[tuple[str, dict[str, tuple[s
     """The name of each phase that was played, and the whole order set of each power that had something to order.
 
     The units that are gone show which disbands the rules chose.
-
-    Raises:
-        InputError: see `replay_recorded`.
     """
     found: list[tuple[str, dict[str, tuple[str, ...]]]] = []
     before: tuple[dict[str, LegalOrders], dict[str, tuple[str, ...]]] = {}, {}

@@ -139,11 +139,7 @@ class OutsidePlayers:
         self.deciders: Mapping[str, OutsideDecider] = {name: OutsideDecider(name, self) for name in self._clients}
 
     async def answer(self, name: str, request: DecisionRequest) -> StoredAnswer:
-        """The stored answer to this decision, or the endpoint's, which is then stored. Equal questions are asked once.
-
-        Raises:
-            EngineError: see `OutsideDecider.decide`.
-        """
+        """The stored answer to this decision, or the endpoint's, which is then stored. Equal questions are asked once."""
         asked = messages(request.board, request.legal)
         key = answer_key(name, request.shared or request.dice, asked)
         if (stored := self._file.get(key)) is not None:

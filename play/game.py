@@ -58,11 +58,7 @@ class Players(Protocol):
         ...
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
-        """The order set of the player with this name.
-
-        Raises:
-            EngineError, DataError: the decision failed.
-        """
+        """The order set of the player with this name."""
         ...
 
 

@@ -33,11 +33,7 @@ class GameFile:
         self._turn = asyncio.Lock()
 
     async def write(self, game: PlayedGame) -> None:
-        """Replace the content by the game as it is; after a crash the file has the old or the new content.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Replace the content by the game as it is; after a crash the file has the old or the new content."""
         async with self._turn:
             content = saved(game).model_dump_json().encode() + b"\n"
             try:

@@ -108,11 +108,7 @@ def read_request(body: bytes) -> ChatRequest:
 
 
 def read_question(request: ChatRequest) -> tuple[Board, LegalOrders]:
-    """The position in the last message, and the legal orders of the power that it names. Earlier messages are not read.
-
-    Raises:
-        ApiError: there is none, or the power has nothing to order.
-    """
+    """The position in the last message, and the legal orders of the power that it names. Earlier messages are not read."""
     try:
         power, board = _position(_text(request.messages[-1]))
     except InputError as error:

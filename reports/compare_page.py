@@ -15,11 +15,7 @@ from reports.write_page import page_template, root_flag, write_page
 
 
 def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
-    """Write the page to `file`.
-
-    Raises:
-        InputError: its folder does not exist.
-    """
+    """Write the page to `file`."""
     write_page(file, html_of(found, runs_root))
 
 

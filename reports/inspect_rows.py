@@ -151,11 +151,7 @@ class Inspector:
         )
 
     def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
-        """The advantage group of a start group with the largest spread, limited to `power` and `phase` if they are given.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The advantage group of a start group with the largest spread, limited to `power` and `phase` if they are given."""
         asked = {"start_group": start_group, "power": power and power.upper(), "phase": phase and phase.upper()}
         asked = {name: value for name, value in asked.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in asked)

@@ -169,9 +169,6 @@ def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path |
     """Write learning curve, strength by version, first board and newest game as separate pictures, if they exist.
 
     `model` is the folder of the run's model: without it the game's orders are drawn as if nobody knew how sure they were.
-
-    Raises:
-        InputError: there is no such folder.
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' to write pictures to: make it first")

@@ -192,11 +192,7 @@ class RunLine:
 
 
 def list_runs(runs_root: Path) -> list[RunLine]:
-    """The runs under `runs_root`; the latest one is last. A folder that is no run is left out, a damaged run has its reason.
-
-    Raises:
-        InputError: there is no such folder.
-    """
+    """The runs under `runs_root`; the latest one is last. A folder that is no run is left out, a damaged run has its reason."""
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
     lines = []

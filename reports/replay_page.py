@@ -22,11 +22,7 @@ _DIGITS = 6
 
 
 def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
-    """Write the page to `file`.
-
-    Raises:
-        InputError: there is no folder for it.
-    """
+    """Write the page to `file`."""
     write_page(file, replay_html(game, runs_root), "replay")
 
 

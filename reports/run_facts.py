@@ -66,9 +66,6 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
 
     Args:
         rows: whether the stored rows are read, which takes the longer the more there are.
-
-    Raises:
-        InputError: there is no run in that folder.
     """
     run = read_run(paths)
     troubles = list(run.troubles)

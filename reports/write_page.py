@@ -20,11 +20,7 @@ def page_template(name: str, folder: Path = _HERE) -> Template:
 
 
 def write_page(file: Path, html: str, what: str = "page") -> None:
-    """Write a page.
-
-    Raises:
-        InputError: its folder does not exist.
-    """
+    """Write a page."""
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' to write the {what} to: make it, or name another with --output")
     durable_write(file, html.encode())

@@ -77,11 +77,7 @@ NamedSet = tuple[Sequence[str], str]
 async def play_out_apart(
     pool: ProcessPool, board: Board, power: str, sets: Sequence[NamedSet], settings: SearchSettings
 ) -> list[float]:
-    """Values of the playouts of all `sets`, in their order.
-
-    Raises:
-        EngineError: a process ended.
-    """
+    """Values of the playouts of all `sets`, in their order."""
     snapshot = board.snapshot(game_id="", seed=0, source="search")
     parts = [sets[first :: pool.size] for first in range(min(pool.size, len(sets)))]
     values = [0.0] * len(sets)

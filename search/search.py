@@ -132,9 +132,6 @@ class SearchDecider:
         Args:
             proposer: the scripted player that makes the `settings.proposals`, if no engine does.
             processes: play scripted playouts; None: this process does.
-
-        Raises:
-            InputError: see `check_search`.
         """
         if proposer:
             scripted = (proposer,) * settings.proposals + settings.scripted
@@ -155,11 +152,7 @@ class SearchDecider:
 
 
 def check_search(settings: SearchSettings) -> None:
-    """Check that everybody whom the settings name is a scripted player.
-
-    Raises:
-        InputError: a name is none.
-    """
+    """Check that everybody whom the settings name is a scripted player."""
     for name in (*settings.scripted, *settings.player):
         check_player(name)
 

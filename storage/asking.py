@@ -38,9 +38,6 @@ def connect(
     Args:
         blend, discount, token_text, read_thought: see `AskedRun`.
         memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
-
-    Raises:
-        InputError: the folder is no run.
     """
     run = AskedRun(folder=Path(run_dir), blend=blend, discount=discount, token_text=token_text, read_thought=read_thought)
     return connect_run(run, memory_gib=memory_gib)
@@ -96,11 +93,7 @@ def ask(
 
 
 def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.DuckDBPyRelation:
-    """One query as a relation: no row is read before rows are asked of it.
-
-    Raises:
-        InputError: see `ask`.
-    """
+    """One query as a relation: no row is read before rows are asked of it."""
     try:
         statements = connection.extract_statements(question)
         if len(statements) != 1 or statements[0].type not in _READ_ONLY:

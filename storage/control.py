@@ -50,11 +50,7 @@ class Control(BaseModel):
 
 
 def read_control(paths: RunPaths) -> Control:
-    """The newest control file.
-
-    Raises:
-        DataError: there is no such file, or it is damaged.
-    """
+    """The newest control file."""
     try:
         content = paths.control.read_bytes()
     except FileNotFoundError as error:

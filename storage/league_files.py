@@ -51,21 +51,13 @@ def publish_league(paths: RunPaths, producer: str, made: LeagueStep) -> LeagueSt
 
 
 def read_league(paths: RunPaths, producer: str, step: int) -> LeagueStep | None:
-    """The league of a producer's step; None if there is no file.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """The league of a producer's step; None if there is no file."""
     file = _file(paths, producer, step)
     return _read(file) if file.exists() else None
 
 
 def newest_league(paths: RunPaths) -> LeagueStep | None:
-    """The league of the training flow's newest step; None if the run has none.
-
-    Raises:
-        DataError: its file is damaged.
-    """
+    """The league of the training flow's newest step; None if the run has none."""
     steps = [int(Path(name).stem) for name in names_in(paths.league / LOCAL_PRODUCER) if Path(name).stem.isdecimal()]
     return read_league(paths, LOCAL_PRODUCER, max(steps)) if steps else None
 

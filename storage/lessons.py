@@ -62,11 +62,7 @@ def publish_lessons(
 
 
 def open_lessons(path: Path) -> MappedFile:
-    """The verified lessons in a file, mapped.
-
-    Raises:
-        DataError: names the file and what is wrong.
-    """
+    """The verified lessons in a file, mapped."""
     file = map_arrow(path)
     metadata, named = metadata_of(file.table), f"{path.parent.name}/{path.name}"
     if (version := metadata.get("lesson_version", "none")) != str(LESSON_VERSION):

@@ -75,11 +75,7 @@ class MappedShards:
         return len(self._mapped)
 
     def get(self, name: str) -> MappedShard:
-        """The shard of this name.
-
-        Raises:
-            ShardDamaged: it is missing or damaged.
-        """
+        """The shard of this name."""
         with self._lock:
             if name in self._mapped:
                 self._mapped.move_to_end(name)

@@ -63,21 +63,13 @@ def list_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuer
 
 
 def order_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuery") -> pa.Table:
-    """The candidates that the query of the step returns, in its order.
-
-    Raises:
-        InputError: the query breaks a rule.
-    """
+    """The candidates that the query of the step returns, in its order."""
     candidates = list_candidates(connection, query)
     return candidates.take(pa.array(_places(query.selection, candidates, partial(_standing, connection)), pa.int64()))
 
 
 def check_selection(selection: str) -> None:
-    """Check that a query of `storage.selection` can be run, over no candidates.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Check that a query of `storage.selection` can be run, over no candidates."""
     _places(selection, CANDIDATES.empty_table(), lambda key: "")
 
 

@@ -121,11 +121,7 @@ def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
 
 
 def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | None = None) -> list[Removable]:
-    """What may be removed from a run that is not in use; the caller holds its lock.
-
-    Raises:
-        DataError: see `retention_facts`.
-    """
+    """What may be removed from a run that is not in use; the caller holds its lock."""
     now = time.time() if now is None else now
     kept_checkpoints = checkpoint_steps(paths)[-RESTING_CHECKPOINTS:]
     kept_adapters = adapters_to_keep(retention_facts(paths, kept_checkpoints), settings)
@@ -157,11 +153,7 @@ def remove(found: Removable) -> None:
 
 
 def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None) -> int:
-    """Remove old adapters of a run that this process is working on; returns the bytes freed.
-
-    Raises:
-        DataError: see `retention_facts`.
-    """
+    """Remove old adapters of a run that this process is working on; returns the bytes freed."""
     # A run in use keeps all its checkpoints here, and what they need.
     kept = adapters_to_keep(retention_facts(paths, checkpoint_steps(paths)), settings or RetentionSettings())
     gone = list(_old(paths.adapters, _ADAPTER, kept, "adapter of an old version"))

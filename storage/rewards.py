@@ -54,11 +54,7 @@ _OURS: Mapping[str, Reward] = {name: lambda components, name=name: components[na
 
 @cache
 def reward_of(name: str) -> Reward:
-    """The function of a reward component, by its name without `final_`.
-
-    Raises:
-        InputError: there is none, or it cannot be used.
-    """
+    """The function of a reward component, by its name without `final_`."""
     check_named("reward component", name, _OURS)
     return _OURS[name] if name in _OURS else load_part("reward component", name, _accept)
 

@@ -138,9 +138,6 @@ def check_name(name: str, what: str) -> str:
 
     Args:
         what: the noun for the message, e.g. "The producer".
-
-    Raises:
-        InputError: it cannot.
     """
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise InputError(
@@ -162,11 +159,7 @@ def check_run_name(name: str) -> str:
 
 
 def check_runs_root(folder: Path) -> None:
-    """Check that runs can be written below a folder of runs.
-
-    Raises:
-        InputError: they cannot.
-    """
+    """Check that runs can be written below a folder of runs."""
     if _URL.match(str(folder)):
         raise InputError(f"'{folder}' is a URL, and runs lie in a folder: mount the store, or copy the run, and name that folder")
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())

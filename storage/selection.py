@@ -83,9 +83,6 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, left: M
 
     Args:
         left: advantage groups by standing that left the tables, because no step can reach them.
-
-    Raises:
-        InputError: the user's query breaks a rule (`storage/own_selection.py`).
     """
     _, choice = connection.extract_statements(_SQL)
     if query.selection:

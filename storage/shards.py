@@ -190,11 +190,7 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
 
 
 def open_shard(path: Path) -> pa.Table:
-    """The verified decisions of a shard, mapped.
-
-    Raises:
-        DataError: names the file and what is wrong.
-    """
+    """The verified decisions of a shard, mapped."""
     return map_shard(path).table
 
 

@@ -30,11 +30,7 @@ class Eligible:
 
 
 def count_run(paths: RunPaths) -> Totals:
-    """Counts over the shards that are there and over all ledgers. A shard with damaged metadata counts nothing.
-
-    Raises:
-        DataError: a ledger is damaged.
-    """
+    """Counts over the shards that are there and over all ledgers. A shard with damaged metadata counts nothing."""
     decisions = orders_rejected = lag = 0
     for name in shard_names(paths):
         try:

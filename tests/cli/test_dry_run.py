@@ -27,7 +27,6 @@ WORDS = {
     "model imitate": ["model", "imitate", "strong"],
     "evaluate": ["evaluate", "--run", "taken"],
     "evaluate a match": ["evaluate", "--players", "mover+search,random", "--opponents", "random"],
-    "improve": ["improve", "--run", "taken"],
 }
 
 
