@@ -19,6 +19,7 @@ from typing import Any
 
 from prefect.runtime import flow_run
 
+from decoding.architectures import read_architecture
 from decoding.codec import Codec
 from decoding.model_files import max_position, model_fingerprint, resolve_model
 from flows.build_state_cache import build_state_cache
@@ -33,7 +34,7 @@ from pipeline.dask_rollouts import check_scheduler
 from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
 from pipeline.resources import Resources
-from pipeline.run_settings import RunSettings, check_prompts, check_resumed, settings_of
+from pipeline.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
 from pipeline.threads import apply_threads
 from pipeline.work_record import record_work
 from rollouts.fork import Tokens
@@ -166,6 +167,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.enter_context(cancelled_by_sigterm())
         cache = await prepare_cache(settings)
         model = await prepare_model(settings)
+        if warning := rate_warning(settings.training.learning_rate, read_architecture(model).hidden):
+            reporter().say(warning)
         tokens = Tokens(Codec(model), settings.prompts)
         tokens.check_thought(settings.inference.max_model_length)
         # Wait a second: a report takes this lock for a moment to see whether the run is being trained.

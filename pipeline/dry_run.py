@@ -35,7 +35,7 @@ from pipeline.find_model import (
 )
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from pipeline.rollout_source import groups_per_task
-from pipeline.run_settings import RunSettings, check_prompts, settings_of
+from pipeline.run_settings import RunSettings, check_prompts, rate_warning, settings_of
 from pipeline.search_teacher import DECISION_S, SearchTeacher
 from reports.read_run import read_run
 from rollouts.fork import Tokens
@@ -114,7 +114,8 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
             "schedule": settings.training.rate_schedule,
             "warm_up_steps": settings.training.warm_up_steps,
             "updates_of_a_step": settings.training.updates_per_step,
-        },
+        }
+        | ({"warning": said} if shape and (said := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
         "time": _time(settings, decisions) | _searches(rollouts, decisions),
         "memory": _memory(settings, shape, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),

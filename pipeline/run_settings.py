@@ -5,13 +5,14 @@ Layers, later ones win: a preset, TOML files, command-line flags. The resolved t
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from decoding.architectures import read_architecture
 from decoding.model_files import recipe_prompts
 from evaluation.settings import EvaluationSettings
 from game.prompt_settings import PromptSettings
@@ -30,7 +31,7 @@ from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
 from telemetry.setting_marks import MAY_CHANGE, STAYS, ChangeRule, Seed, Settings, change_rule
 from telemetry.sinks import TelemetrySettings
-from training.settings import TinyModelSettings, TrainingSettings
+from training.settings import TinyModelSettings, TrainingSettings, usual_rate
 
 _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
 _PRESETS = Path(__file__).with_name("presets")
@@ -145,6 +146,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge_layers(merged, layer)
+    merged = _with_usual_rate(merged, layers)
     if (prompts := _prompts_of_base(merged)) is not None:
         merged = merge_layers({"prompts": prompts.model_dump()}, merged)
     try:
@@ -156,13 +158,39 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     return settings
 
 
+def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tree with the usual rate where a layer over the preset names a model on this machine, and none a rate."""
+    named, rated = (
+        any(isinstance(layer.get(section), Mapping) and name in layer[section] for layer in layers[1:])
+        for section, name in (("inference", "model"), ("training", "learning_rate"))
+    )
+    folder = _folder_of_base(tree)
+    if rated or not named or folder is None or not (folder / "config.json").is_file():
+        return dict(tree)
+    return merge_layers(tree, {"training": {"learning_rate": usual_rate(read_architecture(folder).hidden)}})
+
+
+def rate_warning(rate: float, width: int) -> str:
+    """A sentence where the rate is ten times off the usual one for a model of this hidden width; else empty."""
+    usual = usual_rate(width)
+    if usual / 10 < rate < usual * 10:
+        return ""
+    return f"training.learning_rate {rate:g} is far from {usual:g}, which suits a model {width} wide"
+
+
 def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
     """The prompt settings of the base model that a settings tree names, if it was made here."""
+    folder = _folder_of_base(tree)
+    return None if folder is None else recipe_prompts(folder)
+
+
+def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
+    """The folder that a settings tree names as the base model, if it is one."""
     inference = tree.get("inference")
     model = inference.get("model") if isinstance(inference, Mapping) else None
     if not isinstance(model, str) or "\0" in model or not model or not Path(model).is_dir():
         return None
-    return recipe_prompts(Path(model))
+    return Path(model)
 
 
 def check_prompts(settings: RunSettings) -> None:

@@ -21,12 +21,14 @@ from pipeline.run_settings import (
     layered_settings,
     one_sentence,
     preset_names,
+    rate_warning,
     resumed_settings,
     settings_of,
 )
 from pipeline.threads import apply_threads, plan_threads
 from storage.runs import RunPaths
 from telemetry.errors import InputError
+from training.settings import usual_rate
 
 
 def test_a_file_overrides_the_preset_and_a_flag_overrides_both(tmp_path: Path):
@@ -36,6 +38,16 @@ def test_a_file_overrides_the_preset_and_a_flag_overrides_both(tmp_path: Path):
     settings = layered_settings("laptop", [first, second], {"rollouts": {"forks_per_group": 6}})
     assert (settings.steps, settings.rollouts.start_groups, settings.rollouts.forks_per_group) == (5, 7, 6)
     assert settings.rollouts.horizon_years == layered_settings("laptop").rollouts.horizon_years
+
+
+def test_another_model_than_the_preset_s_gets_the_rate_of_its_width_and_one_ten_times_off_is_said():
+    model = {"model": "models/night-192"}
+    assert layered_settings("laptop", (), {"inference": model}).training.learning_rate == usual_rate(192) == 2e-3
+    given = layered_settings("laptop", (), {"inference": model, "training": {"learning_rate": 1e-4}})
+    assert given.training.learning_rate == 1e-4
+    assert layered_settings("laptop").training.learning_rate == usual_rate(128) == 3e-3
+    assert rate_warning(3e-3, 576) == "training.learning_rate 0.003 is far from 0.0003, which suits a model 576 wide"
+    assert not rate_warning(1e-3, 576)
 
 
 @pytest.mark.parametrize("name", preset_names())
