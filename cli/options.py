@@ -33,9 +33,6 @@ def which_runs(wanted: Iterable[str], runs_root: Path) -> list[str]:
 
     Args:
         wanted: names, patterns such as 'sweep-*', or several of them with commas.
-
-    Raises:
-        InputError: a name has no run, or a pattern matches none.
     """
     there = sorted(paths.root.name for paths in runs_in(runs_root))
     found: dict[str, None] = {}

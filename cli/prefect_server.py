@@ -30,11 +30,7 @@ _ended: set[str] = set()
 
 @contextmanager
 def prefect_server() -> Iterator[None]:
-    """Within the block a Prefect server answers, and Prefect's settings have its address.
-
-    Raises:
-        InputError: the server that PREFECT_API_URL or the Prefect profile names does not answer, or ours does not come up.
-    """
+    """Within the block a Prefect server answers, and Prefect's settings have its address."""
     from prefect.settings import get_current_settings
 
     given = get_current_settings().api.url
@@ -110,11 +106,7 @@ def _check(address: str) -> None:
 
 
 def accepts(address: str, key: str) -> bool:
-    """Whether the server at `address` accepts this key; an empty key: requests without one.
-
-    Raises:
-        OSError: no server answers.
-    """
+    """Whether the server at `address` accepts this key; an empty key: requests without one."""
     basic = {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
     request = urllib.request.Request(f"{address}/admin/version", headers=basic)
     try:
@@ -126,11 +118,7 @@ def accepts(address: str, key: str) -> bool:
 
 
 def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    """Return once the server of `process`, which writes `log`, answers at `address`.
-
-    Raises:
-        InputError: it ended, or does not answer in time.
-    """
+    """Return once the server of `process`, which writes `log`, answers at `address`."""
     limit = _limit_s()
     until = time.monotonic() + limit
     while True:
@@ -171,11 +159,7 @@ def _last_words(log: Path) -> str:
 
 
 def _ask(address: str, timeout_s: float) -> None:
-    """Return if a server answers at `address`, also if it asks for a login.
-
-    Raises:
-        OSError: no server answers.
-    """
+    """Return if a server answers at `address`, also if it asks for a login."""
     try:
         urllib.request.urlopen(f"{address}/health", timeout=timeout_s).close()
     except urllib.error.HTTPError as answer:

@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 def run_flow(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end like `asyncio.run`, and return its result.
-
-    Raises:
-        KeyboardInterrupt: a signal asked this process to end; `work` was cancelled and has ended.
-    """
+    """Run `work` to its end like `asyncio.run`, and return its result."""
     outcome: Future[T] = Future()
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
 

@@ -19,11 +19,7 @@ _DRAIN_S = 10.0
 
 
 def find_policy(model: str, run: str, version: str, runs_root: Path, given: InferenceSettings | None) -> "Contestant":
-    """What is served: the model in a folder, or else a version of the run.
-
-    Raises:
-        InputError: there is no such model, run or version, or the settings are not the server's.
-    """
+    """What is served: the model in a folder, or else a version of the run."""
     from evaluation.contestants import resolve_contestant
 
     if others := sorted(given.model_fields_set if given else set()):
@@ -36,11 +32,7 @@ def find_policy(model: str, run: str, version: str, runs_root: Path, given: Infe
 
 
 def serve_orders(policy: "Contestant", listener: "socket.socket", key: str | None, runs_root: Path) -> None:
-    """Serve it until SIGTERM, Ctrl-C or the loss of its engine.
-
-    Raises:
-        EntenteError: the engine did not start, or was lost for good.
-    """
+    """Serve it until SIGTERM, Ctrl-C or the loss of its engine."""
     from cli.prefect_server import prefect_server
     from evaluation.settings import PlaySettings
     from flows.open_players import open_players

@@ -23,11 +23,7 @@ def key_file() -> Path:
 
 
 def send_key(address: str) -> None:
-    """Set the key for this process and its children, if the server at `address` is on this machine and a key exists.
-
-    Raises:
-        InputError: others than its owner can read the file.
-    """
+    """Set the key for this process and its children, if the server at `address` is on this machine and a key exists."""
     if os.environ.get(_SENT):
         return
     if given := os.environ.get(_WANTED):
@@ -37,11 +33,7 @@ def send_key(address: str) -> None:
 
 
 def want_key() -> str:
-    """Set and return the key that the next server requires; this process sends it too. A missing key is created.
-
-    Raises:
-        InputError: others than its owner can read the file.
-    """
+    """Set and return the key that the next server requires; this process sends it too. A missing key is created."""
     if not (os.environ.get(_SENT) or os.environ.get(_WANTED)) and not key_file().is_file():
         _make()
     send_key("http://127.0.0.1")

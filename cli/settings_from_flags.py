@@ -36,9 +36,6 @@ def settings_from(
     Args:
         init_from: step of another run from which the run begins; see `settings_from_step`.
         dry_run: no model is made for it.
-
-    Raises:
-        InputError: see `layered_settings`, `resumed_settings` and `settings_from_step`.
     """
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
     if resume:

@@ -26,11 +26,7 @@ _COLUMNS = 120
 
 
 def show_settings_help(app: App, words: Sequence[str]) -> bool:
-    """Print the help of the command in `words` if it takes run settings. Returns whether it does.
-
-    Raises:
-        InputError: the words name a preset that does not exist, or a file that cannot be read.
-    """
+    """Print the help of the command in `words` if it takes run settings. Returns whether it does."""
     names, apps, rest = app.parse_commands([word for word in words if word not in (*HELP, HELP_ALL)])
     command = apps[-1].default_command
     if command is None or all(each.annotation is not SettingsFlags for each in inspect.signature(command).parameters.values()):

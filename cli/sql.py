@@ -101,11 +101,7 @@ def sql(
 
 
 def _check_outside_runs(output: Path) -> None:
-    """Refuse to write where a run keeps its files.
-
-    Raises:
-        InputError: the file lies in a run.
-    """
+    """Refuse to write where a run keeps its files."""
     for folder in output.absolute().resolve().parents:
         if (folder / "settings.json").is_file() and (folder / "shards").is_dir():
             raise InputError(
@@ -114,11 +110,7 @@ def _check_outside_runs(output: Path) -> None:
 
 
 def _form(format: Format | None, output: Path | None) -> Format:
-    """The format of the answer, from --format and --output.
-
-    Raises:
-        InputError: they contradict each other, or a file is missing.
-    """
+    """The format of the answer, from --format and --output."""
     if output is None:
         if format == "parquet":
             raise InputError("--format parquet needs a file: name one with --output answer.parquet")

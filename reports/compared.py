@@ -62,11 +62,7 @@ class Compared:
 
 
 def compare_runs(runs: Sequence[RunPaths]) -> Compared:
-    """Read and compare the runs.
-
-    Raises:
-        InputError: there are fewer than two or more than `MOST_RUNS`, or one is no run.
-    """
+    """Read and compare the runs."""
     if not 2 <= len(runs) <= MOST_RUNS:
         raise InputError(f"a comparison takes 2 to {MOST_RUNS} runs, and {len(runs)} {'is' if len(runs) == 1 else 'are'} given")
     found = [read_facts(paths, rows=False) for paths in runs]

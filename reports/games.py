@@ -74,12 +74,7 @@ def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
 
 
 def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
-    """The game of this name.
-
-    Raises:
-        InputError: there is none, or several; the sentence says what there is.
-        DataError: it lies in a shard that is set aside as damaged.
-    """
+    """The game of this name."""
     games = games_of(connection)
     if not games:
         if refused := connection.sql("SELECT sentence FROM refused ORDER BY shard").fetchall():

@@ -68,11 +68,7 @@ class Decided:
         return {name: float(self.facts[name]) for name in COMPONENTS}
 
     def picture(self, *, whole: bool = False) -> str:
-        """The board as SVG with the orders; a thicker arrow is more probable. Shows the part with the orders, or all of it.
-
-        Raises:
-            InputError: there is no position.
-        """
+        """The board as SVG with the orders; a thicker arrow is more probable. Shows the part with the orders, or all of it."""
         if self.board is None:
             raise InputError(f"the position of decision {self.facts['decision_id']} was not recorded, so no board can be drawn")
         power, orders = self.facts["power"], [order for order, _ in self.orders]
@@ -112,11 +108,7 @@ class Inspector:
         self._connection.close()
 
     def decision(self, decision_id: int) -> Decided:
-        """One decision.
-
-        Raises:
-            InputError: the run has none of this id.
-        """
+        """One decision."""
         found = _rows(self._connection, "SELECT * FROM decisions WHERE decision_id = ?", decision_id)
         if not found:
             raise InputError(
@@ -177,11 +169,7 @@ class Inspector:
         return Forked(facts=facts, members=members, best=best, worst=worst)
 
     def step(self, step: int) -> tuple[dict[str, float], Groups]:
-        """A step's metrics, and the advantage groups that it trained on.
-
-        Raises:
-            InputError: the step never was.
-        """
+        """A step's metrics, and the advantage groups that it trained on."""
         name = self._paths.root.name
         figures = _rows(self._connection, "SELECT name, value FROM metrics WHERE step = ? AND name LIKE 'train/%'", step)
         groups = _rows(

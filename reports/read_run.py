@@ -87,11 +87,7 @@ class Run:
 
 
 def read_run(paths: RunPaths) -> Run:
-    """Read a run's small files.
-
-    Raises:
-        InputError: there is no run in that folder, or its settings are damaged.
-    """
+    """Read a run's small files."""
     settings, troubles = read_settings(paths), list[str]()
     records = _metrics(paths.metrics, troubles)
     return Run(
@@ -109,11 +105,7 @@ def read_run(paths: RunPaths) -> Run:
 
 
 def read_settings(paths: RunPaths) -> dict[str, Any]:
-    """The resolved tree, as stored.
-
-    Raises:
-        InputError: there is no run, or what it stored was altered.
-    """
+    """The resolved tree, as stored."""
     if not paths.settings.is_file():
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
     try:

@@ -12,12 +12,7 @@ from telemetry.errors import InputError
 
 
 def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
-    """The position of a game of the run, which is named as `entente replay` names it.
-
-    Raises:
-        InputError: there is no such game or phase, or its boards are gone.
-        DataError: its rows are damaged.
-    """
+    """The position of a game of the run, which is named as `entente replay` names it."""
     found = read_run_game(paths, game, None)
     phases = {
         ply.phase: (ply.board, {who: tuple(each.order for each in own) for who, own in ply.orders.items()}) for ply in found.plies
@@ -26,11 +21,7 @@ def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
 
 
 def position_of_played_game(file: Path, phase: str) -> RecordedPosition:
-    """The position of a game that `entente play` stored.
-
-    Raises:
-        InputError: the file is no game, was changed, or has no such phase.
-    """
+    """The position of a game that `entente play` stored."""
     game = read_game(file)
     phases = {each.turn.phase: (Board.restore(each.before), each.turn.orders) for each in play_again(game, file)}
     return _choose(f"game {game.name}", phases, phase)

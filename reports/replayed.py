@@ -109,12 +109,7 @@ class ReplayedGame:
 def read_game(
     paths: RunPaths, asked: str, model: Path | None, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
 ) -> ReplayedGame:
-    """Read the game of the name `asked`. `model`: folder of the run's model; None if it is missing.
-
-    Raises:
-        InputError: there is no such game, or its boards are gone.
-        DataError: its rows are damaged.
-    """
+    """Read the game of the name `asked`. `model`: folder of the run's model; None if it is missing."""
     with connect(paths.root, blend=blend, discount=discount) as connection:
         game = find_game(connection, paths.root.name, asked)
         facts = _decisions(connection, game)
