@@ -161,8 +161,7 @@ def _imitation_settings(
     work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
 ) -> ImitationSettings:
     """The checked settings of a model: TOML files, then flags; of one that is resumed its own."""
-    from pipeline.run_settings import merge_layers, one_sentence
-    from pipeline.settings_file import read_settings_file
+    from pipeline.run_settings import merge_layers, one_sentence, read_settings_file
     from training.imitation.work import begun_settings, check_new
 
     if resume:

@@ -34,7 +34,6 @@ _CURVES = (
     ("together", "rollout/occupancy", "{0:.0f} requests"),
     ("GPU", "gpu/utilisation", "{0:.0%} busy"),
     ("GPU memory", "gpu/memory_share", "{0:.0%} of the fullest"),
-    ("occupancy", "gpu/sm_occupancy_share", "{0:.0%} of the warps that would fit"),
     ("power", "gpu/power_w", "{0:,.0f} W of all GPUs"),
     ("servers", "workers/running_mean", "{0:.0f} requests at each"),
     ("their queue", "workers/waiting_mean", "{0:.1f} requests waiting"),

@@ -29,14 +29,11 @@ class EvaluationSettings(Settings):
     """Scripted players of the other powers; the first gives the score."""
     every: Annotated[int, Field(ge=0)] = 0
     """Versions between two that are measured while training goes on; 0: none."""
-    beside: Literal["auto", "deployment", "inside"] = "auto"
-    """Who measures those: 'deployment', a flow run of its own beside training; 'inside', the training flow between two
-    steps; 'auto': the former where its deployment and a worker are there."""
 
     @property
     def question(self) -> "EvaluationSettings":
-        """These settings without `every` and `beside`. Scores with equal questions can be compared."""
-        return self.model_copy(update={"every": 0, "beside": "auto"})
+        """These settings without `every`. Scores with equal questions can be compared."""
+        return self.model_copy(update={"every": 0})
 
 
 class PlaySettings(Settings):

@@ -6,7 +6,6 @@ from typing import Any
 from prefect import flow
 
 from evaluation.contestants import resolve_contestant, resolve_version
-from evaluation.score_files import ScoreRecord, track_label, write_score
 from evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from evaluation.strength import POLICY
 from flows.given_parameters import check_given, named_after
@@ -17,7 +16,6 @@ from pipeline.run_settings import settings_of
 from storage.runs import RunPaths, check_name
 from tasks.artifacts import show_scores
 from tasks.evaluation import evaluate_player
-from telemetry.errors import InputError
 
 
 @flow(name="evaluate-policy", flow_run_name=named_after("evaluate", "run"))
@@ -27,7 +25,6 @@ async def evaluate_policy(
     runs_root: Path = Path("runs"),
     evaluation: EvaluationSettings | None = None,
     match: MatchSettings | None = None,
-    track: bool = False,
     play: PlaySettings | None = None,
 ) -> dict[str, Any]:
     """Score `version` of `run` against each kind of opponents, or play a match instead.
@@ -38,11 +35,10 @@ async def evaluate_policy(
         runs_root: Folder of all runs.
         evaluation: Settings of the measurement; default: the run's own.
         match: Play whole games between the players that it names instead; `version` is then ignored.
-        track: Store the score as the version's point in the run's strength over versions.
         play: How the version plays in the score: its temperature, or by search; default: it draws at temperature 1.
 
     Raises:
-        InputError: no such run or version, a match that cannot be played, or `track` of a version that does not play plainly.
+        InputError: no such run or version, or a match that cannot be played.
     """
     check_given(runs_root, runs=[run], players=(*match.players, match.opponents) if match is not None else ())
     if match is not None and not run:
@@ -50,8 +46,6 @@ async def evaluate_policy(
     paths = RunPaths(runs_root / check_name(run, "run"))
     settings = settings_of(paths).model_copy(update={"runs_root": runs_root})
     evaluation, play = evaluation or settings.evaluation, play or PlaySettings()
-    if track and play.how():
-        raise InputError(f"the strength over versions is that of plain play, not of {play.how()}: leave out `track` or `play`")
     if match is not None:
         return await play_match_of(run, runs_root, match)
     version = resolve_version(paths, run, version)
@@ -60,7 +54,7 @@ async def evaluate_policy(
     scores = {}
     async with open_players([player], runs_root, play) as opened:
         decider = opened.deciders[player.name] if play.pick == "search" else None
-        for opponents in evaluation.opponents[:1] if track else evaluation.opponents:
+        for opponents in evaluation.opponents:
             scores[opponents] = await evaluate_player(
                 f"v{version}",
                 POLICY if decider is None else player.name,
@@ -72,19 +66,6 @@ async def evaluate_policy(
                 decider,
                 play.temperature,
             )
-    if track:
-        ((opponents, score),) = scores.items()
-        write_score(
-            paths,
-            ScoreRecord(
-                label=track_label(version),
-                player=POLICY,
-                opponents=opponents,
-                policy_version=version,
-                settings=evaluation,
-                score=score,
-            ),
-        )
     await show_scores(run, version, scores, play.how())
     return {
         "run": run,

@@ -16,10 +16,9 @@ from typing import Any
 from prefect import flow
 
 from evaluation.intervals import format_interval
-from flows.choose_source import LocalSource
 from flows.given_parameters import check_given, named_after
 from flows.open_run import open_run
-from flows.track_strength import StrengthTrack, point_figures
+from flows.score_policy import score_version
 from flows.train_policy import open_log
 from pipeline.improve_rounds import (
     ImproveSettings,
@@ -32,9 +31,9 @@ from pipeline.improve_rounds import (
     round_name,
     with_steps,
 )
+from pipeline.play import Stretch
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
-from pipeline.rollout_source import Stretch
 from pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
 from pipeline.step_figures import StepClock
 from pipeline.teach import VISITED_GROUPS
@@ -47,6 +46,7 @@ from storage.retention import drop_old_adapters
 from storage.runs import RunPaths
 from tasks.quoted import quoted
 from tasks.report import write_report_page
+from tasks.rollouts import roll_out_groups
 from tasks.teaching import label_visits, visit_groups
 from tasks.training import check_mismatch, has_fresh_rows, train_step
 from telemetry.errors import DataError
@@ -79,15 +79,15 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
     if left := open_rounds(paths, improve):
         settings = with_steps(stored)
         async with open_run(settings, resume=True, trains_alone=True) as resources:
-            track, published = StrengthTrack(resources, settings), resources.resume_point.last.published
+            published, point = resources.resume_point.last.published, dict[str, float]()
             async with ProcessPool(usable_cores()) as teachers:
                 with open_log(resources, settings) as log, freeze_old_objects():
                     if published != BASE:
                         await resources.serve(published)  # the engines start with the base model
                     for number in left:
-                        published = await _improve_once(resources, settings, improve, teachers, log, track, number, published)
-                    if scored := await asyncio.to_thread(track.figures):
-                        log.log(published.version + 1, scored)
+                        published = await _improve_once(resources, settings, improve, teachers, log, point, number, published)
+                    if point:
+                        log.log(published.version + 1, point)
             done = with_steps(stored)
             durable_write(paths.settings, done.model_dump_json(indent=1).encode())
         if settings.telemetry.report:
@@ -102,11 +102,15 @@ async def _improve_once(
     improve: ImproveSettings,
     teachers: ProcessPool,
     log: MetricLog,
-    track: StrengthTrack,
+    point: dict[str, float],
     number: int,
     student: PolicyVersion,
 ) -> PolicyVersion:
-    """One round; what an earlier attempt left is found, not made again. Returns the newest version."""
+    """One round; what an earlier attempt left is found, not made again. Returns the newest version.
+
+    Args:
+        point: score of the round before, which the first step logs; then that of this round.
+    """
     began = time.monotonic()
     await asyncio.to_thread(begin_round, resources.paths, number, improve, student)
     lessons = await asyncio.to_thread(lessons_in_use, resources.paths, round_name(number))
@@ -117,28 +121,19 @@ async def _improve_once(
     reporter().say(f"round {number}: {lessons} lessons for {student}")
     if await has_fresh_rows(resources):
         await check_mismatch(quoted(resources))
-    newest, metrics = await _learn(resources, settings, improve, log, track, number, student)
+    newest, metrics = await _learn(resources, settings, improve, log, point, number, student)
     learned = time.monotonic()
-    score = await _score(track, number, newest.version)
+    point |= await score_version(resources, settings, newest.version)
+    low_high = (point["score/track_low"], point["score/track_high"]) if "score/track_low" in point else None
+    gain = f"{point['score/track']:+.2f} {format_interval(low_high, '+.2f')} centres"
+    reporter().say(f"round {number}: version {newest.version} gains {gain} against {settings.evaluation.opponents[0]}")
     await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
     losses = {name: metrics[name] for name in ("train/distil_loss", "train/teacher_entropy") if name in metrics}
     figures = {"round": number, "lessons": lessons, "version": newest.version, "adapter_hash": newest.adapter_hash, **losses}
     stages = {"label_s": labelled - began, "learn_s": learned - labelled, "score_s": time.monotonic() - learned}
     seconds = {name: round(value, 1) for name, value in stages.items()}
-    await asyncio.to_thread(end_round, resources.paths, number, figures | score | seconds)
+    await asyncio.to_thread(end_round, resources.paths, number, figures | point | seconds)
     return newest
-
-
-async def _score(track: StrengthTrack, number: int, version: int) -> dict[str, float]:
-    """Score the round's version, unless that is done; its figures, which are absent while another flow run measures them."""
-    if await asyncio.to_thread(track.point, version) is None:
-        await track.measure(version)
-    point = await asyncio.to_thread(track.point, version)
-    if point is None:
-        return {}
-    gain = f"{point.score.mean:+.2f} {format_interval(point.score.interval, '+.2f')} centres against {point.opponents}"
-    reporter().say(f"round {number}: version {version} gains {gain}")
-    return point_figures(point)
 
 
 async def _label_all(
@@ -181,14 +176,13 @@ async def _learn(
     settings: RunSettings,
     improve: ImproveSettings,
     log: MetricLog,
-    track: StrengthTrack,
+    point: dict[str, float],
     number: int,
     student: PolicyVersion,
 ) -> tuple[PolicyVersion, dict[str, float]]:
     """Train steps until the round's lessons are used up; returns the newest version, and the last step's metrics."""
     query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
-    source, resumed = LocalSource(resources, settings), resources.resume_point.last
-    newest, steps = student, improve.steps
+    resumed, newest, steps = resources.resume_point.last, student, improve.steps
     clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
     metrics = resumed.metrics if resumed.published == student else {}
     # A step whose ledger a kill left behind is repeated on its own rows, also when its lessons were the last.
@@ -198,12 +192,14 @@ async def _learn(
         step, groups = newest.version + 1, resources.rollouts.start_groups if improve.rollouts else 0
         asked, reports = time.monotonic(), ()
         if groups and not repeats:
-            reports = (await source.play(Stretch(step=step, first_group=(step - 1) * groups, count=groups)),)
+            stretch = Stretch(step=step, first_group=(step - 1) * groups, count=groups)
+            reports = (await roll_out_groups(quoted(resources), stretch),)
             await has_fresh_rows(resources)  # lists the folders: steps on lessons alone leave gaps in the numbers
         rolled = StepRollouts(reports=reports, waited=(asked, time.monotonic()), ready_share=float(not reports), queue={})
         trained = await train_step(quoted(resources), step, groups, query)
         newest, metrics = trained.published, trained.metrics
         await resources.serve(newest)
-        log.log(step, await clock.end_step(rolled, trained) | track.figures())
+        log.log(step, await clock.end_step(rolled, trained) | point)
+        point.clear()
         reporter().stage(f"learn {number}", min(steps, newest.version - student.version), steps)
     return newest, metrics

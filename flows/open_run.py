@@ -30,10 +30,11 @@ from inference.memory_plan import trainer_share
 from inference.start_engine import start_engine
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.check_settings import check_objective, check_settings
-from pipeline.dask_rollouts import check_scheduler
+from pipeline.dask_rollouts import check_scheduler, dask_cluster
 from pipeline.find_model import check_room
 from pipeline.league import check_opponent_versions
 from pipeline.resources import Resources
+from pipeline.rollout_queue import RolloutQueue, groups_per_task
 from pipeline.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
 from pipeline.threads import apply_threads
 from pipeline.work_record import record_work
@@ -46,6 +47,8 @@ from storage.learnable import PastReturns
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.preparation import make_model
+from tasks.quoted import quoted
+from tasks.rollouts import roll_out_groups, roll_out_on_dask
 from telemetry.cards import CardPlan
 from telemetry.devices import GPU_BEAT_S, GpuSampler
 from telemetry.errors import DataError, InputError
@@ -239,6 +242,25 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         )
         stack.push_async_callback(lambda: host.run(resources.endpoints.close()))
         yield resources
+
+
+@asynccontextmanager
+async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutQueue]:
+    """The queue of the run's rollouts, which are played in this process or on a Dask cluster: one Prefect task a stretch."""
+    async with AsyncExitStack() as stack:
+        play = partial(roll_out_groups, quoted(resources))
+        if settings.pipeline.task_runner == "dask":
+            cluster = await stack.enter_async_context(dask_cluster(settings))
+            play = partial(roll_out_on_dask, quoted(resources), quoted(cluster))
+        queue = RolloutQueue(
+            resources,
+            play,
+            depth=settings.pipeline.buffer_depth,
+            last_step=settings.steps,
+            groups_per_task=groups_per_task(settings),
+            step_done=resources.resume_point.step_done,
+        )
+        yield await stack.enter_async_context(queue)
 
 
 async def _close_engine(host: EngineHost, engine: Engine) -> None:

@@ -1,9 +1,9 @@
-"""Scores of a run: its base model, its trained version, and scripted players for comparison.
+"""Scores of a run: its base model, its trained version, versions between, and scripted players for comparison.
 
 Each score is written to a file of the run when it is measured. A score that a file already holds is not measured again.
 """
 
-from evaluation.score_files import ScoreRecord, read_score, write_score
+from evaluation.score_files import ScoreRecord, read_score, track_label, write_score
 from evaluation.strength import POLICY, Score
 from pipeline.find_model import TINY
 from pipeline.resources import Resources
@@ -31,6 +31,22 @@ async def score_scripted(resources: Resources, settings: RunSettings) -> dict[st
     """Score two scripted players in the same way."""
     opponents, players = settings.evaluation.opponents[0], scripted_players(settings)
     return {label: await _score(resources, settings, label, player, opponents, 0) for label, player in players.items()}
+
+
+def due(settings: RunSettings, version: int) -> bool:
+    """Whether this version is measured while training goes on. The last one is scored anyway."""
+    every = settings.evaluation.every
+    return bool(every) and version % every == 0 and version < settings.steps
+
+
+async def score_version(resources: Resources, settings: RunSettings, version: int) -> dict[str, float]:
+    """Score a version between, which the engine serves; its point in the run's strength over versions, as metrics."""
+    with resources.spans.span("evaluate"):
+        score = await _score(resources, settings, track_label(version), POLICY, settings.evaluation.opponents[0], version)
+    figures = {"score/track": score.mean, "score/track_version": float(version)}
+    if score.estimate.interval is not None:
+        figures["score/track_low"], figures["score/track_high"] = score.estimate.interval
+    return figures
 
 
 async def _score(resources: Resources, settings: RunSettings, label: str, player: str, opponents: str, version: int) -> Score:

@@ -13,11 +13,9 @@ from typing import Any
 from prefect import flow
 
 from flows.check_agreement import check_agreement
-from flows.choose_source import open_queue
 from flows.given_parameters import check_given, named_after
-from flows.open_run import finished_summary, open_run, with_run_name
-from flows.score_policy import score_policy, score_scripted
-from flows.track_strength import StrengthTrack
+from flows.open_run import finished_summary, open_queue, open_run, with_run_name
+from flows.score_policy import due, score_policy, score_scripted, score_version
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from pipeline.run_summary import run_summary
@@ -72,7 +70,7 @@ async def train_policy(settings: SettingsParameter, resume: bool = False) -> dic
 async def _train_steps(resources: Resources, settings: RunSettings, log: MetricLog) -> float:
     """Roll out, train and publish, step by step. Returns the share of the time that orchestration took."""
     first_step = resources.resume_point.step_done + 1
-    page, track = RunPage(settings.run, settings.steps), StrengthTrack(resources, settings)
+    page = RunPage(settings.run, settings.steps)
     desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
     async with page, desk, open_queue(settings, resources) as queue:
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
@@ -83,10 +81,10 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
                 log.log(0, figures)
             queue.play_ahead(step)
             trained = await train_step(quoted(resources), step)
-            await queue.hand_over(trained.published, at_once=track.due(step))
-            if track.due(step):
-                await track.measure(step)
-            figures |= await clock.end_step(rollouts, trained) | track.figures()
+            await queue.hand_over(trained.published, at_once=due(settings, step))
+            if due(settings, step):
+                figures |= await score_version(resources, settings, step)
+            figures |= await clock.end_step(rollouts, trained)
             for sink in (log.log, desk.step, page.step):
                 sink(step, figures)
             reporter().step(step, settings.steps, figures)

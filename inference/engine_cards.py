@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Literal
 
 from inference.settings import InferenceSettings
-from telemetry.cards import Card, check_cards, check_visible, plan_cards, torch_cuda, visible_cards
+from telemetry.cards import Card, check_visible, plan_cards, torch_cuda, visible_cards
 from telemetry.errors import InputError
 
 
@@ -50,12 +50,10 @@ def engine_cards(settings: InferenceSettings) -> tuple[Card, ...]:
     """The cards that an engine of these settings takes on this machine; () if it computes on the CPU or there is none here.
 
     Raises:
-        InputError: the settings name cards that are not there, or these cannot be used.
+        InputError: the settings name cards that are not there.
     """
     cards = usable_cards(settings, on_card=computes_on_card(settings))
-    plan = plan_cards(cards, engine=settings.cards, tensor_parallel=settings.tensor_parallel)
-    check_cards(plan, cuda=torch_cuda())
-    return plan.engine
+    return plan_cards(cards, engine=settings.cards, tensor_parallel=settings.tensor_parallel).engine
 
 
 def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card]:

@@ -79,7 +79,7 @@ def server_environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if cards := engine_cards(settings):
-        return variables | {VARIABLE: ",".join(card.visible for card in cards)}
+        return variables | {VARIABLE: ",".join(card.uuid for card in cards)}
     variables |= {
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         # Else vLLM binds its threads to the first cores, which a trainer or a second server may use too.

@@ -17,14 +17,16 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pipeline.play import RolloutReport, play_stretch
+from inference.server_arguments import start_limit_s
+from pipeline.play import Figures, Stretch, play_stretch
+from pipeline.rollout_queue import STRETCHES_AT_ONCE
 from pipeline.rollout_side import RolloutSide
-from pipeline.rollout_source import STRETCHES_AT_ONCE
+from pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
+from pipeline.threads import usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths
 from telemetry.errors import EngineLostError, InputError
@@ -44,28 +46,12 @@ machine this takes longer than Dask's default of 30 s, after which Dask would dr
 _LOOK_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaskPlan:
-    """The cluster to play on, with its time limits."""
-
-    address: str
-    """Address of a scheduler; empty: a cluster on this machine for the length of the run."""
-    workers: int
-    """Worker processes of a cluster on this machine."""
-    threads: int
-    """CPU threads of each of these processes."""
-    start_timeout_s: float
-    """Seconds until the scheduler must have a worker."""
-    timeout_s: float
-    """Time limit of a stretch in a worker, in seconds."""
-
-
 # -- in a worker process -----------------------------------------------------------------------------------------------------
 
 
-def play_in_worker(root: Path, step: int, first_group: int, count: int, after: Path | None, timeout_s: float) -> RolloutReport:
-    """Play a stretch in a thread of this worker process."""
-    return asyncio.run(asyncio.wait_for(play_here(root, step, first_group, count, after), timeout_s))
+def play_in_worker(root: Path, stretch: Stretch) -> Figures:
+    """Play a stretch in a thread of this worker process, within the time limit of a rollout task."""
+    return asyncio.run(asyncio.wait_for(play_here(root, stretch), ROLLOUT_TIMEOUT_S))
 
 
 _lock = threading.Lock()
@@ -73,11 +59,11 @@ _sides: dict[tuple[Path, str], "concurrent.futures.Future[RolloutSide]"] = {}
 """Rollout sides that this process has open, by run folder and the hash of what they play."""
 
 
-async def play_here(root: Path, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
+async def play_here(root: Path, stretch: Stretch) -> Figures:
     """Play a stretch in this process."""
     side = await _side_of(root)
     await side.follow()
-    return await play_stretch(side.resources, step, first_group, count, after)
+    return await play_stretch(side.resources, stretch)
 
 
 async def close_sides(root: Path) -> None:
@@ -118,10 +104,10 @@ async def _side_of(root: Path) -> RolloutSide:
 class DaskCluster:
     """A cluster that plays for one run; used on the flow's event loop."""
 
-    def __init__(self, root: Path, client: "Client", plan: DaskPlan) -> None:
-        self._root, self._client, self._plan = root, client, plan
+    def __init__(self, root: Path, client: "Client", address: str) -> None:
+        self._root, self._client, self._at = root, client, _at(address)
 
-    async def play(self, step: int, first_group: int, count: int, after: Path | None = None) -> RolloutReport:
+    async def play(self, stretch: Stretch) -> Figures:
         """Have a worker play a stretch; see `play_stretch`.
 
         Raises:
@@ -131,16 +117,15 @@ class DaskCluster:
         from distributed.scheduler import KilledWorker
 
         await self._wait_for_scheduler()
-        stretch = (self._root, step, first_group, count, after, self._plan.timeout_s)
-        future: Any = self._client.submit(play_in_worker, *stretch, pure=False)
-        answer: asyncio.Future[RolloutReport] = asyncio.ensure_future(future.result())
+        future: Any = self._client.submit(play_in_worker, self._root, stretch, pure=False)
+        answer: asyncio.Future[Figures] = asyncio.ensure_future(future.result())
         try:
             await self._wait_for(answer)
             return await answer
         except FutureCancelledError as error:
             raise self._scheduler_lost() from error
         except KilledWorker as error:
-            raise EngineLostError(f"Dask's workers died again and again over start groups from {first_group}") from error
+            raise EngineLostError(f"Dask's workers died again and again over start groups from {stretch.first_group}") from error
         finally:
             answer.cancel()  # Dask forgets a stretch for which nobody waits
 
@@ -151,7 +136,7 @@ class DaskCluster:
         if self._client.status != "running":
             raise self._scheduler_lost()
 
-    async def _wait_for(self, answer: asyncio.Future[RolloutReport]) -> None:
+    async def _wait_for(self, answer: asyncio.Future[Figures]) -> None:
         """Wait for the answer while there are workers."""
         last_worker = time.monotonic()
         while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
@@ -159,32 +144,33 @@ class DaskCluster:
                 last_worker = time.monotonic()
             elif time.monotonic() - last_worker > NO_WORKER_S:
                 raise EngineLostError(
-                    f"the Dask cluster{_at(self._plan)} had no worker for {NO_WORKER_S:g} s: start one, and resume the run"
+                    f"the Dask cluster{self._at} had no worker for {NO_WORKER_S:g} s: start one, and resume the run"
                 )
 
     def _scheduler_lost(self) -> EngineLostError:
-        return EngineLostError(f"the Dask scheduler{_at(self._plan)} is lost: start it again, and resume the run")
+        return EngineLostError(f"the Dask scheduler{self._at} is lost: start it again, and resume the run")
 
 
 @asynccontextmanager
-async def dask_cluster(root: Path, plan: DaskPlan) -> AsyncIterator[DaskCluster]:
-    """A new cluster on this machine, or an existing one, with a worker.
+async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
+    """A new cluster on this machine, or an existing one, with a worker, for the run with these settings.
 
     Raises:
         InputError: Dask is not installed, the scheduler does not answer, or it has no worker.
     """
-    check_scheduler(plan.address)
+    given, workers = settings.pipeline.dask_address, settings.pipeline.dask_workers
+    check_scheduler(given)
     import dask.config
     from distributed import Client, LocalCluster
 
-    root = root.resolve()
+    threads = settings.inference.threads or max(1, (usable_cores() - settings.threads[1]) // workers)
+    root, address = settings.paths.root.resolve(), given
     async with AsyncExitStack() as stack:
-        stack.enter_context(dask.config.set(_dask_settings(plan)))
-        address = plan.address
+        stack.enter_context(dask.config.set(_dask_settings(threads)))
         try:
             if not address:
                 cluster: Any = LocalCluster(
-                    n_workers=plan.workers,
+                    n_workers=workers,
                     threads_per_worker=STRETCHES_AT_ONCE,
                     dashboard_address=None,  # type: ignore[arg-type]  # documented so
                     memory_limit=0,  # Dask must not kill a worker for its engine's memory
@@ -193,28 +179,27 @@ async def dask_cluster(root: Path, plan: DaskPlan) -> AsyncIterator[DaskCluster]
                 )
                 address = (await stack.enter_async_context(cluster)).scheduler_address
             client: Any = await stack.enter_async_context(Client(address, asynchronous=True, timeout=SCHEDULER_BACK_S))
-            await client.wait_for_workers(1, timeout=plan.start_timeout_s)
+            await client.wait_for_workers(1, timeout=start_limit_s(settings.inference))
         except (OSError, TimeoutError) as error:
-            if plan.address and "worker" in str(error).lower():
+            if given and "worker" in str(error).lower():
                 raise InputError(
-                    f"the Dask scheduler at '{plan.address}' has no worker: start one with `dask worker {plan.address}`"
+                    f"the Dask scheduler at '{given}' has no worker: start one with `dask worker {given}`"
                 ) from error
-            raise InputError(f"no Dask cluster{_at(plan)}: {error}") from error
+            raise InputError(f"no Dask cluster{_at(given)}: {error}") from error
         try:
-            yield DaskCluster(root, client, plan)
+            yield DaskCluster(root, client, given)
         finally:
-            if plan.address and client.status == "running":  # the workers of an existing cluster outlive the run
+            if given and client.status == "running":  # the workers of an existing cluster outlive the run
                 with suppress(Exception):
                     await client.run(close_sides, root, on_error="ignore")
 
 
-def _dask_settings(plan: DaskPlan) -> dict[str, object]:
-    threads = {name: plan.threads for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+def _dask_settings(threads: int) -> dict[str, object]:
     return {
         "distributed.worker.daemon": False,  # a daemon may have no child processes, and engines and indexes do
         "distributed.comm.timeouts.tcp": f"{SILENT_FOR_S:g}s",
         "distributed.nanny.pre-spawn-environ": {
-            **threads,
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads),
             "OMP_WAIT_POLICY": "passive",
             "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENT_FOR_S:g}s",
             "DASK_LOGGING__DISTRIBUTED": "critical",  # at shutdown each worker logs that the others are gone
@@ -250,5 +235,5 @@ def check_scheduler(address: str) -> None:
         ) from error
 
 
-def _at(plan: DaskPlan) -> str:
-    return f" at '{plan.address}'" if plan.address else " on this machine"
+def _at(address: str) -> str:
+    return f" at '{address}'" if address else " on this machine"

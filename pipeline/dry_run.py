@@ -34,7 +34,7 @@ from pipeline.find_model import (
     trainer_gpu_bytes,
 )
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
-from pipeline.rollout_source import groups_per_task
+from pipeline.rollout_queue import groups_per_task
 from pipeline.run_settings import RunSettings, check_prompts, rate_warning, settings_of
 from pipeline.search_teacher import DECISION_S, SearchTeacher
 from reports.read_run import read_run

@@ -20,7 +20,7 @@ from inference.memory_plan import (
 from inference.settings import InferenceSettings
 from pipeline.run_settings import RunSettings
 from storage.runs import MODEL_FOLDER
-from telemetry.cards import CardPlan, check_cards, plan_cards, torch_cuda
+from telemetry.cards import CardPlan, plan_cards, torch_cuda
 from telemetry.errors import InputError
 from training.recipe import find_tiny, longest_sequence
 from training.settings import CPU_TOKENS, TINY_VOCABULARY, TinyModelSettings
@@ -57,7 +57,7 @@ def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
         trains: there is a trainer.
 
     Raises:
-        InputError: `training.device` or another setting asks for a card that is not there, or a card cannot be used as planned.
+        InputError: `training.device` or another setting asks for a card that is not there.
     """
     inference, training = settings.inference, settings.training
     draws = computes_on_card(inference)
@@ -65,14 +65,12 @@ def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
     cards = usable_cards(inference, on_card=draws or trains_on_card)
     if trains and training.device == "cuda" and not has_cuda():
         raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
-    plan = plan_cards(
+    return plan_cards(
         cards,
         engine=inference.cards if draws else None,
         tensor_parallel=inference.tensor_parallel,
         processes=training.processes if trains_on_card else 0,
     )
-    check_cards(plan, cuda=torch_cuda())
-    return plan
 
 
 def model_here(name: str) -> Path | None:

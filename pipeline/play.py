@@ -6,10 +6,12 @@ start groups are played again.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +22,7 @@ from inference.engine import forget_prefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from pipeline.search_opponents import search_opponents
 from pipeline.start_positions import start_positions
-from records.rows import Decision, Ply
-from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from rollouts.roll_out import RolledOut, StartGroup, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 from storage.schema import as_array
@@ -36,64 +37,33 @@ FULL_DISK_WAIT_S = 60.0
 _POLL_S = 0.05
 """Seconds between two checks for a step's ledger."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineWork:
-    """Work of the inference engines for some decisions, computed from the rows."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
-    completion_tokens: int
-    forced_tokens: int
-    """Completion tokens that had a single legal id."""
-    thoughts: int = 0
-    """Decisions with a thought; 0 if the model orders at once."""
-    thought_tokens: int = 0
-    """Tokens drawn in these thoughts, drawn end markers included."""
-    forced_thoughts: int = 0
-    """Thoughts that the budget ended."""
-    queue_ms: float
-    """Median over decisions."""
-    prefill_ms: float
-    """Median over decisions."""
-    decode_ms: float
-    """Median over decisions."""
+Figures = Mapping[str, float]
+"""Counts of some rollouts by name, and in `..._ms` medians over decisions. What nobody counted is absent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutReport:
-    """Result of a rollout task."""
+@dataclass(frozen=True, slots=True, order=True)
+class Stretch:
+    """Consecutive start groups that one rollout task plays. All start from the positions of one step."""
 
-    start_groups: int
-    decisions: int
-    failed_forks: int
-    orders_rejected: int
-    set_aside: int
-    """Number of damaged shards that were set aside."""
-    seconds: float
-    """Seconds of playing and publishing; 0 if nothing had to be played."""
-    engine_work: EngineWork | None
-    """None if there are no decisions, or no engine drew them."""
-    engine_ms: float | None
-    """Milliseconds in the game engine at a ply, median over decisions; None if there are no decisions."""
+    first_group: int
+    """Number of the first start group."""
+    count: int
+    """Number of start groups."""
+    step: int
+    """The step whose positions they start from. Any step may train on the rows."""
+    after: Path | None = None
+    """Ledger of a step. The shard is published only once this file exists, so it cannot change what that step selects."""
 
 
-async def play_stretch(
-    resources: RolloutResources, step: int, first_group: int, count: int, after: Path | None = None
-) -> RolloutReport:
-    """Play start groups `first_group` .. `first_group + count - 1` of `step` and publish their shard.
-
-    A retry after the shard was published plays nothing. For `after` see `Stretch`.
-    """
-    began = time.monotonic()
+async def play_stretch(resources: RolloutResources, stretch: Stretch) -> Figures:
+    """Play the start groups of `stretch` and publish their shard; a retry after that plays nothing. Returns their figures."""
     with resources.spans.span("rollout"):
-        first_of_step = (step - 1) * resources.rollouts.start_groups
-        positions = await asyncio.to_thread(start_positions, resources, step)
-        mine = positions[first_group - first_of_step :][:count]
-        settings = resources.rollouts.at(step)
-        report = await play_missing(resources, f"rollout {step}", PRODUCER, mine, first_group, after, settings)
-    return replace(report, seconds=time.monotonic() - began)
+        first_of_step = (stretch.step - 1) * resources.rollouts.start_groups
+        positions = await asyncio.to_thread(start_positions, resources, stretch.step)
+        mine = positions[stretch.first_group - first_of_step :][: stretch.count]
+        settings, stage = resources.rollouts.at(stretch.step), f"rollout {stretch.step}"
+        found = await play_missing(resources, stage, PRODUCER, mine, stretch.first_group, stretch.after, settings)
+        return await asyncio.to_thread(rollout_figures, found, stretch.count, resources.tokens.thinking)
 
 
 async def play_missing(
@@ -104,7 +74,7 @@ async def play_missing(
     first_group: int,
     after: Path | None = None,
     rollouts: RolloutSettings | None = None,
-) -> RolloutReport:
+) -> Coverage:
     """Play the producer's start groups from `first_group` on, one per position, except those already published.
 
     Args:
@@ -113,14 +83,15 @@ async def play_missing(
         after: publish only once this ledger exists.
         rollouts: settings to use instead of the run's.
     """
-    began, count = time.monotonic(), len(positions)
+    count = len(positions)
     found = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     for first, stretch in found.missing:
         mine = positions[first - first_group : first - first_group + stretch]
-        await play_groups(resources, stage, producer, mine, first, rollouts=rollouts, after=after)
-    whole = found if not found.missing else await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
-    report = await asyncio.to_thread(report_of, whole, count, resources.tokens.thinking)
-    return replace(report, set_aside=len(found.set_aside), seconds=time.monotonic() - began)
+        await _play_groups(resources, stage, producer, mine, first, rollouts or resources.rollouts, after)
+    if found.missing:
+        whole = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
+        return replace(whole, set_aside=found.set_aside)
+    return found
 
 
 async def play_probe(resources: Resources, version: int) -> None:
@@ -132,96 +103,51 @@ async def play_probe(resources: Resources, version: int) -> None:
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1})
     count = resources.rollouts.forks_per_group
     with resources.spans.span("rollout"):
-        found = await asyncio.to_thread(coverage, resources.paths, PROBE, version * count, count)
-        if found.missing:
-            positions = sample_start_positions(resources.cache.train, count, resources.seed, version)
-            await play_groups(resources, "probe", PROBE, positions, version * count, rollouts=alone)
+        positions = sample_start_positions(resources.cache.train, count, resources.seed, version)
+        await play_missing(resources, "probe", PROBE, positions, version * count, rollouts=alone)
 
 
-async def play_groups(
+async def _play_groups(
     resources: RolloutResources,
     stage: str,
     producer: str,
     positions: list[tuple[Snapshot, str]],
     first_group: int,
-    *,
-    rollouts: RolloutSettings | None = None,
-    after: Path | None = None,
+    rollouts: RolloutSettings,
+    after: Path | None,
 ) -> None:
-    """Play these positions as the producer's start groups from `first_group` on, and publish their shard.
-
-    Args:
-        rollouts: settings to use instead of the run's.
-        after: publish only once this ledger exists.
-    """
-    played = await roll_out_groups(resources, stage, producer, positions, first_group, rollouts)
-    await wait_for_ledger(after)
-    await publish_groups(resources, producer, first_group, len(positions), played.decisions, played.plies)
-
-
-async def roll_out_groups(
-    resources: RolloutResources,
-    stage: str,
-    producer: str,
-    positions: list[tuple[Snapshot, str]],
-    first_group: int,
-    rollouts: RolloutSettings | None = None,
-) -> RolledOut:
-    """Play these positions as the producer's start groups from `first_group` on. Publishes nothing."""
+    """Play these positions as the producer's start groups from `first_group` on, and publish all their rows as one shard."""
     done: list[int] = []
-    settings = await asyncio.to_thread(
-        resources.league.settings_for, rollouts or resources.rollouts, producer, first_group, resources.past.run_version
-    )
+    settings = await asyncio.to_thread(resources.league.settings_for, rollouts, producer, first_group, resources.past.run_version)
 
     def on_group(number: int) -> None:
         done.append(number)
         reporter().stage(stage, len(done), len(positions))
 
     groups = plan_start_groups(positions, first_group, settings)
-    named = {"producer": producer, "seed": resources.seed, "on_group": on_group}
-    rolling = partial(roll_out, groups, resources.engine, resources.tokens, settings, **named)
-    return await resources.host.run(_roll_out(resources, rolling, settings))
-
-
-async def publish_groups(
-    resources: RolloutResources,
-    producer: str,
-    first_group: int,
-    count: int,
-    decisions: Sequence[Decision],
-    plies: Sequence[Ply],
-) -> Shard:
-    """Publish all rows of the producer's start groups `first_group` .. `first_group + count - 1` as one shard."""
-    publish = partial(
-        publish_shard,
-        resources.paths,
-        producer,
-        first_group,
-        decisions,
-        plies,
-        resources.provenance,
-        next_start_group=first_group + count,
-    )
-    return await publish_when_there_is_room(publish, FULL_DISK_WAIT_S)
+    played = await resources.host.run(_roll_out(resources, groups, settings, producer, on_group))
+    while after is not None and not await asyncio.to_thread(after.exists):
+        await asyncio.sleep(_POLL_S)
+    rows, end = (played.decisions, played.plies), first_group + len(positions)
+    publish = partial(publish_shard, resources.paths, producer, first_group, *rows, resources.provenance, next_start_group=end)
+    await publish_when_there_is_room(publish, FULL_DISK_WAIT_S)
 
 
 async def _roll_out(
-    resources: RolloutResources, rolling: Callable[..., Awaitable[RolledOut]], settings: RolloutSettings
+    resources: RolloutResources,
+    groups: Sequence[StartGroup],
+    settings: RolloutSettings,
+    producer: str,
+    on_group: Callable[[int], None],
 ) -> RolledOut:
     """Play against the opponents of the settings, with empty prefix caches. Otherwise the last bits of log-probabilities would
     depend on what the engines drew before, and so on where a run was resumed."""
     async with resources.past.served(settings.opponent_versions) as versions:
-        searching = search_opponents(settings.searching_opponents, resources.past.engine, resources.tokens)
+        searching = search_opponents(settings.searching_opponents, resources.engine, resources.tokens)
         deciders = {**versions, **searching, **resources.endpoints.deciders}
-        for engine in {resources.engine, resources.past.engine}:
-            await forget_prefixes(engine)
-        return await rolling(deciders=deciders)
-
-
-async def wait_for_ledger(ledger: Path | None) -> None:
-    """Wait until a step's ledger exists. After that, published shards cannot change its rows. None: return at once."""
-    while ledger is not None and not await asyncio.to_thread(ledger.exists):
-        await asyncio.sleep(_POLL_S)
+        await forget_prefixes(resources.engine)
+        named = {"producer": producer, "seed": resources.seed, "on_group": on_group, "deciders": deciders}
+        return await roll_out(groups, resources.engine, resources.tokens, settings, **named)
 
 
 async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float) -> Shard:
@@ -242,8 +168,8 @@ async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float
             await asyncio.sleep(min(_RETRY_S, left))
 
 
-def report_of(found: Coverage, count: int, thinking: Thinking | None = None) -> RolloutReport:
-    """The report of `count` start groups, computed from their published shards.
+def rollout_figures(found: Coverage, count: int, thinking: Thinking | None = None) -> Figures:
+    """The figures of `count` start groups, computed from their published shards.
 
     Args:
         thinking: how their completions begin with a thought; None: thoughts are not counted.
@@ -254,48 +180,51 @@ def report_of(found: Coverage, count: int, thinking: Thinking | None = None) -> 
     ]  # fmt: skip
     tables = [open_shard(shard.path).select(columns).replace_schema_metadata(None) for shard in found.published]
     rows = pa.concat_tables(tables).combine_chunks() if tables else None
+    counted = {"start_groups": float(count), "set_aside": float(len(found.set_aside))}
     if rows is None or not rows.num_rows:
-        rows, forks = None, []
-    else:
-        forks = rows.select(["start_group", "fork", "status"]).to_pylist()
-    return RolloutReport(
-        start_groups=count,
-        decisions=len(forks),
-        failed_forks=len({(each["start_group"], each["fork"]) for each in forks if each["status"] != "complete"}),
-        orders_rejected=0 if rows is None else int(rows["orders_rejected"].to_numpy().sum()),
-        set_aside=len(found.set_aside),
-        seconds=0.0,
-        engine_work=None if rows is None else _add_thoughts(_engine_work(rows), rows, thinking),
-        engine_ms=None if rows is None else _median(rows, "engine_ms"),
+        return counted | dict.fromkeys(("decisions", "failed", "orders_rejected"), 0.0)
+    forks = rows.select(["start_group", "fork", "status"]).to_pylist()
+    single = {name: rows[name].to_numpy() for name in rows.schema.names if name.endswith(("_ms", "_len", "tokens", "rejected"))}
+    return (
+        counted
+        | {
+            "decisions": float(rows.num_rows),
+            "failed": float(len({(each["start_group"], each["fork"]) for each in forks if each["status"] != "complete"})),
+            "orders_rejected": float(single["orders_rejected"].sum()),
+            "prompt_tokens": float(single["prompt_len"].sum()),
+            "cached_tokens": float(single["cached_tokens"].sum()),
+        }
+        | {name: float(np.median(values)) for name, values in single.items() if name.endswith("_ms")}
+        | _completion_figures(rows)
+        | ({} if thinking is None else _thought_figures(rows, thinking))
     )
 
 
-def _engine_work(rows: pa.Table) -> EngineWork:
+def add_up(tasks: Sequence[Figures]) -> dict[str, float]:
+    """The figures of several tasks as one: sums of counts, medians of medians."""
+    total = Counter[str]()
+    for each in tasks:
+        total.update(each)
+    medians = {name: median(each[name] for each in tasks if name in each) for name in total if name.endswith("_ms")}
+    return dict(total) | medians
+
+
+def _completion_figures(rows: pa.Table) -> dict[str, float]:
+    """Completion tokens, and those that had a single legal id."""
     bounds = as_array(rows["legal_offsets"])
     starts = bounds.offsets.to_numpy() - bounds.offsets[0].as_py()
     # A row has one offset more than completion tokens. The difference from its last offset to the next row's first is no token.
     legal_ids = np.diff(bounds.flatten().to_numpy())
     is_token = np.ones(len(legal_ids), bool)
     is_token[starts[1:-1] - 1] = False
-    return EngineWork(
-        prompt_tokens=int(rows["prompt_len"].to_numpy().sum()),
-        cached_tokens=int(rows["cached_tokens"].to_numpy().sum()),
-        completion_tokens=int(np.count_nonzero(is_token)),
-        forced_tokens=int(np.count_nonzero(legal_ids[is_token] == 1)),
-        queue_ms=_median(rows, "queue_ms"),
-        prefill_ms=_median(rows, "prefill_ms"),
-        decode_ms=_median(rows, "decode_ms"),
-    )
+    return {
+        "completion_tokens": float(np.count_nonzero(is_token)),
+        "forced_tokens": float(np.count_nonzero(legal_ids[is_token] == 1)),
+    }
 
 
-def _median(rows: pa.Table, column: str) -> float:
-    return float(np.median(rows[column].to_numpy()))
-
-
-def _add_thoughts(work: EngineWork, rows: pa.Table, thinking: Thinking | None) -> EngineWork:
-    """`work` with its counts of thoughts."""
-    if thinking is None:
-        return work
+def _thought_figures(rows: pa.Table, thinking: Thinking) -> dict[str, float]:
+    """Decisions with a thought, tokens drawn in these, drawn end markers included, and thoughts that the budget ended."""
     sets = as_array(rows["legal_ids"])
     starts = sets.offsets.to_numpy() - sets.offsets[0].as_py()
     ids = sets.flatten().to_numpy()
@@ -303,9 +232,8 @@ def _add_thoughts(work: EngineWork, rows: pa.Table, thinking: Thinking | None) -
     before = np.concatenate([[0], np.cumsum(ids < 0)])
     drawn = before[starts[1:]] - before[starts[:-1]]
     after_thought = ids[starts[:-1] + 2 * drawn]
-    return replace(
-        work,
-        thoughts=rows.num_rows,
-        thought_tokens=int(drawn.sum()),
-        forced_thoughts=int(np.count_nonzero(after_thought == thinking.marker)),
-    )
+    return {
+        "thoughts": float(rows.num_rows),
+        "thought_tokens": float(drawn.sum()),
+        "forced_thoughts": float(np.count_nonzero(after_thought == thinking.marker)),
+    }

@@ -14,14 +14,13 @@ A start-group number always means the same position. A published start group is 
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from pipeline.play import RolloutReport, report_of
-from pipeline.publisher import Publisher
+from pipeline.play import Figures, Stretch, rollout_figures
 from pipeline.resources import PRODUCER, Resources
-from pipeline.rollout_source import RolloutSource, Stretch
+from pipeline.run_settings import RunSettings
 from records.policy_version import BASE, PolicyVersion
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path
@@ -34,8 +33,8 @@ from telemetry.progress import reporter
 class StepRollouts:
     """The rollouts of one step."""
 
-    reports: tuple[RolloutReport, ...]
-    """Reports received since the previous step."""
+    reports: tuple[Figures, ...]
+    """Figures of the tasks that ended since the previous step."""
     waited: tuple[float, float]
     """When the flow requested the rollouts and when it received them, monotonic seconds."""
     ready_share: float
@@ -44,12 +43,20 @@ class StepRollouts:
     """Registered `queue/` metrics."""
 
 
-@dataclass(slots=True, kw_only=True)
-class InFlight:
-    """A stretch that is being played."""
+STRETCHES_AT_ONCE = 4
+"""Stretches that a process plays at once; their requests meet in the batches of one engine."""
 
-    stretch: Stretch
-    task: asyncio.Task[RolloutReport]
+
+def groups_per_task(settings: RunSettings) -> int:
+    """Start groups that a rollout task of the run plays: an equal share of a step for each process that plays.
+
+    A task has the whole share, so that the same requests meet in the same batches. It has a quarter of it where a step may begin
+    before all its own start groups are played.
+    """
+    pipeline = settings.pipeline
+    processes = pipeline.dask_workers if pipeline.task_runner == "dask" else 1
+    parts = processes * (1 if pipeline.buffer_depth <= 1 else STRETCHES_AT_ONCE)
+    return -(-settings.rollouts.start_groups // parts)
 
 
 class RolloutQueue:
@@ -58,19 +65,31 @@ class RolloutQueue:
     Use it as an async context manager around the steps.
     """
 
-    def __init__(self, resources: Resources, source: RolloutSource, depth: int, last_step: int, *, step_done: int = 0) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        play: Callable[[Stretch], Awaitable[Figures]],
+        *,
+        depth: int,
+        last_step: int,
+        groups_per_task: int,
+        step_done: int = 0,
+    ) -> None:
         """
         Args:
+            play: plays and publishes a stretch, except what is published. A second call for one stretch does no harm.
             depth: steps that are played ahead.
             step_done: number of steps already trained.
         """
-        self._resources, self._source, self._depth, self._last_step = resources, source, depth, last_step
+        self._resources, self._play, self._depth, self._last_step = resources, play, depth, last_step
+        self._groups_per_task = groups_per_task
         self._wanted = resources.rollouts.start_groups
         self._begun = step_done
         """The newest step whose start groups were started."""
-        self._publisher = Publisher(resources)
-        self._in_flight: list[InFlight] = []
-        self._reports: list[RolloutReport] = []
+        self._held: PolicyVersion | None = None  # a version that is served before the next step's rollouts
+        self._publishing: asyncio.Task[None] | None = None
+        self._in_flight: dict[asyncio.Future[Figures], Stretch] = {}
+        self._reports: list[Figures] = []
         self._ready = 0
         self._expired: int | None = None  # total of the run; None before the first request to the trainer
 
@@ -89,13 +108,13 @@ class RolloutQueue:
         """
         asked = time.monotonic()
         self._begin_steps(step)
-        missing = sum(each.stretch.count for each in self._own(step) if not each.task.done())
+        missing = sum(self._in_flight[task].count for task in self._own(step) if not task.done())
         expired = await self._collect(step)
         waited = (asked, time.monotonic())
-        await self._publisher.release()
+        await self._publish_held()
         reports, self._reports = tuple(self._reports), []
         queue = {
-            "queue/in_flight": float(sum(each.stretch.count for each in self._in_flight)),
+            "queue/in_flight": float(sum(stretch.count for stretch in self._in_flight.values())),
             "queue/ready": float(self._ready),
             "queue/expired": float(expired),
         }
@@ -112,16 +131,35 @@ class RolloutQueue:
             at_once: return only when the engines serve it, even if rollouts in flight must end first.
         """
         if self._depth != 1:
-            await self._publisher.publish(published, at_once=at_once or not self._depth)
+            await self._publish(published, at_once=at_once or not self._depth)
             return
-        self._publisher.hold(published)
+        self._held = published
         if at_once:
             await self.all_played()
-            await self._publisher.release()
+            await self._publish_held()
 
     async def all_played(self) -> None:
         """Wait until everything in flight has ended."""
-        await asyncio.gather(*(each.task for each in self._in_flight), return_exceptions=True)
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+    # -- publishing: versions in order, each to all engines before the next; an error is raised where it is next waited for -----
+
+    async def _publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
+        """Publish a version. Returns when it is served (`at_once`), or immediately."""
+        await self._published()
+        self._publishing = asyncio.create_task(self._resources.serve(policy))
+        if at_once:
+            await self._published()
+
+    async def _publish_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            await self._publish(held, at_once=True)
+
+    async def _published(self) -> None:
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            await publishing
 
     # -- starting and collecting -----------------------------------------------------------------------------------------
 
@@ -134,7 +172,7 @@ class RolloutQueue:
             self._begun += 1
             for first, count in self._missing(self._begun):
                 stretch = Stretch(first_group=first, count=count, step=self._begun, after=held)
-                self._in_flight.append(InFlight(stretch=stretch, task=asyncio.create_task(self._source.play(stretch))))
+                self._in_flight[asyncio.ensure_future(self._play(stretch))] = stretch
 
     def _missing(self, step: int) -> Iterable[tuple[int, int]]:
         """First number and count of each task of a step, of what no shard contains: all, except in a resumed run."""
@@ -142,7 +180,7 @@ class RolloutQueue:
             return []  # the rows are selected already, and the trainer will use exactly these
         found = coverage(self._resources.paths, PRODUCER, (step - 1) * self._wanted, self._wanted)
         self._note_published(found)
-        size = self._source.groups_per_task
+        size = self._groups_per_task
         return [(first + offset, min(size, count - offset)) for first, count in found.missing for offset in range(0, count, size)]
 
     def _note_published(self, found: Coverage) -> None:
@@ -150,11 +188,11 @@ class RolloutQueue:
             reporter().say(f"set aside, to be played again: {sentence}")
         if found.published or found.set_aside:
             missing = sum(count for _, count in found.missing)
-            self._reports.append(report_of(found, self._wanted - missing, self._resources.tokens.thinking))
+            self._reports.append(rollout_figures(found, self._wanted - missing, self._resources.tokens.thinking))
 
-    def _own(self, step: int) -> list[InFlight]:
+    def _own(self, step: int) -> list[asyncio.Future[Figures]]:
         """What is in flight of the start groups of `step` and of steps before."""
-        return [each for each in self._in_flight if each.stretch.step <= step]
+        return [task for task, stretch in self._in_flight.items() if stretch.step <= step]
 
     async def _collect(self, step: int) -> int:
         """Wait for the rollouts of `step`. Returns the advantage groups that became too old since the step before."""
@@ -164,7 +202,7 @@ class RolloutQueue:
             enough = not self.in_step and await self._count_ready(step)
             if enough or not self._own(step):
                 return 0 if before is None or self._expired is None else self._expired - before
-            await asyncio.wait([each.task for each in self._in_flight], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
 
     def _take_reports(self) -> None:
         """Collect the reports of what has ended.
@@ -172,9 +210,9 @@ class RolloutQueue:
         Raises:
             Exception: the error of a task that failed.
         """
-        for each in [each for each in self._in_flight if each.task.done()]:
-            self._in_flight.remove(each)
-            self._reports.append(each.task.result())
+        for task in [task for task in self._in_flight if task.done()]:
+            del self._in_flight[task]
+            self._reports.append(task.result())
 
     async def _count_ready(self, step: int) -> bool:
         """Ask the trainer, which selects the rows, whether as many start groups are ready as a step takes."""
@@ -189,9 +227,9 @@ class RolloutQueue:
         if newest == BASE:
             return self
         if self._depth == 1 and await self._serve_the_one_before(newest):
-            self._publisher.hold(newest)
+            self._held = newest
         else:
-            await self._publisher.publish(newest, at_once=True)
+            await self._publish(newest, at_once=True)
         return self
 
     async def _serve_the_one_before(self, newest: PolicyVersion) -> bool:
@@ -211,9 +249,14 @@ class RolloutQueue:
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Cancel what is in flight. After a success the newest version is served, because it plays the scores."""
         try:
-            await self._publisher.close(failed=kind is not None)
+            if kind is None:
+                await self._publish_held()
+                await self._published()
+            elif self._publishing is not None:
+                self._publishing.cancel()
+                await asyncio.gather(self._publishing, return_exceptions=True)
         finally:
-            for each in self._in_flight:
-                each.task.cancel()
-            await asyncio.gather(*(each.task for each in self._in_flight), return_exceptions=True)
+            for task in self._in_flight:
+                task.cancel()
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
             self._in_flight.clear()

@@ -1,11 +1,10 @@
 """Rollouts in a process without a trainer, opened from a run's folder.
 
-A rollout side has its own engine, or vLLM servers by URL. It reads `control.json` every `FOLLOW_S` seconds, publishes the newest
+A rollout side has its own engine, or vLLM servers by URL. Before each stretch it reads `control.json`, publishes the newest
 version to its engine and retires old ones. It writes only shards.
 """
 
 import asyncio
-import concurrent.futures
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -26,11 +25,7 @@ from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
 from storage.learnable import PastReturns
 from storage.runs import CACHE_FOLDER, RunPaths
-from telemetry.errors import DataError, EntenteError, InputError
-from telemetry.progress import reporter
-
-FOLLOW_S = 1.0
-"""Seconds between two reads of the control file."""
+from telemetry.errors import DataError, InputError
 
 
 class RolloutSide:
@@ -39,12 +34,10 @@ class RolloutSide:
     def __init__(self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack) -> None:
         self.resources = resources
         self.settings = settings
-        self._trouble = ""  # why the last read of the control file failed
         self._stack = stack
         self._followed: Control | None = None
         self._served = BASE
         self._changing: asyncio.Lock | None = None
-        self._beat: concurrent.futures.Future[None] | None = None
 
     @classmethod
     async def open(cls, root: Path, *, worker: str = "") -> Self:
@@ -92,7 +85,6 @@ class RolloutSide:
         except BaseException:
             await side.close()
             raise
-        side._beat = host.submit(side._follow_on())
         return side
 
     @property
@@ -132,18 +124,6 @@ class RolloutSide:
                     self._served = policy
                 await self.resources.past.retire(control.oldest)
                 self._followed = control
-            self._trouble = ""
-
-    async def _follow_on(self) -> None:
-        """Follow every `FOLLOW_S` seconds, so that long games also use new versions. Each stretch follows before it starts."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            try:
-                await self._follow()
-            except (EntenteError, OSError) as error:
-                if str(error) != self._trouble:
-                    reporter().say(str(error))
-                self._trouble = str(error)
 
 
 def _check_wanted(paths: RunPaths, settings: RunSettings, control: Control) -> None:

@@ -5,6 +5,7 @@ Layers, later ones win: a preset, TOML files, command-line flags. The resolved t
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,6 @@ from inference.settings import InferenceSettings
 from outside.endpoint import OutsideSettings
 from pipeline.check_settings import check_objective, check_settings
 from pipeline.setting_names import setting_names, similar_names
-from pipeline.settings_file import read_settings_file
 from pipeline.threads import plan_threads, usable_cores
 from rollouts.settings import RolloutSettings
 from state_cache.settings import CacheSettings
@@ -29,10 +29,12 @@ from storage.runs import RunPaths, check_name, resolve_run, run_names
 from storage.settings import StorageSettings
 from telemetry.alerts import AlertSettings
 from telemetry.errors import InputError
+from telemetry.read_file import read_text
 from telemetry.setting_marks import MAY_CHANGE, STAYS, ChangeRule, Seed, Settings, change_rule
 from telemetry.sinks import TelemetrySettings
 from training.settings import TinyModelSettings, TrainingSettings, usual_rate
 
+_LARGEST_FILE, _LONGEST_LINE, _DEEPEST = 1 << 17, 2000, 16  # bytes, characters, levels: ten times what all settings need
 _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
 _PRESETS = Path(__file__).with_name("presets")
 
@@ -127,6 +129,31 @@ class RunSettings(Settings):
     def threads_if(self, *, overlap: bool) -> tuple[int, int]:
         """CPU threads of (engine, trainer) where the two compute at the same time, or take turns."""
         return plan_threads(cores=usable_cores(), engine=self.inference.threads, trainer=self.training.threads, overlap=overlap)
+
+
+def read_settings_file(file: Path) -> dict[str, Any]:
+    """The tree of values in a TOML file of settings. Names and values are not checked.
+
+    Raises:
+        InputError: the file cannot be read, or is not TOML.
+    """
+    text = read_text(file, at_most=_LARGEST_FILE, what="settings file")
+    try:
+        # The parser's time and memory grow with the square of the number of parts of a key, which cannot span lines.
+        if (longest := max(map(len, text.splitlines()), default=0)) > _LONGEST_LINE:
+            raise ValueError(
+                f"it has a line of {longest:,} characters, and at most {_LONGEST_LINE:,} may be: break it"
+            )
+        if _depth(tree := tomllib.loads(text)) > _DEEPEST:
+            raise ValueError(f"it nests values more than {_DEEPEST} deep")
+        return tree
+    except (ValueError, RecursionError) as error:  # not TOML, a number with thousands of digits, or too deep
+        raise InputError(f"settings file '{file}' cannot be read: {error}") from error
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def preset_names() -> list[str]:

@@ -2,16 +2,14 @@
 
 import os
 import time
-from collections.abc import Sequence
-
-import numpy as np
 
 from inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigures
 from outside.reading import AnswerCounts
-from pipeline.play import EngineWork
+from pipeline.play import Figures, add_up
 from pipeline.resources import Resources
 from pipeline.rollout_queue import StepRollouts
 from telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
+from telemetry.metrics import METRICS
 from training.messages import TrainedStep
 
 
@@ -76,55 +74,27 @@ class StepClock:
 
         Without received rollouts their metrics are absent. If the flow's engine drew nothing, its metrics are absent.
         """
-        reports = rolled.reports
         after = await self._resources.host.run(self._resources.engine.stats())
         before, self._stats = self._stats, after
         figures = {"rollout/ready_share": rolled.ready_share}
         if (passes := after.engine_steps - before.engine_steps) > 0:
             figures["rollout/occupancy"] = (after.drawn_tokens - before.drawn_tokens) / passes
             figures["rollout/preemptions"] = float(after.preemptions - before.preemptions)
-        if not reports:
-            return figures
-        figures |= {
-            "rollout/start_groups": float(sum(report.start_groups for report in reports)),
-            "rollout/decisions": float(sum(report.decisions for report in reports)),
-            "rollout/failed": float(sum(report.failed_forks for report in reports)),
-            "rollout/set_aside": float(sum(report.set_aside for report in reports)),
-            "rollout/orders_rejected": float(sum(report.orders_rejected for report in reports)),
-        }
-        if played := [report.engine_ms for report in reports if report.engine_ms is not None]:
-            figures["rollout/engine_ms_p50"] = float(np.median(played))
-        return figures | _token_figures([report.engine_work for report in reports if report.engine_work is not None], now - began)
+        return figures | rollout_metrics(add_up(rolled.reports), now - began)
 
 
-def _token_figures(work: Sequence[EngineWork], seconds: float) -> dict[str, float]:
-    """Token metrics of the decisions received within `seconds`; empty if no engine drew any."""
-    if not work:
-        return {}
-    prompt, cached = sum(each.prompt_tokens for each in work), sum(each.cached_tokens for each in work)
-    completion, forced = sum(each.completion_tokens for each in work), sum(each.forced_tokens for each in work)
-    return _thought_figures(work) | {
-        "rollout/prompt_tokens": float(prompt),
-        "rollout/cached_tokens": float(cached),
-        "rollout/prefix_hit_share": cached / max(1, prompt),
-        "rollout/completion_tokens": float(completion),
-        "rollout/tokens_per_s": completion / seconds,
-        "rollout/forced_share": forced / max(1, completion),
-        "rollout/queue_ms_p50": float(np.median([each.queue_ms for each in work])),
-        "rollout/prefill_ms_p50": float(np.median([each.prefill_ms for each in work])),
-        "rollout/decode_ms_p50": float(np.median([each.decode_ms for each in work])),
-    }
-
-
-def _thought_figures(work: Sequence[EngineWork]) -> dict[str, float]:
-    """Metrics of thoughts; empty if no decision has one."""
-    thoughts = sum(each.thoughts for each in work)
-    if not thoughts:
-        return {}
-    return {
-        "rollout/thought_tokens_mean": sum(each.thought_tokens for each in work) / thoughts,
-        "rollout/thought_forced_share": sum(each.forced_thoughts for each in work) / thoughts,
-    }
+def rollout_metrics(counted: Figures, seconds: float) -> dict[str, float]:
+    """Registered metrics of the rollouts received within `seconds`: their own counts and medians, and rates made of them."""
+    made = {f"rollout/{name}{'_p50' if name.endswith('_ms') else ''}": value for name, value in counted.items()}
+    metrics = {name: value for name, value in made.items() if name in METRICS}
+    if completion := counted.get("completion_tokens"):
+        metrics["rollout/prefix_hit_share"] = counted["cached_tokens"] / max(1, counted["prompt_tokens"])
+        metrics["rollout/tokens_per_s"] = completion / seconds
+        metrics["rollout/forced_share"] = counted["forced_tokens"] / completion
+    if thoughts := counted.get("thoughts"):
+        metrics["rollout/thought_tokens_mean"] = counted["thought_tokens"] / thoughts
+        metrics["rollout/thought_forced_share"] = counted["forced_thoughts"] / thoughts
+    return metrics
 
 
 def _events(resources: Resources) -> dict[str, int]:

@@ -21,9 +21,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, fie
 
 from evaluation.intervals import clusters_to_show, estimate, format_interval
 from evaluation.settings import SCORE_SEED
-from pipeline.run_settings import RunSettings, layered_settings, merge_layers, one_sentence
+from pipeline.run_settings import RunSettings, layered_settings, merge_layers, one_sentence, read_settings_file
 from pipeline.setting_names import setting_names, similar_names
-from pipeline.settings_file import read_settings_file
 from storage.json_files import read_object, write_json
 from storage.runs import RunPaths, check_run_name
 from telemetry.errors import DataError, InputError

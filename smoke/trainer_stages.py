@@ -25,7 +25,7 @@ from smoke.job import Found, Job, StageFailed, figures_so_far
 from smoke.recommend import as_toml, base_preset, recommend
 from storage.gather import Batch
 from storage.runs import RunPaths
-from telemetry.cards import check_cards, check_visible, plan_cards, torch_cuda, visible_cards
+from telemetry.cards import check_visible, visible_cards
 from training.policy import Policy
 from training.settings import TrainingSettings
 from training.trie_plan import plan
@@ -66,7 +66,6 @@ def card(job: Job) -> Found:
         check_visible()
         if not (cards := visible_cards()):
             raise StageFailed("NVML shows no card to this process", "CUDA_VISIBLE_DEVICES, and `nvidia-smi`")
-        check_cards(plan_cards(cards, engine=(), processes=1), cuda=torch_cuda())
         if not torch.cuda.is_available():
             raise StageFailed(
                 f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot compute on it",

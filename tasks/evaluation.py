@@ -1,15 +1,9 @@
 """Evaluation tasks: a player against one kind of opponents, and the games of a match."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import WorkerStatus
-from prefect.deployments import arun_deployment
-from prefect.exceptions import ObjectNotFound
 
 from evaluation.matches import GamePlan, GameResult, OnGame, play_match
 from evaluation.settings import EvaluationSettings, MatchSettings
@@ -19,45 +13,6 @@ from inference.engine import Engine
 from inference.host import EngineHost
 from rollouts.deciders import Decider, Tokens
 from telemetry.progress import GameProgress, reporter
-
-DEPLOYMENT = "evaluate-policy/measure-strength"
-"""The deployment that measures versions while a run trains."""
-_ANSWERS_WITHIN_S = 30.0
-
-
-async def has_evaluation_worker() -> bool:
-    """Whether the Prefect server has the deployment and an online worker for it."""
-    try:
-        async with get_client() as client:
-            deployment = await client.read_deployment_by_name(DEPLOYMENT)
-            if deployment.work_pool_name is None or deployment.paused:
-                return False
-            workers = await client.read_workers_for_work_pool(deployment.work_pool_name)
-    except ObjectNotFound:
-        return False
-    except Exception as error:  # a failing server must not end a run
-        reporter().say(f"Prefect could not be asked whether '{DEPLOYMENT}' can run ({_one_line(error)})")
-        return False
-    return any(worker.status is WorkerStatus.ONLINE for worker in workers)
-
-
-async def start_evaluation(run: str, version: int, runs_root: Path) -> str:
-    """Start a flow run of the deployment that stores the version's point, without waiting for it.
-
-    Returns:
-        The reason if it was refused; empty if it was started.
-    """
-    asked = {"run": run, "version": version, "runs_root": str(runs_root), "track": True}
-    try:
-        begun = arun_deployment(DEPLOYMENT, parameters=asked, timeout=0, as_subflow=False, tags=["entente", "evaluate"])
-        await asyncio.wait_for(begun, _ANSWERS_WITHIN_S)
-    except Exception as error:  # the caller measures the version itself
-        return _one_line(error)
-    return ""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 @task(

@@ -1,19 +1,33 @@
 """The rollout tasks: some start groups of a step, and the probe that is used to compare engine and trainer."""
 
-from pathlib import Path
-
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from pipeline.dask_rollouts import DaskCluster
-from pipeline.play import RolloutReport, play_probe, play_stretch
+from pipeline.play import Figures, Stretch, play_probe, play_stretch
 from pipeline.resources import Resources
 from pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
 
 
 @task(
     name="rollout",
-    task_run_name="rollout-s{step}-g{first_group}",
+    task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=ROLLOUT_RETRIES,
+    retry_delay_seconds=1,
+    retry_jitter_factor=1,
+)
+async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, stretch: Stretch) -> Figures:
+    """Have a worker of a Dask cluster play start groups and publish their shard. The time limit is the worker's: a stretch may
+    wait for one."""
+    with resources.spans.span("rollout"):
+        return await cluster.play(stretch)
+
+
+@task(
+    name="rollout",
+    task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
     cache_policy=NO_CACHE,
     persist_result=False,
     timeout_seconds=ROLLOUT_TIMEOUT_S,
@@ -21,27 +35,9 @@ from pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
     retry_delay_seconds=1,
     retry_jitter_factor=1,
 )
-async def roll_out_groups(
-    resources: Resources, step: int, first_group: int, count: int, after: Path | None = None
-) -> RolloutReport:
+async def roll_out_groups(resources: Resources, stretch: Stretch) -> Figures:
     """Play start groups and publish their shard, in this process; see `play_stretch`."""
-    return await play_stretch(resources, step, first_group, count, after)
-
-
-@task(
-    name="rollout",
-    task_run_name="rollout-s{step}-g{first_group}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=ROLLOUT_RETRIES,  # the time limit is the worker's: a stretch may wait for one
-    retry_delay_seconds=1,
-    retry_jitter_factor=1,
-)
-async def roll_out_on_dask(
-    cluster: DaskCluster, step: int, first_group: int, count: int, after: Path | None = None
-) -> RolloutReport:
-    """Have a worker of a Dask cluster play start groups and publish their shard; see `DaskCluster.play`."""
-    return await cluster.play(step, first_group, count, after)
+    return await play_stretch(resources, stretch)
 
 
 @task(

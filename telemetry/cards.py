@@ -1,8 +1,9 @@
-"""The GPUs that this process may use, which of them engine and trainer take, and what would keep them from it.
+"""The GPUs that this process may use, and which of them engine and trainer take.
 
 Everything is read from NVML and from package files, so no CUDA context is made and torch is not imported: a process that has
 initialised CUDA cannot fork, cannot be given other cards, and holds memory of a card. A card is named by its UUID, which means
 the same to NVML and CUDA; numbers count in PCI order, as `nvidia-smi` does. A slice of a card in MIG mode is a card of its own.
+A driver or a mode that keeps a process from a card is told by torch and vLLM themselves.
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from telemetry.errors import InputError
 
@@ -20,8 +21,6 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 """CUDA's variable: the numbers or UUIDs of the cards that a process sees."""
 _HIDES_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values of `VARIABLE` that hide every card on purpose."""
-_FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Major version of CUDA -> the first driver for it; later minor versions of that CUDA also run with it."""
 _found: list[str | None] = []
 """`VARIABLE` as this process found it, once `take_cards` has changed it."""
 
@@ -41,19 +40,8 @@ class Card:
     """Memory that nobody takes now, bytes."""
     driver: str
     """Version of the driver."""
-    compute_mode: Literal["default", "exclusive", "prohibited"]
-    """How many processes may compute on it: any number, one, none."""
     mig: bool
     """Whether it is a slice."""
-    capability: tuple[int, int]
-    """Compute capability, such as (9, 0) for Hopper."""
-    driver_cuda: tuple[int, int] = (0, 0)
-    """Newest CUDA that the driver supports; (0, 0): it does not say."""
-
-    @property
-    def visible(self) -> str:
-        """Its value for `VARIABLE`."""
-        return self.uuid
 
     @property
     def text(self) -> str:
@@ -88,11 +76,6 @@ def visible_cards(nvml: Any = None, *, environ: Mapping[str, str] | None = None)
     return _select(nvml, environ)[0]
 
 
-def unknown_card(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> str:
-    """The first part of `VARIABLE` that names no card of this machine; "" if all do, or if there is no card."""
-    return _select(nvml, environ)[1]
-
-
 def take_cards(cards: Sequence[Card]) -> None:
     """Leave only `cards` to this process and to those that it starts. Does nothing without cards.
 
@@ -101,7 +84,7 @@ def take_cards(cards: Sequence[Card]) -> None:
     if cards:
         if not _found:
             _found.append(os.environ.get(VARIABLE))
-        os.environ[VARIABLE] = ",".join(card.visible for card in cards)
+        os.environ[VARIABLE] = ",".join(card.uuid for card in cards)
 
 
 def plan_cards(
@@ -142,59 +125,16 @@ def plan_cards(
     return CardPlan(engine=tuple(cards[place] for place in taken), trainer=tuple(cards[place] for place in places))
 
 
-def check_cards(plan: CardPlan, *, cuda: tuple[int, int] | None = None) -> None:
-    """Refuse cards that cannot be used as planned.
-
-    Args:
-        cuda: version of CUDA that the installed torch is built for; None: unknown.
-
-    Raises:
-        InputError: the driver is too old, a card's compute mode is against it, or a slice would be shared or combined.
-    """
-    for card in (*plan.engine, *plan.trainer):
-        if cuda and card.driver_cuda > (0, 0) and card.driver_cuda[0] < cuda[0]:
-            newer = f"of version {_FIRST_DRIVER[cuda[0]]} or later" if cuda[0] in _FIRST_DRIVER else "that supports it"
-            raise InputError(
-                f"the driver {card.driver} supports CUDA up to {_dotted(card.driver_cuda)}, but the installed torch is built for "
-                f"CUDA {_dotted(cuda)}: install a driver {newer}, or a torch built for CUDA {card.driver_cuda[0]}"
-            )
-        if card.compute_mode == "prohibited":
-            raise InputError(
-                f"{card.text} is in compute mode 'prohibited', so nobody may compute on it: set it to 'default' "
-                f"(nvidia-smi -i {card.index} -c 0), or hide it from {VARIABLE}"
-            )
-    for card in plan.engine if plan.shared else ():
-        if card.compute_mode == "exclusive":
-            raise InputError(
-                f"{card.text} is in compute mode 'exclusive', which lets one process compute on it, but engine and trainer would "
-                f"share it: set it to 'default' (nvidia-smi -i {card.index} -c 0), or inference.cards to another card"
-            )
-        if card.mig:
-            raise InputError(
-                f"engine and trainer need a slice each, but {card.text} is the only one for both: make a second slice "
-                "(nvidia-smi mig), let servers elsewhere draw (inference.urls), or set training.device to 'cpu'"
-            )
-    for cards, setting in ((plan.engine, "inference.tensor_parallel"), (plan.trainer, "training.processes")):
-        if len(cards) > 1 and any(card.mig for card in cards):
-            raise InputError(f"{setting} {len(cards)} needs whole cards, because MIG slices cannot exchange tensors: set it to 1")
-
-
 def check_visible(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> None:
     """Refuse a `VARIABLE` that names a card which this machine does not have; CUDA ignores it and all after it.
 
     Raises:
-        InputError: it does; or a card that it leaves is in MIG mode and has no slice, and no other card is left.
+        InputError: it does.
     """
-    if unknown := unknown_card(nvml, environ=environ):
+    if unknown := _select(nvml, environ)[1]:
         everything = visible_cards(nvml, environ={})
         listed = ", ".join(f"{card.index} {card.uuid}" for card in everything) or "none that can be used"
         raise InputError(f"{VARIABLE} names '{unknown}', which is no card of this machine (it has {listed}): correct or unset it")
-    empty = [place for place, device in enumerate(_devices(nvml)) if not device.cards]
-    if empty and not _hides_all(environ) and not visible_cards(nvml, environ=environ):
-        raise InputError(
-            f"card {empty[0]} is in MIG mode and has no slice: make one (nvidia-smi mig -i {empty[0]} -cgi ... -C), or turn the "
-            f"mode off (nvidia-smi -i {empty[0]} -mig 0)"
-        )
 
 
 def torch_cuda() -> tuple[int, int] | None:
@@ -222,18 +162,13 @@ def _given(environ: Mapping[str, str] | None) -> str | None:
     return _found[0] if environ is None and _found else (os.environ if environ is None else environ).get(VARIABLE)
 
 
-def _hides_all(environ: Mapping[str, str] | None) -> bool:
-    given = _given(environ)
-    return given is not None and given.strip() in _HIDES_ALL
-
-
 def _select(nvml: Any, environ: Mapping[str, str] | None) -> tuple[tuple[Card, ...], str]:
     """(the visible cards, the first unknown part of `VARIABLE`)."""
     given = _given(environ)
     devices = _devices(nvml)
     if given is None or not devices:
-        return tuple(card for device in devices for card in device.cards), ""
-    if _hides_all(environ):
+        return tuple(card for device in devices for card in device), ""
+    if given.strip() in _HIDES_ALL:
         return (), ""
     chosen: dict[str, Card] = {}
     for part in (part.strip() for part in given.split(",")):
@@ -246,26 +181,16 @@ def _select(nvml: Any, environ: Mapping[str, str] | None) -> tuple[tuple[Card, .
     return tuple(chosen.values()), ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
-    uuid: str
-    cards: tuple[Card, ...]
-    """The card itself, or its slices; none if it is in MIG mode without a slice."""
-
-
-def _named(part: str, devices: Sequence[_Device]) -> Sequence[Card] | None:
+def _named(part: str, devices: Sequence[Sequence[Card]]) -> Sequence[Card] | None:
     """The cards that a number, a UUID or the unique beginning of one names; None: there is no such card."""
     if part.isdigit():
-        return devices[int(part)].cards if int(part) < len(devices) else None
-    if not part.startswith(("GPU-", "MIG-")):
-        return None
-    found = [device.cards for device in devices if device.uuid.startswith(part)]
-    found += [(card,) for device in devices for card in device.cards if card.mig and card.uuid.startswith(part)]
-    return found[0] if len(found) == 1 else None
+        return devices[int(part)] if int(part) < len(devices) else None
+    found = [card for cards in devices for card in cards if card.uuid.startswith(part)]
+    return found if len(found) == 1 and part.startswith(("GPU-", "MIG-")) else None
 
 
-def _devices(nvml: Any) -> list[_Device]:
-    """All cards of this machine in PCI order; [] without NVML or its driver."""
+def _devices(nvml: Any) -> list[Sequence[Card]]:
+    """Of each card of this machine, in PCI order, itself or its slices; [] without NVML or its driver."""
     if nvml is None:
         import pynvml as nvml
     try:
@@ -274,45 +199,27 @@ def _devices(nvml: Any) -> list[_Device]:
         return []
     try:
         driver = str(_ask(nvml, nvml.nvmlSystemGetDriverVersion, "unknown"))
-        number = int(_ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0))
-        known = {"driver": driver, "driver_cuda": (number // 1000, number % 1000 // 10)}
-        return [_device(nvml, index, known) for index in range(nvml.nvmlDeviceGetCount())]
+        return [_device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError:  # a card fell off the bus: CUDA cannot be initialised either
         return []
     finally:
         nvml.nvmlShutdown()
 
 
-def _device(nvml: Any, index: int, known: Mapping[str, Any]) -> _Device:
+def _device(nvml: Any, index: int, driver: str) -> list[Card]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    uuid, modes = (
-        nvml.nvmlDeviceGetUUID(handle),
-        {
-            nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
-            nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
-            nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
-        },
-    )
-    shared = {
-        **known,
-        "index": index,
-        "compute_mode": modes.get(_ask(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), 0), "default"),
-        "capability": tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-    }
 
     def card(part: Any, *, mig: bool) -> Card:
-        memory = nvml.nvmlDeviceGetMemoryInfo(part)
+        memory, name = nvml.nvmlDeviceGetMemoryInfo(part), str(nvml.nvmlDeviceGetName(part))
         total, free = int(memory.total), int(memory.free)
-        return Card(
-            uuid=nvml.nvmlDeviceGetUUID(part), name=str(nvml.nvmlDeviceGetName(part)), total=total, free=free, mig=mig, **shared
-        )
+        return Card(uuid=nvml.nvmlDeviceGetUUID(part), index=index, name=name, total=total, free=free, driver=driver, mig=mig)
 
     current, _ = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle), (nvml.NVML_DEVICE_MIG_DISABLE, 0))
     if current != nvml.NVML_DEVICE_MIG_ENABLE:
-        return _Device(uuid, (card(handle, mig=False),))
+        return [card(handle, mig=False)]
     places = range(_ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle), 0))
     slices = [_ask(nvml, lambda place=place: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place), None) for place in places]
-    return _Device(uuid, tuple(card(part, mig=True) for part in slices if part is not None))
+    return [card(part, mig=True) for part in slices if part is not None]
 
 
 def _ask(nvml: Any, question: Callable[[], T], otherwise: T) -> T:
@@ -321,7 +228,3 @@ def _ask(nvml: Any, question: Callable[[], T], otherwise: T) -> T:
         return question()
     except nvml.NVMLError:
         return otherwise
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))

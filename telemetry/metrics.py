@@ -182,13 +182,8 @@ METRICS: dict[str, Metric] = (
         memory_share=("share", "most memory in use, of the fullest device's"),
         memory_used_mib=("MiB", "most memory in use, of all devices together"),
         memory_busy_share=("share", "of the time in which memory was read or written, on the busiest device"),
-        dram_bandwidth_share=("share", "of the memory bandwidth, by hardware counters; a mean over devices"),
-        sm_activity_share=("share", "of the multiprocessors at work, by hardware counters; a mean over devices"),
-        sm_occupancy_share=("share", "of the warps that would fit in flight, by hardware counters; a mean over devices"),
-        tensor_share=("share", "of the time with tensor cores at work, by hardware counters; a mean over devices"),
         power_w=("W", "power of all devices"),
         sm_clock_mhz=("MHz", "multiprocessor clock of the slowest device"),
-        memory_clock_mhz=("MHz", "memory clock of the slowest device"),
         temperature_c=("degrees Celsius", "highest temperature of any device"),
         readings=("readings", "of all devices that the step's figures rest on"),
     )
@@ -202,10 +197,10 @@ METRICS: dict[str, Metric] = (
         mover=("centres", "the same for `mover`"),
         territorial=("centres", "the same for `territorial`"),
         dumbbot=("centres", "the same for `dumbbot`"),
-        track=("centres", "the same for a version between, measured while training went on"),
+        track=("centres", "the same for a version between, measured during training"),
         track_low=("centres", "lower end of its 95 % interval"),
         track_high=("centres", "upper end of it"),
-        track_version=("versions", "the version that it is of, which lies some steps back"),
+        track_version=("versions", "the version that it is of"),
     )
 )
 

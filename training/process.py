@@ -96,7 +96,7 @@ class TrainerProcess:
         if self._several and "PET_NNODES" not in os.environ:
             environment.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # else gloo looks the machine's name up, and listens there
         if cards:
-            environment[VARIABLE] = ",".join(card.visible for card in cards)
+            environment[VARIABLE] = ",".join(card.uuid for card in cards)
         if card_share:
             environment[CARD_SHARE] = f"{card_share:.4f}"
         with self._log.open("ab") as log:

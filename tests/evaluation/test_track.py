@@ -8,9 +8,8 @@ from evaluation.score_files import ScoreRecord, read_track, track_label, write_s
 from evaluation.settings import EvaluationSettings
 from evaluation.strength import POLICY, Score
 from flows.open_players import check_same_base
-from flows.track_strength import StrengthTrack, point_figures
+from flows.score_policy import due
 from storage.runs import RunPaths
-from telemetry import metrics
 from telemetry.errors import InputError
 
 
@@ -29,18 +28,14 @@ def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
     kept(paths, "base", 0, 0.2)
     track = read_track(paths)
     assert [(point.version, point.score.mean) for point in track] == [(0, 0.2), (5, 0.4), (10, 0.7), (20, 1.1)]
-    metrics.check(point_figures(track[2]))
-    assert point_figures(track[2])["score/track_version"] == 10
 
 
 def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
     from pipeline.run_settings import layered_settings
 
     settings = layered_settings("laptop", overrides={"steps": 20, "evaluation": {"every": 5}})
-    track = StrengthTrack(None, settings)
-    assert [version for version in range(1, 21) if track.due(version)] == [5, 10, 15]
-    never = StrengthTrack(None, layered_settings("laptop"))
-    assert not any(never.due(version) for version in range(1, 21)) and never.figures() == {}
+    assert [version for version in range(1, 21) if due(settings, version)] == [5, 10, 15]
+    assert not any(due(layered_settings("laptop"), version) for version in range(1, 21))
 
 
 def made_model(folder: Path, *, tokenizer: str = "{}", weights: bytes = b"w" * 64) -> Path:

@@ -114,8 +114,7 @@ def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(settings
 
 def card(place: int) -> Card:
     return Card(
-        uuid=f"GPU-{place}", index=place, name="H100", total=80 << 30, free=80 << 30, driver="580", compute_mode="default",
-        mig=False, capability=(9, 0),
+        uuid=f"GPU-{place}", index=place, name="H100", total=80 << 30, free=80 << 30, driver="580", mig=False,
     )  # fmt: skip
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from evaluation.strength import Score
+from evaluation.score_files import read_track
 from flows import score_policy as scores
 from pipeline.run_settings import layered_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
+from telemetry.metrics import check
+from telemetry.timing import Spans
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,22 @@ def test_a_version_is_scored_on_held_out_positions_alone(tmp_path: Path, positio
     resources: Any = SimpleNamespace(cache=cache, paths=RunPaths(tmp_path).create(), host=None, engine=None, tokens=None)
     found = asyncio.run(who(resources, layered_settings("laptop")))
     assert found and measured == [cache.held_out] * len(found)
+
+
+def test_a_version_between_is_scored_once_and_its_point_is_logged_again_after_a_kill(tmp_path: Path, monkeypatch):
+    measured = []
+
+    async def measure(label: str, *_: Any) -> Score:
+        measured.append(label)
+        return Score(mean=0.5, low=0.4, high=0.6, forks=4, positions=2, source_games=2, orders_rejected=0)
+
+    monkeypatch.setattr(scores, "evaluate_player", measure)
+    cache = SimpleNamespace(held_out=())
+    resources: Any = SimpleNamespace(
+        cache=cache, paths=RunPaths(tmp_path).create(), host=None, engine=None, tokens=None, spans=Spans()
+    )
+    for _ in range(2):
+        point = asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))
+        check(point)
+        assert point["score/track_version"] == 10 and point["score/track"] == 0.5
+    assert measured == ["track/v000010"] and [each.version for each in read_track(resources.paths)] == [10]

@@ -152,8 +152,7 @@ def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(mod
 
 def card(place: int, *, total: int = 80, free: int = 80, mig: bool = False) -> Card:
     return Card(
-        uuid=f"GPU-{place}", index=place, name="H100", total=total * GIB, free=free * GIB, driver="580", compute_mode="default",
-        mig=mig, capability=(9, 0),
+        uuid=f"GPU-{place}", index=place, name="H100", total=total * GIB, free=free * GIB, driver="580", mig=mig,
     )  # fmt: skip
 
 

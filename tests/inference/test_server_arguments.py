@@ -11,8 +11,7 @@ from inference.settings import InferenceSettings
 from telemetry.cards import Card
 
 CARD = Card(
-    uuid="GPU-a", index=0, name="H100", total=80 << 30, free=79 << 30, driver="580", compute_mode="default", mig=False,
-    capability=(9, 0),
+    uuid="GPU-a", index=0, name="H100", total=80 << 30, free=79 << 30, driver="580", mig=False,
 )  # fmt: skip
 SETTINGS = InferenceSettings(model="somewhere", max_sequences=7, adapter_slots=5, adapter_rank=12, kv_cache_gib=3, threads=2)
 

@@ -1,6 +1,7 @@
 """Which start groups are in flight, when a step may begin, and what a failure ends."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline import rollout_queue
-from pipeline.play import RolloutReport
+from pipeline.play import Figures, Stretch
 from pipeline.rollout_queue import RolloutQueue
-from pipeline.rollout_source import Stretch
-from records.policy_version import BASE
+from records.policy_version import BASE, PolicyVersion
 from storage.runs import RunPaths
 from storage.totals import Eligible
 from telemetry.timing import Spans
@@ -34,9 +34,8 @@ class Field:
         """Start groups that teach nothing."""
         self.ready: list[int] = []
         self.expired = 0
-        self.groups_per_task = 1
 
-    async def play(self, stretch: Stretch) -> RolloutReport:
+    async def play(self, stretch: Stretch) -> Figures:
         self.begun.append(stretch)
         self.running[stretch] = asyncio.get_running_loop().create_future()
         try:
@@ -48,8 +47,7 @@ class Field:
             del self.running[stretch]
         numbers = range(stretch.first_group, stretch.first_group + stretch.count)
         self.ready += [number for number in numbers if number not in self.dull]
-        nothing = {"decisions": 0, "failed_forks": 0, "orders_rejected": 0, "set_aside": 0}
-        return RolloutReport(start_groups=stretch.count, seconds=1.0, engine_work=None, engine_ms=None, **nothing)
+        return {"start_groups": stretch.count}
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
         return Eligible(start_groups=len(self.ready), advantage_groups=3 * len(self.ready), expired=self.expired)
@@ -83,7 +81,6 @@ def field() -> Field:
 
 
 def queue(field: Field, depth: int, groups_per_task: int = 1) -> RolloutQueue:
-    field.groups_per_task = groups_per_task
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS),
         paths=RunPaths(Path("/nonexistent")),
@@ -91,7 +88,7 @@ def queue(field: Field, depth: int, groups_per_task: int = 1) -> RolloutQueue:
         trainer=field,
         spans=Spans(),
     )
-    return RolloutQueue(resources, field, depth, LAST_STEP)
+    return RolloutQueue(resources, field.play, depth=depth, last_step=LAST_STEP, groups_per_task=groups_per_task)
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
@@ -236,3 +233,39 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
 
     scene(run)
     assert [stretch.step for stretch in field.begun] == list(range(1, LAST_STEP + 1))
+
+
+def step(version: int) -> PolicyVersion:
+    return PolicyVersion(version=version, adapter=Path(f"v{version}"), adapter_hash=f"hash-{version}")
+
+
+@pytest.mark.parametrize(
+    ("step_done", "depth", "at_first", "at_the_end"),
+    [(0, 1, [], []), (1, 1, [], [1]), (5, 1, [4], [4, 5]), (1, 0, [1], [1]), (5, 0, [5], [5]), (5, 2, [5], [5])],
+)
+def test_a_run_goes_on_with_the_version_that_it_would_have_played(
+    monkeypatch: pytest.MonkeyPatch, step_done: int, depth: int, at_first: list[int], at_the_end: list[int]
+):
+    served: list[int] = []
+
+    async def serve(policy: PolicyVersion) -> None:
+        served.append(policy.version)
+
+    last = TrainedStep(published=step(step_done) if step_done else BASE, metrics={})
+    resources: Any = SimpleNamespace(
+        rollouts=SimpleNamespace(start_groups=2), paths=None, resume_point=ResumePoint(last=last, set_aside=()), serve=serve
+    )
+    monkeypatch.setattr(rollout_queue, "read_adapter", lambda paths, version: step(version))
+
+    async def opened(*, fails: bool) -> list[int]:
+        at_once = list[int]()
+        with contextlib.suppress(RuntimeError):
+            async with RolloutQueue(resources, Field().play, depth=depth, last_step=9, groups_per_task=1):
+                at_once = list(served)
+                if fails:
+                    raise RuntimeError
+        return at_once
+
+    assert asyncio.run(opened(fails=False)) == at_first and served == at_the_end
+    served.clear()
+    assert asyncio.run(opened(fails=True)) == at_first == served, "a run that fails serves nothing more"

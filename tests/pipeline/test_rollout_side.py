@@ -45,25 +45,6 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, s
     assert told == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_a_version_is_taken_on_the_beat_while_games_are_played(run, serve, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rollout_side, "FOLLOW_S", 0.05)
-    paths, desk = run()
-
-    async def wait() -> int:
-        side = await RolloutSide.open(paths.root)
-        try:
-            await asyncio.to_thread(serve, paths, desk, 2)
-            for _ in range(200):
-                if side.version == 2:
-                    break
-                await asyncio.sleep(0.05)
-            return side.version
-        finally:
-            await side.close()
-
-    assert asyncio.run(wait()) == 2
-
-
 def altered(paths: RunPaths, **changes: Any) -> None:
     told = json.loads(paths.control.read_bytes()) | changes
     paths.control.write_text(json.dumps(told))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
-from pipeline.rollout_source import groups_per_task
+from pipeline.rollout_queue import groups_per_task
 from pipeline.run_settings import (
     PipelineSettings,
     RunSettings,

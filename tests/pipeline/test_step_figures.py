@@ -13,29 +13,21 @@ from inference.engine import EngineStats
 from outside.endpoint import OutsideSettings
 from outside.players import OutsidePlayers
 from outside.reading import AnswerCounts
-from pipeline.play import EngineWork, RolloutReport
+from pipeline.play import Figures
 from pipeline.rollout_queue import StepRollouts
 from pipeline.step_figures import StepClock, outside_figures
 from telemetry.metrics import check
 from telemetry.timing import Spans
 
 NONE = EngineStats()
-WORK = EngineWork(
-    prompt_tokens=4000, cached_tokens=3000, completion_tokens=500, forced_tokens=200, queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0
-)
-REPORT = RolloutReport(
-    start_groups=2,
-    decisions=40,
-    failed_forks=0,
-    orders_rejected=0,
-    set_aside=0,
-    seconds=1.0,
-    engine_work=WORK,
-    engine_ms=0.5,
-)
+REPORT: Figures = {
+    "start_groups": 2, "decisions": 40, "failed": 0, "orders_rejected": 0, "set_aside": 0, "prompt_tokens": 4000,
+    "cached_tokens": 3000, "completion_tokens": 500, "forced_tokens": 200, "queue_ms": 1.0, "prefill_ms": 2.0, "decode_ms": 3.0,
+    "engine_ms": 0.5,
+}  # fmt: skip
 
 
-def figures_of(reports: tuple[RolloutReport, ...], counted: EngineStats) -> dict[str, float]:
+def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, float]:
     """Figures of one step for which these reports came in while the flow's engine counted so much."""
 
     class Host:

@@ -15,7 +15,7 @@ from decoding.open_set import set_size
 from game.board import POWERS
 from game.prompt_settings import PromptSettings
 from game.prompts import rules_text
-from pipeline.play import report_of
+from pipeline.play import rollout_figures
 from pipeline.rehearse_forks import rehearse
 from records.generation import Generation, GenerationRequest
 from rollouts.fork import Tokens
@@ -91,16 +91,16 @@ def test_published_rows_pass_the_checks_and_give_the_figures_of_thoughts(played:
     check_tokens(to_table(played.decisions))
     publish_shard(RunPaths(tmp_path), "local", 0, played.decisions, played.plies, {}, next_start_group=2)
     found = coverage(RunPaths(tmp_path), "local", 0, 2)
-    work = report_of(found, 2, thinker.thinking).engine_work
-    assert work is not None and work.thoughts == len(played.decisions)
-    assert work.thought_tokens == sum(int((np.asarray(row.legal_ids) < 0).sum()) for row in played.decisions)
+    work = rollout_figures(found, 2, thinker.thinking)
+    assert work["thoughts"] == len(played.decisions)
+    assert work["thought_tokens"] == sum(int((np.asarray(row.legal_ids) < 0).sum()) for row in played.decisions)
     forced = [row for row in played.decisions if row.seed % (BUDGET + 1) == BUDGET]
-    assert work.forced_thoughts == len(forced) > 0
-    figures = figures_of((report_of(found, 2, thinker.thinking),), NONE)
-    assert figures["rollout/thought_tokens_mean"] == work.thought_tokens / work.thoughts
+    assert work["forced_thoughts"] == len(forced) > 0
+    figures = figures_of((rollout_figures(found, 2, thinker.thinking),), NONE)
+    assert figures["rollout/thought_tokens_mean"] == work["thought_tokens"] / work["thoughts"]
     assert figures["rollout/thought_forced_share"] == len(forced) / len(played.decisions)
-    assert work.forced_tokens == sum(int((np.diff(row.legal_offsets) == 1).sum()) for row in played.decisions)
-    assert not [name for name in figures_of((report_of(found, 2),), NONE) if "thought" in name], "absent, not zero"
+    assert work["forced_tokens"] == sum(int((np.diff(row.legal_offsets) == 1).sum()) for row in played.decisions)
+    assert not [name for name in figures_of((rollout_figures(found, 2),), NONE) if "thought" in name], "absent, not zero"
 
 
 def test_a_rehearsal_counts_the_thought(thinker: Tokens, tokens: Tokens, positions: Any):

@@ -19,8 +19,6 @@ class FakeCard:
     name: str = "NVIDIA H100"
     total: int = 80 * GIB
     free: int = 79 * GIB
-    mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
-    capability: tuple[int, int] = (9, 0)
     slices: "Sequence[FakeCard] | None" = None
     """Slices in MIG mode; None: the mode is off."""
     old: bool = False
@@ -33,13 +31,9 @@ class FakeNvml:
 
     cards: Sequence[FakeCard] = ()
     driver: str = "580.65.06"
-    cuda: int = 13000
     has_driver: bool = True
     opened: int = 0
     NVMLError: type[Exception] = pynvml.NVMLError
-    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: int = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
-    NVML_COMPUTEMODE_EXCLUSIVE_THREAD: int = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD
-    NVML_COMPUTEMODE_PROHIBITED: int = pynvml.NVML_COMPUTEMODE_PROHIBITED
     NVML_DEVICE_MIG_DISABLE: int = pynvml.NVML_DEVICE_MIG_DISABLE
     NVML_DEVICE_MIG_ENABLE: int = pynvml.NVML_DEVICE_MIG_ENABLE
     asked: list[str] = field(default_factory=list)
@@ -54,9 +48,6 @@ class FakeNvml:
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return self.driver
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return self.cuda
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.cards)
@@ -77,12 +68,6 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, card: FakeCard) -> SimpleNamespace:
         self.asked.append(card.uuid)
         return SimpleNamespace(total=card.total, free=card.free, used=card.total - card.free)
-
-    def nvmlDeviceGetComputeMode(self, card: FakeCard) -> int:
-        return card.mode
-
-    def nvmlDeviceGetCudaComputeCapability(self, card: FakeCard) -> tuple[int, int]:
-        return card.capability
 
     def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:
         if card.old:

@@ -1,6 +1,5 @@
 """Figures of the machine: memory as the kernel counts it, and of GPUs nothing at all where there is none."""
 
-import ctypes
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,25 +11,20 @@ import pytest
 
 from storage.asking import ask, connect
 from storage.runs import RunPaths
-from telemetry import nvml
+from telemetry import devices
 from telemetry.cards import VARIABLE, visible_cards
-from telemetry.devices import GpuSampler, append_line
+from telemetry.devices import GpuSampler, append_line, read_device
 from telemetry.metrics import check
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 from tests.waiting import wait_until
 
 
 class Cards:
-    """Two GPUs behind `pynvml`'s own structures and constants: an older one, and one with hardware counters."""
+    """Two GPUs behind `pynvml`'s own constants."""
 
     def __init__(self) -> None:
-        self.old = SimpleNamespace(gpu=20, memory=5, used=30 << 20, total=40 << 20, milliwatts=100_000, hopper=False)
-        self.new = SimpleNamespace(gpu=90, memory=40, used=10 << 20, total=80 << 20, milliwatts=250_500, hopper=True)
-        self.samples: list[Any] = []
-        self.freed = 0
-        self.counters = {"SM_UTIL": 50.0, "SM_OCCUPANCY": 25.0, "DRAM_BW_UTIL": 12.5, "ANY_TENSOR_UTIL": 40.0}
-        self.refused: set[str] = set()
-        self.asked: list[Any] = []
+        self.old = SimpleNamespace(gpu=20, memory=5, used=30 << 20, total=40 << 20, milliwatts=100_000)
+        self.new = SimpleNamespace(gpu=90, memory=40, used=10 << 20, total=80 << 20, milliwatts=250_500)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         FakeNvml(cards=[FakeCard(uuid="GPU-old"), FakeCard(uuid="GPU-new")]).install(patch.setattr)
@@ -38,40 +32,15 @@ class Cards:
         answers: dict[str, Callable[..., Any]] = {
             "nvmlDeviceGetHandleByUUID": {"GPU-old": self.old, "GPU-new": self.new}.__getitem__,
             "nvmlDeviceGetUtilizationRates": lambda card: card,
-            "nvmlDeviceGetMemoryInfo": lambda card: card,
             "nvmlDeviceGetPowerUsage": lambda card: card.milliwatts,
-            "nvmlDeviceGetClockInfo": lambda card, kind: {pynvml.NVML_CLOCK_SM: 1500, pynvml.NVML_CLOCK_MEM: 2600}[kind],
+            "nvmlDeviceGetClockInfo": lambda card, kind: {pynvml.NVML_CLOCK_SM: 1500}[kind],
             "nvmlDeviceGetTemperature": lambda card, sensor: {pynvml.NVML_TEMPERATURE_GPU: 60}[sensor],
-            "nvmlGpmQueryDeviceSupport": lambda card: SimpleNamespace(isSupportedDevice=int(card.hopper)),
-            "nvmlGpmSampleAlloc": self._alloc,
-            "nvmlGpmSampleGet": lambda card, sample: sample,
-            "nvmlGpmSampleFree": self._free,
-            "nvmlGpmMetricsGet": self._metrics,
         }
         for name, answer in answers.items():
             assert hasattr(pynvml, name)
             patch.setattr(pynvml, name, answer)
-        patch.setattr(nvml, "_said", set())
-
-    def _alloc(self) -> Any:
-        sample = pynvml.struct_c_nvmlGpmSample_t()
-        self.samples.append(sample)
-        return ctypes.pointer(sample)
-
-    def _free(self, sample: Any) -> None:
-        self.freed += 1
-
-    def _metrics(self, wanted: Any) -> Any:
-        """As the driver answers: each metric by its number, with a return code of its own."""
-        assert wanted.version == pynvml.NVML_GPM_METRICS_GET_VERSION and wanted.numMetrics == 4
-        addresses = [ctypes.addressof(each.contents) for each in (wanted.sample1, wanted.sample2)]
-        self.asked.append(addresses)
-        by_number = {getattr(pynvml, f"NVML_GPM_METRIC_{name}"): name for name in self.counters}
-        for metric in wanted.metrics[:4]:
-            name = by_number[metric.metricId]
-            metric.value = self.counters[name]
-            metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if name in self.refused else pynvml.NVML_SUCCESS
-        return wanted
+        memory = pynvml.nvmlDeviceGetMemoryInfo  # the cards' own, while they are found
+        patch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda card: card if hasattr(card, "used") else memory(card))
 
 
 @pytest.fixture
@@ -87,36 +56,20 @@ def test_without_a_gpu_there_are_no_figures_no_error_and_one_sentence(said: list
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
-    monkeypatch.setattr(nvml, "_said", set())
+    monkeypatch.setattr(devices, "_without_nvml", [])
     for _ in range(3):
         with GpuSampler(0.01) as sampler:
             assert sampler.sample() == {}
     assert said == ["there are no figures of GPUs here: NVML Shared Library Not Found"]
 
 
-def test_of_several_gpus_the_busiest_the_fullest_and_the_power_of_all_are_told(cards: Cards, said: list[str]):
-    sampler = GpuSampler()
-    first = sampler.sample()
+def test_of_several_gpus_the_busiest_the_fullest_and_the_power_of_all_are_told(cards: Cards):
+    first = GpuSampler().sample()
     check(first)
     assert first == {
         "gpu/utilisation": 0.9, "gpu/utilisation_mean": 0.55, "gpu/memory_share": 0.75, "gpu/memory_used_mib": 40,
-        "gpu/memory_busy_share": 0.4, "gpu/power_w": 350.5, "gpu/sm_clock_mhz": 1500, "gpu/memory_clock_mhz": 2600,
-        "gpu/temperature_c": 60, "gpu/readings": 1,
+        "gpu/memory_busy_share": 0.4, "gpu/power_w": 350.5, "gpu/sm_clock_mhz": 1500, "gpu/temperature_c": 60, "gpu/readings": 1,
     }  # fmt: skip
-    assert said == [
-        "GPU-old does not tell occupancy and bandwidth: NVML's hardware counters (GPM) need Hopper or later, and no MIG"
-    ]
-    second = sampler.sample()
-    check(second)
-    counted = {name: second[name] for name in second.keys() - first.keys()}
-    assert counted == {
-        "gpu/sm_activity_share": 0.5, "gpu/sm_occupancy_share": 0.25, "gpu/dram_bandwidth_share": 0.125, "gpu/tensor_share": 0.4
-    }, "hardware counters cover the time between two samples"  # fmt: skip
-    sampler.sample()
-    (before, now), (older, newer) = cards.asked
-    assert (older, newer) == (now, before), "the newer sample is the second, and the older of before is taken again"
-    sampler.close()
-    assert cards.freed == 2
 
 
 def test_readings_are_taken_on_the_beat_folded_over_the_step_and_kept_for_sql(cards: Cards, tmp_path: Path):
@@ -139,28 +92,23 @@ def test_readings_are_taken_on_the_beat_folded_over_the_step_and_kept_for_sql(ca
     assert answer.to_pylist() == [{"device": "GPU-new", "most": 250.5}, {"device": "GPU-old", "most": 100.0}]
 
 
-def test_only_the_cards_that_a_run_takes_are_read(cards: Cards, said: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_only_the_cards_that_a_run_takes_are_read(cards: Cards, monkeypatch: pytest.MonkeyPatch):
     _, new = visible_cards()
-    assert nvml.Nvml([new, new]).read().keys() == {"GPU-new"}, "engine and trainer on one card are one device"
-    assert GpuSampler(cards=[new]).sample()["gpu/power_w"] == 250.5
+    assert GpuSampler(cards=[new, new]).sample()["gpu/power_w"] == 250.5, "engine and trainer on one card are one device"
     monkeypatch.setenv(VARIABLE, "0")
-    assert nvml.Nvml().read().keys() == {"GPU-old"}, "what CUDA does not see is not read"
+    assert GpuSampler().sample()["gpu/power_w"] == 100.0, "what CUDA does not see is not read"
 
 
-def test_a_slice_has_the_memory_of_its_own_handle_and_no_counters(monkeypatch: pytest.MonkeyPatch, said: list[str]):
+def test_a_slice_has_the_memory_of_its_own_handle(monkeypatch: pytest.MonkeyPatch):
     piece = FakeCard(uuid="MIG-1", total=20 << 30, free=5 << 30)
     FakeNvml(cards=[FakeCard(uuid="GPU-1", slices=[piece])]).install(monkeypatch.setattr)
-    monkeypatch.setattr(nvml, "_said", set())
-    monkeypatch.delenv(VARIABLE, raising=False)
 
     def refuse(*_: object) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     for name in ("GetUtilizationRates", "GetPowerUsage", "GetClockInfo", "GetTemperature"):
         monkeypatch.setattr(pynvml, f"nvmlDevice{name}", refuse)
-    monkeypatch.setattr(pynvml, "nvmlGpmQueryDeviceSupport", lambda card: SimpleNamespace(isSupportedDevice=1))
-    assert nvml.Nvml().read() == {"MIG-1": {"memory_share": 0.75, "memory_used_mib": 15 * 1024.0}}
-    assert len(said) == 1 and "and no MIG" in said[0]
+    assert read_device(piece) == {"memory_share": 0.75, "memory_used_mib": 15 * 1024.0}
 
 
 def test_the_file_of_readings_is_bounded(tmp_path: Path):

@@ -17,8 +17,7 @@ from training.settings import CARD_SHARE, TrainingSettings
 
 def card(place: int) -> Card:
     return Card(
-        uuid=f"GPU-{place}", index=place, name="H100", total=1, free=1, driver="580", compute_mode="default", mig=False,
-        capability=(9, 0),
+        uuid=f"GPU-{place}", index=place, name="H100", total=1, free=1, driver="580", mig=False,
     )  # fmt: skip
 
 
