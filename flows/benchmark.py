@@ -7,6 +7,7 @@ removed.
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -76,23 +77,13 @@ async def _measured(name: str) -> dict[str, Any]:
     Raises:
         EntenteError: it failed, or did not end in time.
     """
-    words = ["-m", "cli.main", "bench", name, "--json"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *words,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    words = [sys.executable, "-m", "cli.main", "bench", name, "--json"]
+    asked: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _ENDS_WITHIN_S}
     try:
-        out, err = await asyncio.wait_for(process.communicate(), _ENDS_WITHIN_S)
-    except TimeoutError as late:
+        done = await asyncio.to_thread(subprocess.run, words, env=os.environ | {"OMP_NUM_THREADS": "1"}, **asked)
+    except subprocess.TimeoutExpired as late:
         raise EntenteError(f"`entente bench {name}` did not end within {_ENDS_WITHIN_S:g} s") from late
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        said = err.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
         raise EntenteError(f"`entente bench {name}` failed: {said[-1]}")
-    return json.loads(out.decode().splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])

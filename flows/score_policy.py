@@ -1,7 +1,9 @@
-"""Scores of a run: its base model, its trained version, versions between, and scripted players for comparison.
+"""Scores of a run: its base model, its trained version, versions between, and scripted players; and the run's summary.
 
 Each score is written to a file of the run when it is measured. A score that a file already holds is not measured again.
 """
+
+from typing import Any
 
 from evaluation.score_files import ScoreRecord, read_score, track_label, write_score
 from evaluation.strength import POLICY, Score
@@ -9,10 +11,41 @@ from pipeline.find_model import TINY
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
 from storage.files import set_aside
+from storage.totals import Totals
 from tasks.evaluation import evaluate_player
 from telemetry.errors import DataError
 from telemetry.progress import reporter
 from training.settings import TINY_TEACHER
+
+
+def run_summary(
+    settings: RunSettings, totals: Totals, scores: dict[str, Score], orchestration_share: float, wall_s: float
+) -> dict[str, Any]:
+    """Figures of a finished run.
+
+    Args:
+        totals: counted from the run's files, whichever process wrote them.
+        scores: by label, such as "base" or "trained_vs_mover".
+        orchestration_share: share of the steps' time spent in Prefect and the flow, from 0 to 1.
+        wall_s: seconds of the run.
+    """
+    summary: dict[str, Any] = {}
+    if "base" in scores:
+        summary |= {"positions": scores["base"].positions, "source_games": scores["base"].source_games}
+    for label, score in scores.items():
+        name = label.replace("_vs_", "_score_vs_") if "_vs_" in label else f"{label}_score"
+        summary[name] = round(score.mean, 4)
+        if label.startswith(("base", "trained")):
+            summary[name.replace("_score", "_ci")] = score.estimate.rounded()
+    return summary | {
+        "steps": settings.steps,
+        "wall_s": round(wall_s, 1),
+        "decisions": totals.decisions,
+        "max_policy_lag_seen": totals.max_policy_lag,
+        "orders_rejected": totals.orders_rejected + sum(score.orders_rejected for score in scores.values()),
+        "orchestration_share": round(orchestration_share, 4),
+        "run": str(settings.paths.root),
+    }
 
 
 async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:

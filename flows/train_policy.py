@@ -15,10 +15,9 @@ from prefect import flow
 from flows.check_agreement import check_agreement
 from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
-from flows.score_policy import due, score_policy, score_scripted, score_version
+from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
-from pipeline.run_summary import run_summary
 from pipeline.settings_form import SettingsParameter
 from pipeline.step_figures import StepClock
 from storage.json_files import write_json

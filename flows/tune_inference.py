@@ -56,7 +56,7 @@ async def tune_inference(
         output: Folder of the results; default: one named after the run.
 
     Raises:
-        InputError: no such run, or an axis has no effect on this machine.
+        InputError: there is no such run.
     """
     check_given(runs_root, settings=settings, runs=[run])
     check_inside(output, runs_root / TUNING_FOLDER, "output")

@@ -15,7 +15,6 @@ from evaluation.match_files import match_label, read_games
 from evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, rounds_for
 from evaluation.settings import EvaluationSettings, MatchSettings
 from game.board import Board
-from game.players import SEARCHES
 from game.snapshot import POWERS
 from inference.choose_engine import engine_kind
 from inference.engine_cards import has_cuda, unused_card, vllm_build
@@ -36,10 +35,9 @@ from pipeline.find_model import (
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from pipeline.rollout_queue import groups_per_task
 from pipeline.run_settings import RunSettings, check_prompts, rate_warning, settings_of
-from pipeline.search_teacher import DECISION_S, SearchTeacher
+from pipeline.search_teacher import SearchTeacher
 from reports.read_run import read_run
 from rollouts.fork import Tokens
-from rollouts.settings import RolloutSettings
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
 from storage.ledger_copies import check_ledgers
@@ -58,8 +56,8 @@ PLIES_A_YEAR = 5
 """Phases of a game year at most: two of movement, each with retreats, and adjustments."""
 _ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
 """Approximate sizes of an adapter's files without weights, of random generators in a checkpoint, of a shard without rows."""
-_POSITIONS_A_GAME, _DECISIONS_A_YEAR = 32, 19
-"""Phases of a scripted game up to 1907, and decisions in a year of a game between searching players, about."""
+_POSITIONS_A_GAME = 32
+"""Phases of a scripted game up to 1907, about."""
 
 
 def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
@@ -117,7 +115,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         }
         | ({"warning": said} if shape and (said := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
-        "time": _time(settings, decisions) | _searches(rollouts, decisions),
+        "time": _time(settings, decisions),
         "memory": _memory(settings, shape, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
         "uses": _uses(settings, cards, model, found) | ({"prompts": tokens.form.chat.description} if model else {}),
@@ -187,18 +185,16 @@ def plan_imitation(work: WorkFolder, settings: ImitationSettings, runs_root: Pat
     sizes = TinyModelSettings(hidden=settings.hidden, layers=settings.layers)
     shape = tiny_shape(sizes, settings.prompts, settings.vocabulary)
     teacher: Forecast = {"recorded_files": len(settings.recorded)}
-    games_bytes, cpu_s = 0, 0.0
+    games_bytes = 0
     if not settings.recorded:
         to_play = missing_games(runs_root / TEACHER_FOLDER, settings, SearchTeacher())
         teacher = {"players": " ".join(settings.teachers), "games": settings.games, "games_to_play": to_play}
         position = len(Board.start().snapshot(game_id="", seed=0, source="").position)
         games_bytes = settings.games * _POSITIONS_A_GAME * 2 * position
-        share = sum(name.endswith(SEARCHES) for name in settings.teachers) / len(settings.teachers)
-        cpu_s = to_play * share * _DECISIONS_A_YEAR * (settings.last_year - 1900) * DECISION_S
     return {
         "command": "model imitate",
         "model": {"folder": str(work.final), "parameters": shape.parameters},
-        "teacher": teacher | ({"search_cpu_s_about": round(cpu_s)} if settings.searches and cpu_s else {}),
+        "teacher": teacher,
         "work": {"steps": settings.steps, "positions_a_step": settings.positions},
         "disk": {
             "games_bytes_about": games_bytes,
@@ -226,15 +222,6 @@ def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
 
 def _scored_forks(evaluation: EvaluationSettings) -> int:
     return evaluation.positions * evaluation.powers_per_position * len(evaluation.opponents)
-
-
-def _searches(rollouts: RolloutSettings, decisions: float) -> Forecast:
-    """What opponents that search cost, if the policy plays one power; nothing without them."""
-    weights = {name: weight for name, weight in rollouts.opponent_table if name in rollouts.searching_opponents}
-    if not weights or rollouts.policy_powers != "one":
-        return {}
-    share = sum(weights.values()) / sum(weight for _, weight in rollouts.opponent_table)
-    return {"opponents_search_cpu_s_at_most_about": round(decisions * (len(POWERS) - 1) * share * DECISION_S)}
 
 
 def _tokens(settings: RunSettings, sample: Rehearsal, decisions: int, *, exact: bool) -> Forecast:

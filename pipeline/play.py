@@ -21,10 +21,9 @@ from game.snapshot import Snapshot
 from inference.engine import forget_prefixes
 from pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from pipeline.search_opponents import search_opponents
-from pipeline.start_positions import start_positions
 from rollouts.roll_out import RolledOut, StartGroup, plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
-from state_cache.sampling import sample_start_positions
+from state_cache.sampling import learnable_weights, sample_start_positions
 from storage.schema import as_array
 from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 from telemetry.errors import disk_full
@@ -53,6 +52,21 @@ class Stretch:
     """The step whose positions they start from. Any step may train on the rows."""
     after: Path | None = None
     """Ledger of a step. The shard is published only once this file exists, so it cannot change what that step selects."""
+
+
+def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapshot, str]]:
+    """(snapshot, power that the policy plays) of each start group of `step`.
+
+    A draw depends on seed and step and, where `rollouts.sampling` asks for it, on what past start groups returned. These count
+    only up to a step that is complete before any task of this one can start: rollouts are ahead of the trainer by at most the
+    largest policy lag, for every buffer depth. So a step that is repeated draws the same.
+    """
+    rollouts, train = resources.rollouts, resources.cache.train
+    weights: Sequence[float] = ()
+    if rollouts.sampling == "learnable":
+        before = max(0, step - 1 - resources.max_policy_lag) * rollouts.start_groups
+        weights = learnable_weights(train, resources.past_returns.spreads_before(PRODUCER, before))
+    return sample_start_positions(train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, weights=weights)
 
 
 async def play_stretch(resources: RolloutResources, stretch: Stretch) -> Figures:

@@ -141,9 +141,7 @@ def read_settings_file(file: Path) -> dict[str, Any]:
     try:
         # The parser's time and memory grow with the square of the number of parts of a key, which cannot span lines.
         if (longest := max(map(len, text.splitlines()), default=0)) > _LONGEST_LINE:
-            raise ValueError(
-                f"it has a line of {longest:,} characters, and at most {_LONGEST_LINE:,} may be: break it"
-            )
+            raise ValueError(f"it has a line of {longest:,} characters, and at most {_LONGEST_LINE:,} may be: break it")
         if _depth(tree := tomllib.loads(text)) > _DEEPEST:
             raise ValueError(f"it nests values more than {_DEEPEST} deep")
         return tree

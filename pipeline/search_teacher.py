@@ -8,8 +8,6 @@ from rollouts.deciders import DecisionRequest
 from search.search import SearchDecider
 from search.settings import SearchSettings
 
-DECISION_S = 0.1
-"""CPU seconds of a decision of 'dumbbot' with the default search, about: a game up to 1907 took 11 s for 131 of them, once."""
 DEFAULT_SEARCH = SearchSettings()
 
 

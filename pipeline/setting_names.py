@@ -1,7 +1,7 @@
 """Names of settings: the twenty most important ones, and suggestions for a misspelled name."""
 
 from collections.abc import Collection, Iterator
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 
 from pydantic import BaseModel
 
@@ -29,8 +29,6 @@ FIRST_SETTINGS = (
 )
 """The twenty settings that `entente train --help` and Prefect's form of a training run show first, in this order."""
 
-_SIMILARITY_MIN = 0.6
-"""Lowest similarity of two last parts for a suggestion (`SequenceMatcher.ratio`, 0 to 1)."""
 _SUGGESTIONS_MAX = 3
 """Suggestions at most, if several sections have a setting of that name."""
 
@@ -45,24 +43,11 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """The known settings or the section most similar to `name`; empty if none is similar enough.
-
-    A setting with exactly that last part in another section ranks before a similar spelling.
-    """
-    sections = {each.rpartition(".")[0] for each in known} - {""}
-    section, _, last = name.rpartition(".")
-
-    def similarity(other: str) -> tuple[float, float]:
-        its_section, _, its_last = other.rpartition(".")
-        return _similarity(last, its_last), _similarity(section, its_section)
-
-    ranked = sorted(sorted({*known, *sections} - {name}), key=similarity, reverse=True)
-    if not ranked or similarity(ranked[0])[0] < _SIMILARITY_MIN:
-        return []
-    return [each for each in ranked if each.rpartition(".")[2] == last][:_SUGGESTIONS_MAX] or ranked[:1]
-
-
-def _similarity(one: str, other: str) -> float:
-    """1 for equal words; at least _SIMILARITY_MIN if `one` is a prefix of `other`."""
-    ratio = SequenceMatcher(None, one, other).ratio()
-    return max(ratio, _SIMILARITY_MIN) if one and other.startswith(one) else ratio
+    """The known settings with the last part of `name` in other sections, else the setting or section that is spelt most like it;
+    empty if none is similar enough."""
+    last = name.rpartition(".")[2]
+    same = [each for each in known if each != name and each.rpartition(".")[2] == last]
+    sections = {each.rpartition(".")[0] for each in known} - {"", name}
+    by_last = {each.rpartition(".")[2]: each for each in known}
+    near = get_close_matches(name, [*known, *sections], n=1) or [by_last[each] for each in get_close_matches(last, by_last, n=1)]
+    return sorted(same)[:_SUGGESTIONS_MAX] or near

@@ -23,11 +23,12 @@ from game.snapshot import Snapshot, make_snapshot
 from pipeline.improve_rounds import ImproveSettings, round_name
 from pipeline.play import play_missing
 from pipeline.resources import RolloutResources
-from pipeline.start_positions import producer_positions
 from records.lesson import Lesson, lesson_id
 from rollouts.deciders import DecisionRequest
+from rollouts.seeds import seed_of
 from search.search import SearchResult, propose, search
 from search.settings import SearchSettings
+from state_cache.sampling import sample_start_positions
 from storage.files import set_aside
 from storage.lessons import lesson_path, open_lessons, publish_lessons
 from storage.runs import RunPaths
@@ -58,6 +59,16 @@ def visitor(number: int) -> str:
     return f"visit-{round_name(number)}"
 
 
+def visited_positions(resources: RolloutResources, name: str, first_group: int, count: int) -> list[tuple[Snapshot, str]]:
+    """(snapshot, power that the policy plays) of some start groups of a visitor, in rounds of a step's size like the training
+    flow's own, but seeded by the visitor's name: two visitors share positions no more often than two steps do."""
+    rollouts, size = resources.rollouts, resources.rollouts.start_groups
+    seed, found = seed_of("producer", name, resources.seed), []
+    for number in range(first_group // size, (first_group + count - 1) // size + 1):
+        found += sample_start_positions(resources.cache.train, size, seed, number + 1, sampling=rollouts.sampling)
+    return found[first_group % size :][:count]
+
+
 async def visit(resources: RolloutResources, number: int, first_group: int) -> int:
     """Play the round's start groups from `first_group` on, one fork each, and publish their shard.
 
@@ -67,7 +78,7 @@ async def visit(resources: RolloutResources, number: int, first_group: int) -> i
     # A teacher also says what to build, so the last winter is visited too.
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "last_winter": True})
     name = visitor(number)
-    positions = await asyncio.to_thread(producer_positions, resources, name, first_group, VISITED_GROUPS)
+    positions = visited_positions(resources, name, first_group, VISITED_GROUPS)
     await play_missing(resources, f"visit {number}", name, positions, first_group, rollouts=alone)
     shard = await asyncio.to_thread(open_shard, shard_path(resources.paths, name, first_group))
     return shard["status"].to_pylist().count("complete")

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from inference.engine_cards import computes_on_card
 from inference.settings import InferenceSettings
 from pipeline.check_settings import check_settings
 from pipeline.run_settings import RunSettings
@@ -47,9 +46,7 @@ class TuneSettings(Settings):
     max_batched_tokens: tuple[Annotated[int, Field(ge=256)], ...] = (4096, 8192)
     """Values of inference.max_batched_tokens (vLLM's max_num_batched_tokens); on a GPU 4096, 8192 and 16384."""
     gpu_memory_share: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-    """Values of inference.gpu_memory_share, such as 0.85, 0.89 and 0.93; on a GPU only."""
-    kv_cache_gib: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Values of inference.kv_cache_gib; on a CPU only."""
+    """Values of inference.gpu_memory_share, such as 0.85, 0.89 and 0.93; for a GPU."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] = (128,)
     """Requests in flight; becomes inference.max_in_flight."""
     max_latency_ms: Annotated[float, Field(gt=0)] = 13_000.0
@@ -64,8 +61,8 @@ class TuneSettings(Settings):
     """Time limit of a candidate in seconds, beside the limit of its engine's start."""
 
 
-AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share", "kv_cache_gib")
-"""Axes that are inference settings; `concurrency` is the load."""
+AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share", "max_in_flight")
+"""Settings that are varied; the last is the load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +75,7 @@ class Candidate:
     @property
     def values(self) -> dict[str, Any]:
         """The value of each axis."""
-        return {name: getattr(self.settings, name) for name in (*AXES, "max_in_flight")}
+        return {name: getattr(self.settings, name) for name in AXES}
 
     def label(self, varied: Sequence[str]) -> str:
         """The values of the `varied` axes as text."""
@@ -161,21 +158,15 @@ def plan_tuning(run: str, settings: RunSettings, tuning: TuneSettings, output: P
         output: folder of the results; None: one under `runs_root`, named after the run.
 
     Raises:
-        InputError: settings contradict each other, or an axis has no effect on this machine.
+        InputError: settings contradict each other.
     """
     base = settings.inference.model_copy(update={"urls": ()})
     check_settings(settings.model_copy(update={"inference": base}))
-    on_gpu = computes_on_card(base)
-    foreign, here, own = (
-        ("kv_cache_gib", "a GPU", "gpu_memory_share") if on_gpu else ("gpu_memory_share", "the CPU", "kv_cache_gib")
-    )
-    if getattr(tuning, foreign):
-        raise InputError(f"{foreign} says nothing where the engine computes on {here}: leave it out, or give {own} values")
-    axes = [getattr(tuning, name) or (getattr(base, name),) for name in AXES]
+    axes = [getattr(tuning, name) or (getattr(base, name),) for name in AXES[:-1]]
     load = base.max_in_flight if base.max_in_flight in tuning.concurrency else tuning.concurrency[0]
     candidates = [Candidate(settings=base.model_copy(update={"max_in_flight": load}), current=True)]
-    for *values, in_flight in itertools.product(*axes, tuning.concurrency):
-        changed = dict(zip(AXES, values, strict=True)) | {"max_in_flight": in_flight}
+    for values in itertools.product(*axes, tuning.concurrency):
+        changed = dict(zip(AXES, values, strict=True))
         candidate = Candidate(settings=InferenceSettings.model_validate(base.model_dump() | changed))
         if candidate.values not in [each.values for each in candidates]:
             candidates.append(candidate)
@@ -210,17 +201,14 @@ def write_requests(plan: TuningPlan) -> None:
 # -- the choice ------------------------------------------------------------------------------------------------------------
 
 
-def misses(figures: Figures, tuning: TuneSettings) -> list[tuple[float, str]]:
-    """Violated limits: the excess as a share of the limit, and a sentence."""
-    found = []
-    latency, hit = figures["latency_ms_p99"], figures["cache_hit"]
+def misses(figures: Figures, tuning: TuneSettings) -> str:
+    """The violated limits in words; empty if the candidate holds both."""
+    found, latency, hit = [], figures["latency_ms_p99"], figures["cache_hit"]
     if latency > tuning.max_latency_ms:
-        sentence = f"its P99 latency of {latency:,.0f} ms exceeds max_latency_ms {tuning.max_latency_ms:,.0f}"
-        found.append((latency / tuning.max_latency_ms - 1, sentence))
+        found.append(f"its P99 latency of {latency:,.0f} ms exceeds max_latency_ms {tuning.max_latency_ms:,.0f}")
     if hit < tuning.min_cache_hit:
-        sentence = f"its cache hit share of {hit:.3f} is below min_cache_hit {tuning.min_cache_hit:g}"
-        found.append((1 - hit / tuning.min_cache_hit, sentence))
-    return found
+        found.append(f"its cache hit share of {hit:.3f} is below min_cache_hit {tuning.min_cache_hit:g}")
+    return " and ".join(found)
 
 
 def choose(found: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple[Candidate | None, str]:
@@ -232,9 +220,8 @@ def choose(found: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple[Ca
         return None, "no candidate could be measured"
     holding = [each for each, figures in found.items() if not misses(figures, tuning)]
     if not holding:
-        nearest = min(found, key=lambda each: max(share for share, _ in misses(found[each], tuning)))
-        sentences = " and ".join(sentence for _, sentence in misses(found[nearest], tuning))
-        return None, f"no candidate holds the constraints; the nearest misses them: {sentences}"
+        fastest = max(found, key=lambda each: found[each]["decisions_per_s"])
+        return None, f"no candidate holds the constraints; of the fastest, {misses(found[fastest], tuning)}"
     best = max(holding, key=lambda each: found[each]["decisions_per_s"])
     current = next((each for each in holding if each.current), None)
     if best.current:
@@ -249,10 +236,8 @@ def choose(found: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple[Ca
 
 def tuned_toml(chosen: Candidate, remarks: Sequence[str]) -> str:
     """The chosen settings as a file for `--config`; `remarks` become its first lines."""
-    foreign = "kv_cache_gib" if computes_on_card(chosen.settings) else "gpu_memory_share"
-    values = {name: value for name, value in chosen.values.items() if name != foreign}
     lines = [f"# {remark}" for remark in remarks]
-    return "\n".join([*lines, "[inference]", *(f"{name} = {json.dumps(value)}" for name, value in values.items()), ""])
+    return "\n".join([*lines, "[inference]", *(f"{name} = {value}" for name, value in chosen.values.items()), ""])
 
 
 COLUMNS = {

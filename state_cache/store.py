@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from game.snapshot import Snapshot
 from state_cache.settings import CacheSettings
-from state_cache.strata import count_strata
 from telemetry.errors import DataError, InputError
 
 SCHEMA_VERSION = 1
@@ -87,10 +86,6 @@ def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], 
         body = {
             "schema_version": SCHEMA_VERSION,
             "settings": settings.model_dump(mode="json"),
-            "strata": {
-                part: {str(stratum): count for stratum, count in count_strata(snapshots).items()}
-                for part, snapshots in zip(PARTS, (train, held_out), strict=True)
-            },
             "files": files,
         }
         _write_synced(temporary / MANIFEST, json.dumps({**body, "sha256": _body_hash(body)}, indent=2).encode())

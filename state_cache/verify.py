@@ -4,14 +4,11 @@ A cache that passes is byte for byte as published, every position restores to it
 no game and no board. This module changes nothing.
 """
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 
 from game.board import Board
 from game.snapshot import Snapshot, board_key
-from state_cache.store import MANIFEST, PARTS, StateCache, open_cache
-from state_cache.strata import count_strata
+from state_cache.store import PARTS, StateCache, open_cache
 from telemetry.errors import DataError, InputError
 
 
@@ -33,7 +30,6 @@ def verify(path: Path) -> StateCache:
     for part, snapshots in zip(PARTS, (cache.train, cache.held_out), strict=True):
         for snapshot in snapshots:
             _check_restores(snapshot, path / f"{part}.arrow")
-    _check_strata(cache)
     for what, key in (("game", lambda snapshot: snapshot.game_id), ("board", board_key)):
         shared = {key(snapshot) for snapshot in cache.train} & {key(snapshot) for snapshot in cache.held_out}
         if shared:
@@ -54,15 +50,3 @@ def _check_restores(snapshot: Snapshot, file: Path) -> None:
         raise DataError(
             f"{file} has position {snapshot.snapshot_id} ({snapshot.phase}), which restores to another position: {_CURE}."
         )
-
-
-def _check_strata(cache: StateCache) -> None:
-    """Check the manifest's counts of strata. A cache of an early release has none."""
-    stated = json.loads((cache.path / MANIFEST).read_bytes()).get("strata")
-    counted = {part: _counts_by_name(snapshots) for part, snapshots in zip(PARTS, (cache.train, cache.held_out), strict=True)}
-    if stated is not None and stated != counted:
-        raise DataError(f"{cache.path / MANIFEST} counts other strata than its files contain: {_CURE}.")
-
-
-def _counts_by_name(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    return {str(stratum): count for stratum, count in count_strata(snapshots).items()}

@@ -27,9 +27,8 @@ class ProcessPool:
         size: processes at most.
     """
 
-    def __init__(self, processes: int, begin: Callable[..., object] | None = None, *given: Any) -> None:
-        """`begin` is called with `given` in each process before its first call."""
-        self.size, self._begin = processes, (begin, given)
+    def __init__(self, processes: int) -> None:
+        self.size = processes
         self._lock = threading.Lock()
         self._pool = self._start()
 
@@ -71,11 +70,9 @@ class ProcessPool:
 
     def _start(self) -> ProcessPoolExecutor:
         spawn = multiprocessing.get_context("spawn")  # a fork would copy the engine's threads in any state
-        return ProcessPoolExecutor(self.size, mp_context=spawn, initializer=_begin, initargs=self._begin)
+        return ProcessPoolExecutor(self.size, mp_context=spawn, initializer=_begin)
 
 
-def _begin(begin: Callable[..., object] | None, given: tuple[Any, ...]) -> None:
+def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     end_with_parent()
-    if begin is not None:
-        begin(*given)

@@ -11,7 +11,7 @@ from pipeline import rollout_side
 from pipeline.play import play_missing
 from pipeline.rollout_side import RolloutSide
 from pipeline.run_settings import settings_of
-from pipeline.start_positions import producer_positions
+from pipeline.teach import visited_positions
 from storage.asking import connect
 from storage.control import read_control
 from storage.runs import RunPaths
@@ -34,7 +34,7 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, s
                 serve(paths, desk, version)
                 await side.follow()
                 assert side.version == version
-                positions = producer_positions(side.resources, "x", group, 1)
+                positions = visited_positions(side.resources, "x", group, 1)
                 await play_missing(side.resources, "rollout", "x", positions, group)
         finally:
             await side.close()

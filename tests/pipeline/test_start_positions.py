@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.play import start_positions
 from pipeline.resources import PRODUCER, Resources
-from pipeline.start_positions import start_positions
 from rollouts.settings import RolloutSettings
 from state_cache.sampling import learnable_weights, sample_start_positions
 from tests.task_resources import resources_of

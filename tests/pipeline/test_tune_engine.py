@@ -19,11 +19,6 @@ from storage.shards import open_shard
 from telemetry.errors import DataError, InputError
 
 
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.tune_engine.computes_on_card", lambda settings: False)
-
-
 @pytest.fixture
 def base(tmp_path: Path) -> RunSettings:
     return layered_settings("laptop", (), {"runs_root": tmp_path})

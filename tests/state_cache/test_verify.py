@@ -46,12 +46,3 @@ def test_a_board_or_a_game_on_both_sides_is_found(small, tmp_path: Path) -> None
     elsewhere = dataclasses.replace(train[0], game_id="another")
     with pytest.raises(DataError, match="has board"):
         verify(write_cache(tmp_path / "board", settings, train, [*held_out, elsewhere]))
-
-
-def test_strata_that_were_counted_wrongly_are_found(small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, train, held_out = small
-    with monkeypatch.context() as careless:
-        careless.setattr("state_cache.store.count_strata", lambda snapshots: {})
-        path = write_cache(tmp_path, settings, train, held_out)
-    with pytest.raises(DataError, match="counts other strata"):
-        verify(path)
