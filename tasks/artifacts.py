@@ -9,7 +9,8 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 from uuid import UUID
 
@@ -37,7 +38,6 @@ class RunPage:
     def __init__(self, run: str, steps: int) -> None:
         """`run`: name of the run, also given to the flow run. `steps`: number of steps of the whole run."""
         self._run, self._steps, self._step = run, steps, 0
-        self._flow_run = _flow_run_id()
         self._bar = _Artifact("progress", f"progress-{_slug(run)}")
         self._table = _Artifact("table", f"steps-{_slug(run)}")
         self._rows: deque[dict[str, str]] = deque(maxlen=ROWS_SHOWN)
@@ -52,7 +52,7 @@ class RunPage:
         self._news.set()
 
     async def __aenter__(self) -> Self:
-        self._sender = asyncio.create_task(self._send())
+        self._sender = asyncio.create_task(self._send(_flow_run_id()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -67,41 +67,32 @@ class RunPage:
         if self.failures:
             reporter().say(f"{self.failures} updates of the run's Prefect page were lost; the run's own files have everything")
 
-    async def _send(self) -> None:
-        if self._flow_run is None:
-            return
-        await self._try(self._take_name)
-        shown, last_time = 0, False
-        while not last_time:
-            await self._news.wait()
-            self._news.clear()
-            last_time = self._closing.is_set()
-            if self._step != shown:
-                shown = self._step
-                await self._try(self._show_progress)
-                await self._try(self._show_steps)
-            await _wait(self._closing, PAUSE_S)
+    async def _send(self, flow_run: UUID | None) -> None:
+        while flow_run is not None:
+            last_time, shown = self._closing.is_set(), self._step
+            try:
+                await self._show(flow_run)
+            except Exception as error:  # a page that cannot be updated must not end a run
+                self.failures += 1
+                if self.failures == 1:
+                    reporter().say(f"the run's Prefect page was not updated ({_one_line(error)}); the run continues")
+            if last_time:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), PAUSE_S)
+            if self._step == shown and not self._closing.is_set():
+                self._news.clear()
+                await self._news.wait()
 
-    async def _take_name(self) -> None:
-        async with get_client() as client:
-            await client.set_flow_run_name(_known(self._flow_run), f"train-{self._run}")
-
-    async def _show_progress(self) -> None:
+    async def _show(self, flow_run: UUID) -> None:
+        if self._bar.is_new:
+            async with get_client() as client:
+                await client.set_flow_run_name(flow_run, f"train-{self._run}")
         words = f"{self._run}: {self._step} of {self._steps} steps"
-        await self._bar.show(_known(self._flow_run), words, 100 * self._step / self._steps)
-
-    async def _show_steps(self) -> None:
+        await self._bar.show(flow_run, words, 100 * self._step / self._steps)
         shown = f"the last {ROWS_SHOWN} steps" if self._step > ROWS_SHOWN else "its steps"
         words = f"{self._run}: {shown}, newest first. The run's metrics.jsonl has all steps and more figures."
-        await self._table.show(_known(self._flow_run), words, json.dumps(list(self._rows)))
-
-    async def _try(self, send: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await send()
-        except Exception as error:  # a page that cannot be updated must not end a run
-            self.failures += 1
-            if self.failures == 1:
-                reporter().say(f"the run's Prefect page was not updated ({_one_line(error)}); the run continues")
+        await self._table.show(flow_run, words, json.dumps(list(self._rows)))
 
 
 async def show_result(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> None:
@@ -142,6 +133,10 @@ class _Artifact:
         self._kind, self._key = kind, key
         self._id: UUID | None = None
 
+    @property
+    def is_new(self) -> bool:
+        return self._id is None
+
     async def show(self, flow_run: UUID, description: str, data: str | float) -> None:
         async with get_client() as client:
             if self._id is None:
@@ -162,21 +157,9 @@ async def _show_once(kind: str, key: str, description: str, make: Callable[[], s
         reporter().say(f"Prefect's page does not show '{key}' ({_one_line(error)}); nothing else is missing")
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait for `event`, at most `seconds`."""
-    waiting = asyncio.create_task(event.wait())
-    await asyncio.wait([waiting], timeout=seconds)
-    waiting.cancel()
-
-
 def _flow_run_id() -> UUID | None:
     context = FlowRunContext.get()
     return context.flow_run.id if context is not None and context.flow_run is not None else None
-
-
-def _known(flow_run: UUID | None) -> UUID:
-    assert flow_run is not None, "nothing is sent outside of a flow run"
-    return flow_run
 
 
 def _slug(name: str) -> str:
