@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.strength import Score
 from evaluation.score_files import read_track
+from evaluation.strength import Score
 from flows import score_policy as scores
 from pipeline.run_settings import layered_settings
 from state_cache.settings import CacheSettings
