@@ -25,7 +25,7 @@ import training.layout
 from tests.training.batches import VOCABULARY, three_levels
 from training import packed_attention
 from training.packed_attention import RangeAttention
-from training.packed_forward import uncovered_reason
+from training.packed_forward import packed_hidden, uncovered_reason
 from training.padded_rows import pad
 from training.policy import Policy
 from training.settings import TrainingSettings
@@ -180,6 +180,20 @@ def test_every_attention_is_that_of_the_mask(window: int | None):
         found.append([attended.detach(), *(values.grad for values in given)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_the_last_layer_multiplies_only_tokens_that_are_read():
+    batch = three_levels(positions=2, powers=3, forks=4)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    causal: Any = policy_of(base()).model.base_model.model
+    rows: list[int] = []
+    for layer in causal.model.layers:
+        layer.mlp.down_proj.register_forward_hook(lambda _, given, __: rows.append(given[0].shape[1]))
+    packed_hidden(causal, micro)
+    assert rows == [micro.tokens] * (len(rows) - 1) + [len(micro.hidden_at)]
+    rows.clear()
+    causal.model(input_ids=torch.arange(5)[None])  # other forwards are unchanged
+    assert set(rows) == {5}
 
 
 def test_no_gathered_key_is_kept_for_the_backward_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
