@@ -123,12 +123,18 @@ def test_the_notebook_is_stored_without_outputs():
 
 
 @pytest.mark.system
-def test_the_notebook_runs_and_shows_what_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In a kernel of its own, which trains with a Prefect server of its own."""
+def test_the_notebook_runs_and_shows_what_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: str):
+    """In a kernel of its own."""
     import nbclient
     import nbformat
 
-    for name, value in {"PYTHONPATH": ROOT, "IPYTHONDIR": tmp_path / "ipython", "JUPYTER_PLATFORM_DIRS": 1}.items():
+    given = {
+        "PYTHONPATH": ROOT,
+        "IPYTHONDIR": tmp_path / "ipython",
+        "JUPYTER_PLATFORM_DIRS": 1,
+        "PREFECT_API_URL": prefect_server,
+    }
+    for name, value in given.items():
         monkeypatch.setenv(name, str(value))
     book = nbformat.read(NOTEBOOK, as_version=4)
     book.cells.append(nbformat.v4.new_code_cell('entente.run("never")', metadata={"tags": ["raises-exception"]}))
