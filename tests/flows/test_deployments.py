@@ -264,33 +264,26 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
 
 
 @pytest.mark.system
-def test_the_setup_job_makes_pool_deployments_and_automations(tmp_path: Path):
-    """As deploy/kubernetes has it, against a server of its own."""
-    prefect = Prefect(tmp_path, tmp_path / "runs")
-    try:
-        prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
-        prefect.wait(600, "the server's start", prefect.healthy)
-        (setup,) = PODS["Job/setup"]["containers"]
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        words, variables = [*setup["command"], *setup["args"]], prefect.environment | {"PATH": path}
-        done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        (pool,) = prefect.ask("work_pools/filter", {})
-        assert (pool["name"], pool["type"]) == ("kubernetes", "kubernetes") and pool["base_job_template"] == TEMPLATE
-        found = {each["name"]: each for each in prefect.ask("deployments/filter", {})}
-        assert {name: each["job_variables"] for name, each in found.items()} == {
-            name: each["work_pool"]["job_variables"] for name, each in DEPLOYMENTS.items()
-        }
-        assert len(prefect.ask("automations/filter", {})) == 4
-        # A field that the template lacks is refused when the run is created, not by Kubernetes.
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            given = {"job_variables": {"cpu": 4}}
-            prefect.ask(f"deployments/{found['train']['id']}/create_flow_run", given)
-        with refused.value as answer:
-            assert answer.code == 422 and "cpu" in answer.read().decode()
-    finally:
-        left = prefect.end()
-    assert left == [], "processes that outlived the server"
+def test_the_setup_job_makes_pool_deployments_and_automations(deployed: Any):
+    """As deploy/kubernetes has it. It is the last here: its deployments take the place of those of one machine."""
+    prefect, _ = deployed
+    (setup,) = PODS["Job/setup"]["containers"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    words, variables = [*setup["command"], *setup["args"]], prefect.environment | {"PATH": path}
+    done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    (pool,) = (each for each in prefect.ask("work_pools/filter", {}) if each["name"] == "kubernetes")
+    assert pool["type"] == "kubernetes" and pool["base_job_template"] == TEMPLATE
+    found = {each["name"]: each for each in prefect.ask("deployments/filter", {}) if each["work_pool_name"] == "kubernetes"}
+    assert {name: each["job_variables"] for name, each in found.items()} == {
+        name: each["work_pool"]["job_variables"] for name, each in DEPLOYMENTS.items()
+    }
+    assert sum(each["name"].startswith("Entente: ") for each in prefect.ask("automations/filter", {})) == 4
+    # A field that the template lacks is refused when the run is created, not by Kubernetes.
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        prefect.ask(f"deployments/{found['train']['id']}/create_flow_run", {"job_variables": {"cpu": 4}})
+    with refused.value as answer:
+        assert answer.code == 422 and "cpu" in answer.read().decode()
 
 
 def as_variables(table: dict[str, Any], prefix: str = "PREFECT") -> dict[str, str]:
