@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from decoding.architectures import read_architecture
-from decoding.model_files import recipe_prompts
+from decoding.model_files import read_config, recipe_prompts
 from evaluation.settings import EvaluationSettings
 from game.prompt_settings import PromptSettings
 from inference.settings import InferenceSettings
@@ -192,7 +191,8 @@ def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]
     folder = _folder_of_base(tree)
     if rated or not named or folder is None or not (folder / "config.json").is_file():
         return dict(tree)
-    return merge_layers(tree, {"training": {"learning_rate": usual_rate(read_architecture(folder).hidden)}})
+    width = read_config(folder).get("hidden_size")  # a model without one is refused later, with what it lacks
+    return merge_layers(tree, {"training": {"learning_rate": usual_rate(width)}} if isinstance(width, int) and width > 0 else {})
 
 
 def rate_warning(rate: float, width: int) -> str:
