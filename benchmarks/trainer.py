@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 
 from benchmarks.entente_run import short_run
 from benchmarks.laptop_run import record_rows
+from benchmarks.matrix_rate import rate_figures
 from benchmarks.outcome import Outcome, Target
 from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
 from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape
@@ -42,6 +44,7 @@ TARGETS = {
     "grad_rel_error": Target(at_most=1e-5),
     "planner_share": Target(at_most=0.03),
     "two_processes_over_one": Target(at_least=1.6),
+    "rate_share": Target(at_least=0.8),
 }
 RECORDED = "recorded"
 """The measurement on rows of a laptop run."""
@@ -72,11 +75,18 @@ def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
 
 
 def bench_trainer(
-    *, settings: RunSettings, arguments: Sequence[str] = (), repeats: int = 5, only: Collection[str] = (), seed: int = 0
+    *,
+    settings: RunSettings,
+    arguments: Sequence[str] = (),
+    repeats: int = 5,
+    only: Collection[str] = (),
+    seed: int = 0,
+    model: Path | None = None,
 ) -> Outcome:
-    """Measure with tiny models.
+    """Measure with tiny models, or, with `model` only, the step of that model.
 
     Args:
+        model: folder of a model whose step is measured beside the machine's matrix rate (`matrix_rate.py`).
         settings: settings of the run whose rows are recorded.
         arguments: arguments of `entente train` that give it `settings`.
         only: "recorded", "two_processes", and names of `CASES` and `CHECKS`; all but the second if none is given.
@@ -84,6 +94,10 @@ def bench_trainer(
     Raises:
         InputError: see `check_wanted`.
     """
+    if model is not None:
+        with one_thread():
+            metrics = rate_figures(model, cpu_s, repeats=repeats, seed=seed)
+        return Outcome(benchmark=f"trainer, {model.name}", metrics=metrics, targets={"rate_share": TARGETS["rate_share"]})
     check_wanted(only, repeats, settings.inference.model)
     wanted = [name for name in (RECORDED, *CASES, *CHECKS, PROCESSES) if name in (only or (RECORDED, *CASES, *CHECKS))]
     metrics: dict[str, float] = {}

@@ -40,7 +40,7 @@ def bench(
     only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
     steps: Annotated[int | None, Parameter(help="e2e: steps of a round; the previous system has as many seconds.")] = None,
     scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
-    model: Annotated[Path | None, Parameter(help="decode: folder of a model; default: the tiny one.")] = None,
+    model: Annotated[Path | None, Parameter(help="decode, trainer: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
     config: ConfigFiles = None,
     runs_root: Annotated[Path | None, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = None,
@@ -108,12 +108,19 @@ def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path = _RUNS,
 
 
 def _trainer(
-    rounds: int = 5, only: Sequence[str] = (), config: Sequence[Path] = (), runs_root: Path = _RUNS, seed: int = 0
+    rounds: int = 5,
+    only: Sequence[str] = (),
+    model: Path | None = None,
+    config: Sequence[Path] = (),
+    runs_root: Path = _RUNS,
+    seed: int = 0,
 ) -> "Outcome":
     settings = _settings(config, runs_root, seed)
     from benchmarks.trainer import bench_trainer
+    from decoding.model_files import resolve_model
 
-    return bench_trainer(settings=settings, arguments=_config_words(config), repeats=rounds, only=only, seed=seed)
+    folder = resolve_model(model) if model else None
+    return bench_trainer(settings=settings, arguments=_config_words(config), repeats=rounds, only=only, seed=seed, model=folder)
 
 
 def _orchestration(rounds: int = 3) -> "Outcome":

@@ -38,13 +38,13 @@ class LayoutTolerance:
 
 
 TOLERANCES = {
-    ("cpu", "float32"): LayoutTolerance(loss=1e-6, gradient=1e-5),
+    ("cpu", "float32"): LayoutTolerance(loss=1e-5, gradient=1e-4),
     ("cuda", "float32"): LayoutTolerance(loss=1e-4, gradient=1e-3),
     ("cpu", "bfloat16"): LayoutTolerance(loss=0.02, gradient=0.1),
     ("cuda", "bfloat16"): LayoutTolerance(loss=0.05, gradient=0.2),
 }
-"""By device and dtype. In bfloat16 the two layouts round differently: 1e-4 and 2e-2 are usual for a small model, more for a deep
-one."""
+"""By device and dtype. In float32 on a CPU a tiny model rounds to 1e-6 of the gradient, the 30 blocks of SmolLM2 to 1.1e-5. In
+bfloat16 the two layouts round differently: 1e-4 and 2e-2 are usual for a small model, more for a deep one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
