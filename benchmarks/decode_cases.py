@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from decoding.legal_table import END
 from game.board import Board
 from game.legal import LegalOrders
 from game.players import player
 from game.snapshot import Snapshot
 from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE
 from rollouts.fork import Tokens
 
 
@@ -89,23 +85,3 @@ class RecordingEngine:
         generation = await self.engine.generate(request)
         self.drawn.append((request, generation))
         return generation
-
-
-class InstantEngine:
-    """An engine that takes no time: it draws every legal token with the same probability."""
-
-    name = "instant"
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        dice, table, node, ids = random.Random(request.seed), request.table, 0, []
-        offsets, token_ids, next_nodes = table.offsets, table.token_ids, table.next_nodes
-        while node != END:
-            edge = dice.randrange(offsets[node], offsets[node + 1])
-            ids.append(token_ids[edge])
-            node = next_nodes[edge]
-        return Generation(
-            token_ids=np.array(ids, np.int32),
-            logprobs=np.full(len(ids), -1.0, np.float32),
-            policy=BASE,
-            worker=self.name,
-        )

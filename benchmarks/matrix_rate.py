@@ -16,6 +16,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.outcome import cpu_seconds
 from benchmarks.trainer_arms import Steps, update_rows
 from benchmarks.trainer_cases import CASES, made_up_batch
 from decoding.architectures import Architecture, read_architecture
@@ -26,12 +27,8 @@ from training.settings import CPU_TOKENS, TrainingSettings
 from training.trie_plan import plan
 
 
-def rate_figures(model: Path, cpu_s: Callable[[Callable[[], object]], float], *, repeats: int, seed: int) -> dict[str, float]:
-    """Our step on made-up rows of one position: seven powers, six forks each.
-
-    Args:
-        cpu_s: CPU seconds of some work.
-    """
+def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:
+    """Our step on made-up rows of one position: seven powers, six forks each."""
     sizes, settings = read_architecture(model), TrainingSettings(device="cpu")
     batch = made_up_batch(CASES["trie"], vocabulary=Codec(model).vocabulary_size, seed=seed)
     steps = Steps(Policy(model, settings), settings)
@@ -39,7 +36,7 @@ def rate_figures(model: Path, cpu_s: Callable[[Callable[[], object]], float], *,
     arithmetic = unique * (4 * sizes.linear_parameters + 6 * sizes.lora_parameters(settings.lora_rank))
     step, products, spent, rates = steps.ours(), block_products(sizes, rows=unique), [], []
     for number in range(repeats + 1):
-        step_s, products_s = cpu_s(lambda: step(batch)), cpu_s(products)
+        step_s, products_s = cpu_seconds(lambda: step(batch)), cpu_seconds(products)
         if number:  # the first warms up
             spent.append(step_s)
             rates.append(2.0 * unique * sizes.linear_parameters / sizes.layers / products_s)

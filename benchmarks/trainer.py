@@ -96,7 +96,7 @@ def bench_trainer(
     """
     if model is not None:
         with one_thread():
-            metrics = rate_figures(model, cpu_s, repeats=repeats, seed=seed)
+            metrics = rate_figures(model, repeats=repeats, seed=seed)
         return Outcome(benchmark=f"trainer, {model.name}", metrics=metrics, targets={"rate_share": TARGETS["rate_share"]})
     check_wanted(only, repeats, settings.inference.model)
     wanted = [name for name in (RECORDED, *CASES, *CHECKS, PROCESSES) if name in (only or (RECORDED, *CASES, *CHECKS))]

@@ -237,9 +237,8 @@ def _about(folder: Path) -> list[str]:
     ]
     if (folder / RECIPE).is_file():
         recipe = jsonlib.loads((folder / RECIPE).read_text())
-        losses = recipe.pop("loss", [])
-        recipe = {name: value for name, value in recipe.items() if name != "files"} | (
-            {"last_loss": losses[-1]} if losses else {}
-        )
+        recipe.pop("files", None)
+        if losses := recipe.pop("loss", []):
+            recipe["last_loss"] = losses[-1]
         lines.append(f"recipe {jsonlib.dumps(recipe)}")
     return lines

@@ -336,7 +336,7 @@ def keep_game(
 
     Args:
         saved: see `ServerClient.saved`.
-        controllers: account by power, as far as the server told.
+        controllers: account by power, of those that the server has named.
         probabilities: of the order sets that a version drew, by phase.
 
     Raises:

@@ -5,15 +5,17 @@ group that the step can train on. It returns their `shard` and `start_group` in 
 them, each with all its eligible advantage groups, until it has enough. So it cannot change lag, uses or whole groups.
 
 It runs in a database of its own, in memory, with this table alone: without files, network, settings or Python's variables, for
-`SECONDS` at most. One that breaks a rule ends the step with one sentence; nothing is trained on instead.
+`SECONDS` at most. It calls nothing that varies, so that the same rows give the same answer. One that breaks a rule ends the step
+with one sentence; nothing is trained on instead.
 """
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
@@ -117,6 +119,7 @@ def _answer(query: str, candidates: pa.Table) -> list[Key]:
             statements = connection.extract_statements(query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise InputError("storage.selection must be one SELECT over `candidates`, and nothing else")
+            _check_calls(connection, statements[0].query)
             found = connection.sql(statements[0].query)
             if sorted(found.columns) != ["shard", "start_group"]:
                 raise InputError(
@@ -132,6 +135,30 @@ def _answer(query: str, candidates: pa.Table) -> list[Key]:
     with _closed_database(candidates) as connection:
         late = f"storage.selection was ended after {SECONDS:g} seconds: let the query do less"
         return run_interruptible(connection, ask, seconds=SECONDS, late=late)
+
+
+def _check_calls(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Refuse samples, and functions of which DuckDB says that the same arguments may give another result."""
+    varying = "SELECT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT'"
+    names = {"ago", *(name for (name,) in connection.execute(varying).fetchall())}  # the macro ago calls now
+    ((tree,),) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()
+    for node in _nodes(json.loads(tree)):
+        called = str(node.get("function_name", "")).lower()
+        columns = [str(name).lower() for name in node.get("column_names") or []]
+        if len(columns) == 1 and columns[0].startswith(("current_", "local")):  # such as current_date, called without brackets
+            called = columns[0]
+            names.add(called)
+        if called in names or node.get("sample"):
+            what = f"calls {called}, whose result" if called in names else "takes a sample, which"
+            raise InputError(f"storage.selection {what} changes: draw with the column uniform, which stays the same for a row")
+
+
+def _nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
+    """All objects in a JSON value."""
+    if isinstance(tree, Mapping):
+        yield tree
+    for inner in tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ():
+        yield from _nodes(inner)
 
 
 @contextmanager

@@ -111,8 +111,3 @@ def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
         before = board.snapshot(game_id=f"played-{game.name}", seed=game.seed, source=source)
         result = board.step(turn.orders)
         yield PlayedPhase(turn=turn, before=before, centres=board.centre_counts(), result=result)
-
-
-def game_files(folder: Path) -> list[Path]:
-    """The files of all games in the folder, by name."""
-    return sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))

@@ -52,8 +52,8 @@ class Alert:
     """One alert."""
 
     name: str
-    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, no_spread, disk, worker_lost; by whoever
-    looks after all runs, also not_recovered."""
+    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, no_spread, disk or worker_lost; the flow
+    `recover-training` raises not_recovered."""
     run: str
     step: int
     """The newest finished step."""

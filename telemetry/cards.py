@@ -3,7 +3,7 @@
 Everything is read from NVML and from package files, so no CUDA context is made and torch is not imported: a process that has
 initialised CUDA cannot fork, cannot be given other cards, and holds memory of a card. A card is named by its UUID, which means
 the same to NVML and CUDA; numbers count in PCI order, as `nvidia-smi` does. A slice of a card in MIG mode is a card of its own.
-A driver or a mode that keeps a process from a card is told by torch and vLLM themselves.
+Where a driver or a mode keeps a process from a card, torch and vLLM say so themselves.
 """
 
 import os

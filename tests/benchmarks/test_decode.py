@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import decode
-from benchmarks.decode_cases import InstantEngine, requests_for
+from benchmarks.decode_cases import requests_for
 from benchmarks.played_steps import RunInputs, record_step
 from game.snapshot import Snapshot
 from inference.settings import InferenceSettings
 from inference.torch_engine import TorchEngine
 from rollouts.settings import RolloutSettings
+from tests.instant_engine import InstantEngine
 
 # -- cases -------------------------------------------------------------------------------------------------------------------
 

@@ -84,8 +84,8 @@ def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monk
     assert main.run(["bench", "game", "--seed", "1"]) == 2 and "has no use for --seed" in capsys.readouterr().err
     assert main.run(["bench", "game", "--rounds", "1", "--json"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
-    told = json.loads(last)
-    assert set(told) == {"benchmark", "metrics", "targets", "ok", "machine"} and told["benchmark"] == "game"
-    assert told["ok"] is False and set(told["targets"]) <= set(told["metrics"]) and told["machine"]["diplomacy"]
-    assert all(any(line.startswith(name) for line in table) for name in told["metrics"])
-    assert sum("missed" in line for line in table) == len(told["targets"])
+    outcome = json.loads(last)
+    assert set(outcome) == {"benchmark", "metrics", "targets", "ok", "machine"} and outcome["benchmark"] == "game"
+    assert outcome["ok"] is False and set(outcome["targets"]) <= set(outcome["metrics"]) and outcome["machine"]["diplomacy"]
+    assert all(any(line.startswith(name) for line in table) for name in outcome["metrics"])
+    assert sum("missed" in line for line in table) == len(outcome["targets"])

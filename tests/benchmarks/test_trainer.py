@@ -1,16 +1,18 @@
 """The trainer's figures are of what they say: the old way is really the old way, and a wrong path shows."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import trainer
+from benchmarks import matrix_rate, trainer
 from benchmarks.old_way.learn import OldTrainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
 from benchmarks.trainer_arms import Arms, Steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
+from decoding.architectures import read_architecture
 from pipeline.run_settings import layered_settings
 from telemetry.errors import InputError
 from training.trie_plan import plan
@@ -110,3 +112,19 @@ def test_the_whole_benchmark_ends_with_one_object(entente):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["benchmark"] == "trainer" and set(told["targets"]) == set(TARGETS) - {"two_processes_over_one"}
+
+
+def test_the_rate_share_is_the_step_s_operations_over_those_of_the_products_where_both_take_a_second(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+    monkeypatch.setattr(matrix_rate, "cpu_seconds", lambda work: calls.append(work()) or 1.0)
+    found, sizes = (
+        bench_trainer(settings=layered_settings("laptop"), repeats=1, model=small_model).metrics,
+        read_architecture(small_model),
+    )
+    base, adapter = sizes.linear_parameters, sizes.lora_parameters(16)
+    assert found["rate_share"] == pytest.approx(sizes.layers * (4 * base + 6 * adapter) / (2 * base))
+    shapes = [tuple(product.shape) for product in calls[-1]]
+    assert shapes == [(found["unique_tokens"], out) for out, _ in list(sizes.linear_layers().values())[: len(shapes)]]
+    assert len(shapes) * sizes.layers == len(sizes.linear_layers())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from game.server_client import ServerGame
-from storage.played_games import game_files, read_game
+from storage.played_games import read_game
 from tests.command import Entente
 from tests.entered.server_process import ROOT, ServerProcess
 
@@ -69,7 +69,7 @@ def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, other
     assert second.returncode == 0, errors
     assert all(f"game '{game}' is over: FRANCE has" in said for game in GAMES)
     assert rivals.wait(timeout=60) == 0
-    files = game_files(entente.folder / "runs" / "_games")
+    files = sorted((entente.folder / "runs" / "_games").glob("*.json"))
     assert len(files) == 2
     for file in files:
         game = read_game(file)

@@ -8,6 +8,7 @@ from inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_m
 from pipeline.find_model import trainer_bytes, trainer_gpu_bytes
 from pipeline.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError
+from training.settings import usual_rate
 
 CONTEXTS = 2 * GIB
 """Room for what two processes hold beside their tensors; an engine that is started again needs its share free beside them."""
@@ -67,6 +68,12 @@ def test_the_shapes_are_those_of_the_models():
     for name, shape in SHAPES.items():
         (expected,) = [count for size, count in PARAMETERS.items() if f"-{size}-" in name]
         assert shape.parameters == pytest.approx(expected, rel=0.01), name
+
+
+@pytest.mark.parametrize(("card", "files"), [*((card, ()) for card in CARDS), (80, H100)])
+def test_the_rate_of_a_preset_is_the_usual_one_of_its_model(card: int, files: tuple[Path, ...]):
+    settings, shape = preset(card, files)
+    assert settings.training.learning_rate == usual_rate(shape.hidden)
 
 
 def check(settings: RunSettings, shape: ModelShape, card: Machine) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.decode_cases import InstantEngine
 from smoke import trainer_stages
 from smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs
 from smoke.job import Job, StageFailed
 from smoke.trainer_stages import try_budgets
 from telemetry.errors import TrainingError
+from tests.instant_engine import InstantEngine
 
 
 @pytest.fixture

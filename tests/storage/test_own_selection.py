@@ -79,6 +79,10 @@ def test_the_order_is_the_query_s_and_the_quota_and_the_lag_are_the_step_s(paths
         ("COPY candidates TO 'x.csv'", "one SELECT"),
         ("FROM read_text('/etc/hostname')", "failed: Permission Error"),
         ("FROM index", "failed: "),
+        (f"{FIRST} + random()", "random, whose result changes: draw with the column uniform"),
+        ("FROM candidates SELECT shard, start_group WHERE current_date > '2020-01-01'", "current_date, whose result changes"),
+        ("FROM candidates SELECT shard, start_group WHERE ago(INTERVAL 1 DAY) > '2020-01-01'", "ago, whose result changes"),
+        ("FROM candidates TABLESAMPLE 50% SELECT shard, start_group", "takes a sample, which changes"),
         (f"{FIRST}, missing", "Binder Error: .*missing.*; `candidates` has shard, start_group, producer"),
     ],
 )  # fmt: skip

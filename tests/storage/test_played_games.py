@@ -8,7 +8,7 @@ import pytest
 
 from game.board import POWERS, Board
 from game.players import player
-from storage.played_games import SavedGame, SavedProposal, SavedTurn, game_files, play_again, read_game
+from storage.played_games import SavedGame, SavedProposal, SavedTurn, play_again, read_game
 from storage.runs import GAMES_FOLDER
 from telemetry.errors import InputError
 
@@ -49,7 +49,7 @@ def test_a_game_that_was_changed_is_named(games: Path):
 
 
 def test_a_game_is_played_again_phase_by_phase(games: Path):
-    (file,) = game_files(games)
+    (file,) = games.glob("*.json")
     found = [phase.before for phase in play_again(read_game(file), file)]
     turns = json.loads(file.read_text())["turns"]
     assert [snapshot.phase for snapshot in found] == [turn["phase"] for turn in turns]
