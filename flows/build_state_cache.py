@@ -8,7 +8,6 @@ import asyncio
 from pathlib import Path
 
 from prefect import flow
-from prefect.events import emit_event
 
 from flows.given_parameters import check_given, named_after
 from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
@@ -23,9 +22,6 @@ from telemetry.progress import reporter
 
 NEWEST = "newest"
 """Stands for the run that trained last; if there is none, nothing is built."""
-
-REFRESHED = "entente.state-cache.refreshed"
-"""Event of a new refreshed version; it triggers the benchmark's deployment."""
 
 
 @flow(name="build-state-cache", flow_run_name=named_after("cache", "run"))
@@ -53,8 +49,6 @@ async def build_state_cache(
     found = await asyncio.to_thread(find_cache, root, settings)
     path = found or await _made(root, settings, runs_root)
     if name:
-        if found is None:
-            emit_event(REFRESHED, {"prefect.resource.id": f"entente.state-cache.{path.name}", "prefect.resource.name": path.name})
         await asyncio.to_thread(drop_unused, root, runs_root, path)
     await show_cache(await asyncio.to_thread(open_cache, path))
     return path

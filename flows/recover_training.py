@@ -35,7 +35,6 @@ from flows.open_run import finished_summary
 from pipeline.improve_rounds import ImproveSettings, rounds_left
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
-from pipeline.settings_form import merge_more, split_more
 from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import held
@@ -209,7 +208,7 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
         except InputError as error:  # the run will refuse too; the other runs are still looked at
             reporter().say(str(error))
     return ended.parameters | {
-        "settings": split_more(settings.model_dump(mode="json")),
+        "settings": settings.model_dump(mode="json"),
         "resume": bool(has_folder),
     }
 
@@ -223,7 +222,7 @@ def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
             ImproveSettings.model_validate(ended.parameters.get("improve") or {})
             name = check_name(str(ended.parameters["run"]), "run")
             return settings_of(RunPaths(runs_root / name)).model_copy(update={"run": name})
-        settings = RunSettings.model_validate(merge_more(ended.parameters.get("settings")))
+        settings = RunSettings.model_validate(ended.parameters.get("settings"))
         if settings.run:
             check_name(settings.run, "run")
     except (ValueError, InputError, DataError):

@@ -18,7 +18,6 @@ from flows.open_run import finished_summary, open_queue, open_run, with_run_name
 from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
 from pipeline.resources import Resources
 from pipeline.run_settings import RunSettings
-from pipeline.settings_form import SettingsParameter
 from pipeline.step_figures import StepClock
 from storage.json_files import write_json
 from storage.retention import drop_old_adapters
@@ -37,7 +36,7 @@ _CLEAR_EVERY = 20
 
 
 @flow(name="train-policy", flow_run_name=named_after("train", "settings", "run"))
-async def train_policy(settings: SettingsParameter, resume: bool = False) -> dict[str, Any]:
+async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 
     Args:

@@ -15,8 +15,7 @@ from flows.open_run import prepare_model
 from inference.server_arguments import start_limit_s
 from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.refresh_settings import newest_run
-from pipeline.run_settings import settings_of
-from pipeline.settings_form import SettingsParameter
+from pipeline.run_settings import RunSettings, settings_of
 from pipeline.threads import apply_threads
 from pipeline.tune_engine import (
     TUNING_FOLDER,
@@ -41,7 +40,7 @@ from telemetry.progress import reporter
 @flow(name="tune-inference", flow_run_name=named_after("tune", "run"))
 async def tune_inference(
     run: str = "newest",
-    settings: SettingsParameter | None = None,
+    settings: RunSettings | None = None,
     tuning: TuneSettings | None = None,
     runs_root: Path = Path("runs"),
     output: Path | None = None,

@@ -27,7 +27,7 @@ FIRST_SETTINGS = (
     "evaluation.positions",
     "telemetry.wandb",
 )
-"""The twenty settings that `entente train --help` and Prefect's form of a training run show first, in this order."""
+"""The twenty settings that `entente train --help` shows, in this order."""
 
 _SUGGESTIONS_MAX = 3
 """Suggestions at most, if several sections have a setting of that name."""

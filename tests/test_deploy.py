@@ -23,7 +23,6 @@ from cli.commands import command_line
 from flows import given_parameters
 from flows.given_parameters import ADDRESSES_VARIABLE, check_given
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.settings_form import merge_more
 from telemetry.errors import InputError
 from tests.test_docs import DEPLOYMENTS as OF_ONE_MACHINE
 from tests.test_docs import OPERATIONS, PACKAGES, blocks, differing
@@ -138,7 +137,7 @@ def test_a_run_names_each_inference_worker_by_an_address_of_its_own_and_may(monk
     assert service["clusterIP"] == "None" and workers["serviceName"] == "inference"
     port = service["ports"][0]["port"]
     urls = tuple(f"http://inference-{number}.inference:{port}" for number in range(workers["replicas"]))
-    settings = RunSettings.model_validate(merge_more(DEPLOYMENTS["train"]["parameters"]["settings"]))
+    settings = RunSettings.model_validate(DEPLOYMENTS["train"]["parameters"]["settings"])
     assert settings.inference.urls == urls
     variables = DEPLOYMENTS["train"]["work_pool"]["job_variables"]["env"]
     monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: True)
@@ -152,7 +151,7 @@ def test_the_inference_workers_serve_the_model_of_the_run_and_are_asked_without_
     (container,) = PODS["StatefulSet/inference"]["containers"]
     command, bound, _ = command_line().parse_args(container["args"], exit_on_error=False, print_error=False)
     served = bound.arguments
-    settings = RunSettings.model_validate(merge_more(DEPLOYMENTS["train"]["parameters"]["settings"])).inference
+    settings = RunSettings.model_validate(DEPLOYMENTS["train"]["parameters"]["settings"]).inference
     assert command.__name__ == "serve" and served["model"] == settings.model
     assert (served["host"], served["port"]) == ("0.0.0.0", container["ports"][0]["containerPort"])
     for name in ("dtype", "max_model_length", "gpu_memory_share"):
@@ -173,7 +172,7 @@ def test_the_deployments_bear_the_names_of_one_machine_and_take_their_parameters
 
 
 def test_what_is_trained_on_kubernetes_is_the_preset_for_a_cluster():
-    given = RunSettings.model_validate(merge_more(DEPLOYMENTS["train"]["parameters"]["settings"]))
+    given = RunSettings.model_validate(DEPLOYMENTS["train"]["parameters"]["settings"])
     here = {"inference.urls"}
     assert set(differing(given, layered_settings("cluster"))) == here
 

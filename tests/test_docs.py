@@ -21,7 +21,6 @@ from pydantic import BaseModel
 
 from cli.commands import command_line
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.settings_form import merge_more
 from storage.asking import ask, connect, ready_query
 from storage.runs import RunPaths
 from telemetry.metrics import METRICS
@@ -265,7 +264,7 @@ def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
 def test_what_is_deployed_is_the_laptop_preset():
     given = {d["entrypoint"].split(":")[1]: d["parameters"].get("settings") for d in DEPLOYMENTS}
     laptop = layered_settings("laptop")
-    assert differing(RunSettings.model_validate(merge_more(given["train_policy"])), laptop) == {}
+    assert differing(RunSettings.model_validate(given["train_policy"]), laptop) == {}
     assert differing(type(laptop.cache).model_validate(given["build_state_cache"]), laptop.cache) == {}
 
 

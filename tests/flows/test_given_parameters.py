@@ -10,7 +10,6 @@ import yaml
 
 from evaluation.settings import EvaluationSettings, MatchSettings
 from flows import given_parameters
-from flows.benchmark import benchmark
 from flows.build_state_cache import build_state_cache
 from flows.evaluate_policy import evaluate_policy
 from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_given
@@ -20,7 +19,6 @@ from flows.train_policy import train_policy
 from flows.train_sweep import train_sweep
 from flows.tune_inference import tune_inference
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.settings_form import merge_more
 from pipeline.sweep import Sweep
 from telemetry.errors import InputError
 
@@ -51,7 +49,6 @@ FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "train_policy": lambda root: train_policy.fn(settings(runs_root=root)),
     "build_state_cache": lambda root: build_state_cache.fn(None, root),
     "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
-    "benchmark": lambda root: benchmark.fn("game", root),
     "tune_inference": lambda root: tune_inference.fn(runs_root=root),
     "train_sweep": lambda root: train_sweep.fn(sweep(), root),
     "improve_policy": lambda root: improve_policy.fn("mine", root),
@@ -134,5 +131,5 @@ def test_the_parameters_of_every_deployment_are_accepted(place: Path):
     for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
         given = each["parameters"]
         training = each["entrypoint"].endswith(":train_policy")
-        run_settings = RunSettings.model_validate(merge_more(given["settings"])) if training else None
+        run_settings = RunSettings.model_validate(given["settings"]) if training else None
         check_given(Path(given.get("runs_root", "runs")), settings=run_settings)

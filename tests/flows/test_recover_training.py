@@ -22,7 +22,6 @@ from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from pipeline.improve_rounds import end_round
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.settings_form import merge_more
 from pipeline.sweep import Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, machine, read_work, record_work
 from storage.files import held, publish_once
@@ -113,7 +112,7 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
     assert "was handled already" in recover(place, killed)
     (again,) = asyncio.run(place.started())
     assert again.parameters["resume"] is True and again.parameters["settings"]["run"] == "tiny-7"
-    assert RunSettings.model_validate(merge_more(again.parameters["settings"])).prompts.own_line == "in_place"
+    assert RunSettings.model_validate(again.parameters["settings"]).prompts.own_line == "in_place"
     assert {"train", "recovered"} <= set(again.tags) and again.deployment_id == place.deployment
 
 
