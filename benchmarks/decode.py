@@ -108,7 +108,7 @@ def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[Leg
 
     spent = []
     for _ in range(rounds):
-        builder, known = TableBuilder(tokens.codec, tokens.prompts.order_notation), TableCache()
+        builder, known = TableBuilder(tokens.codec), TableCache()
         for legal in warm_up:
             known.decode(known.encode(builder.table(legal)))
         began = time.process_time()

@@ -54,7 +54,7 @@ def rollout_cases(positions: Sequence[Snapshot], *, forks: int, phases: int) -> 
 
 
 def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[GenerationRequest]:
-    """The cases as requests, with the prompts and the notation of `tokens`."""
+    """The cases as requests, with the prompts of `tokens`."""
     return [
         GenerationRequest(
             request_id=f"{label}/{number}",

@@ -38,8 +38,6 @@ def make(
         entente model make
 
         entente model make --hidden 192 --layers 4 --imitation-steps 400
-
-        entente model make --prompts.order-notation slot
     """
     from cli.screen import progress_shown
     from pipeline.threads import apply_threads, usable_cores

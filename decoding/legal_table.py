@@ -1,7 +1,7 @@
 """The legal-order automaton: which tokens may come next, so that a completion spells exactly one legal order set.
 
 A `LegalTable` is an acyclic automaton in CSR form: node -> allowed token ids, each with its next node. A path to the end spells
-one order per site, in the order of the sites, within the budget of builds and disbands, in the builder's notation. Every legal
+one order per site, in the order of the sites, within the budget of builds and disbands. Every legal
 order set has exactly one token path, no option is a proper prefix of another, and `longest` is the length of the longest path.
 
 A table may begin with a thought (`decoding/thinking.py`). A completion is then in a *state*: a node, or, in its thought, the
@@ -22,9 +22,7 @@ from decoding.codec import Codec
 from decoding.option_trie import END, TokenLines, assemble
 from decoding.thinking import Thinking, ThoughtRule
 from game.legal import WAIVE, LegalOrders, OrderKind
-from game.notation import answer_lines, option_lines
-from game.prompt_settings import OrderNotation
-from telemetry.errors import DataError
+from telemetry.errors import DataError, InputError
 
 _FORMAT, _FORMAT_WITH_THOUGHT = 1, 2
 _HEADERS = {_FORMAT: 4, _FORMAT_WITH_THOUGHT: 7}
@@ -198,14 +196,11 @@ class LegalTable:
 
 
 class TableBuilder:
-    """Builds tables for one codec and order notation. A bounded cache keeps the table of each set of legal orders."""
+    """Builds tables for one codec. A bounded cache keeps the table of each set of legal orders."""
 
-    def __init__(
-        self, codec: Codec, notation: OrderNotation = "full", memo: int = 1024, thinking: Thinking | None = None
-    ) -> None:
+    def __init__(self, codec: Codec, memo: int = 1024, thinking: Thinking | None = None) -> None:
         """`thinking`: how completions begin with a thought; None: they are orders alone."""
         self._codec = codec
-        self._notation: OrderNotation = notation
         self._thinking = thinking
         self.table = lru_cache(maxsize=memo)(self._build)
         self._lines = TokenLines()
@@ -220,10 +215,13 @@ class TableBuilder:
         Raises:
             InputError: an order is not legal.
         """
-        return self.spell_lines(answer_lines(orders, legal, self._notation))
+        allowed = {WAIVE} if legal.kind is OrderKind.BUILD else set[str]()
+        if illegal := set(orders) - allowed.union(*legal.options):
+            raise InputError(f"{legal.power} cannot order {min(illegal)!r}: it is not legal in this {legal.kind} phase")
+        return self.spell_lines(orders)
 
     def spell_lines(self, lines: Sequence[str]) -> list[int]:
-        """Token ids of answer lines that are already in the builder's notation."""
+        """Token ids of the lines of an answer."""
         ids: list[int] = []
         for line in lines:
             ids.extend(self._codec.encode_order(line))
@@ -237,10 +235,7 @@ class TableBuilder:
         Raises:
             DataError: the thought does not end, or a line is not a legal order.
         """
-        by_site = [
-            {self._codec.encode_order(line): order for line, order in zip(lines, options, strict=True)}
-            for lines, options in zip(option_lines(legal, self._notation), legal.options, strict=True)
-        ]
+        by_site = [{self._codec.encode_order(order): order for order in options} for options in legal.options]
         if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND):  # a line may belong to any site, and names it
             waive = {self._codec.encode_order(WAIVE): WAIVE}
             by_site = [{ids: order for orders in (*by_site, waive) for ids, order in orders.items()}] * legal.picks
@@ -303,7 +298,7 @@ class TableBuilder:
             return [known[line] for line in lines]
 
     def _one_order_per_site(self, legal: LegalOrders) -> _Options:
-        last, lines = len(legal.sites) - 1, option_lines(legal, self._notation)
+        last, lines = len(legal.sites) - 1, legal.options
         others = [line for own in lines[:-1] for line in own]
         self._codec.encode_orders([*others, *lines[-1]])
         rows = self._rows(others, False) + self._rows(lines[-1], True)
@@ -325,7 +320,7 @@ class TableBuilder:
         # States are sorted by orders given, so every edge leads to a higher root.
         number = {state: index for index, state in enumerate(sorted(states))}
 
-        lines = [*option_lines(legal, self._notation), (WAIVE,)]
+        lines = [*legal.options, (WAIVE,)]
         rows, roots, following = [], [], []
         for (given, first), root in number.items():
             chosen = [(site, site + 1) for site in self._open_sites(given, first, picks, sites, may_waive)]

@@ -15,7 +15,6 @@ from decoding.chat_format import ChatFormat, chat_format
 from decoding.codec import ORDER_SEPARATOR, Codec
 from game.board import Board
 from game.legal import OrderKind
-from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
@@ -143,7 +142,7 @@ def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
                 PromptSample(
                     board=board_text(board, power, settings),
                     power=power_text(own, board, settings, cue=""),
-                    lines=tuple(answer_lines(orders[power], own, settings.order_notation)),
+                    lines=tuple(orders[power]),
                 )
                 for power, own in legal.items()
                 if own.kind is kind

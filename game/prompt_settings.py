@@ -1,11 +1,10 @@
-"""Settings of prompts: place of the own line, chat format, legal orders, spelling of an answer, and thinking first."""
+"""Settings of prompts: place of the own line, chat format, legal orders, and thinking first."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 ChatSetting = Literal["auto", "template", "none"]
-OrderNotation = Literal["full", "slot"]
 OwnLine = Literal["in_place", "last"]
 
 
@@ -25,8 +24,6 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     examples: Annotated[int, Field(ge=0, le=24)] = 0
     """Worked examples before the board, with the aim of the game and a key to its notation, for a model that was not trained on
     the game; all prompts share them; 0: none."""
-    order_notation: OrderNotation = "full"
-    """How an order is answered: 'full', as "A PAR - BUR"; 'slot', only what the unit does, as "BUR"."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens of free text that the model may write before its orders; 0: none."""
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from game.legal import WAIVE, LegalOrders, OrderKind
-from game.notation import option_lines
 from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from game.snapshot import POWERS
 
@@ -32,11 +31,7 @@ _BOARD_KEY = {
     "in_place": "Each power: units | supply centres. ",
     "last": "Each power: supply centres | units; yours last. ",
 }
-_HOW_TO_ANSWER = {
-    "full": "Answer one order per line, in the order of the units named.\n",
-    "slot": "Answer what each unit does, one per line, in the order of the units named: BUR, BUR VIA, H, S PAR, S PAR BUR, "
-    "C PAR BUR; builds and disbands by number.\n",
-}
+_HOW_TO_ANSWER = "Answer one order per line, in the order of the units named.\n"
 _FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
     "AUSTRIA": ("ENGLAND", "FRANCE", "TURKEY", "RUSSIA", "GERMANY", "ITALY"),
     "ENGLAND": ("TURKEY", "AUSTRIA", "ITALY", "RUSSIA", "GERMANY", "FRANCE"),
@@ -51,23 +46,19 @@ last, and forks share more."""
 
 
 _AIM = "You play Diplomacy without press. Whoever holds 18 supply centres wins: take more, and keep yours. "
-_ORDER_KEY = {
-    "full": "A: army, F: fleet. A PAR - BUR moves, A PAR H holds, A MAR S A PAR - BUR supports that move, A MAR S F BRE supports "
+_ORDER_KEY = (
+    "A: army, F: fleet. A PAR - BUR moves, A PAR H holds, A MAR S A PAR - BUR supports that move, A MAR S F BRE supports "
     "a unit that stays, A LON - BEL VIA goes by convoy of F NTH C A LON - BEL. Retreats: A PAR R GAS, or A PAR D disbands. "
-    "Builds: A PAR B, or WAIVE. ",
-    "slot": "A: army, F: fleet. ",
-}
+    "Builds: A PAR B, or WAIVE. "
+)
 
 
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     """The first segment of every prompt."""
     think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
     board_key = _BOARD_KEY[settings.own_line]
-    if settings.examples:
-        introduction = _AIM + board_key + _ORDER_KEY[settings.order_notation]
-    else:
-        introduction = "Diplomacy without press. " + board_key
-    return introduction + think + _HOW_TO_ANSWER[settings.order_notation]
+    aim, order_key = (_AIM, _ORDER_KEY) if settings.examples else ("Diplomacy without press. ", "")
+    return aim + board_key + order_key + think + _HOW_TO_ANSWER
 
 
 def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
@@ -101,17 +92,13 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
     Args:
         cue: the text after which the model answers; empty where something else comes between the power and the cue.
     """
-    is_adjustment = legal.kind in (OrderKind.BUILD, OrderKind.DISBAND)
-    count = [str(legal.picks)] if is_adjustment else []
+    count = [str(legal.picks)] if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND) else []
     head = _line(*_own_line(legal, board, settings), legal.kind.upper(), *count)
     sites, lists_lines = list(legal.sites), settings.legal_orders == "lines"
-    if settings.order_notation == "slot" and (lists_lines or is_adjustment):
-        # Site numbers cost tokens, so they appear only where an answer or a listed order uses them.
-        sites = [_line(str(number), site) for number, site in enumerate(sites, start=1)]
     if legal.kind is OrderKind.RETREAT and not lists_lines:
         retreats = board.dislodged()[legal.power]
         sites = [_line(site, "R", *retreats[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
-    listed = _every_order(legal, settings) if lists_lines else ()
+    listed = _every_order(legal) if lists_lines else ()
     return "\n".join([_line(head, *sites), *listed, cue])
 
 
@@ -128,11 +115,7 @@ def _line(*words: str) -> str:
     return " ".join(words)
 
 
-def _every_order(legal: LegalOrders, settings: PromptSettings) -> list[str]:
-    """One line per legal order, spelled as in an answer; in slot notation the number of the unit comes first."""
-    lines = []
-    for number, options in enumerate(option_lines(legal, settings.order_notation), start=1):
-        # In builds and disbands the answer line has the number already.
-        add_number = settings.order_notation == "slot" and legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
-        lines += [_line(str(number), line) if add_number else line for line in options]
+def _every_order(legal: LegalOrders) -> list[str]:
+    """One line per legal order, spelled as in an answer."""
+    lines = [order for options in legal.options for order in options]
     return [*lines, WAIVE] if legal.kind is OrderKind.BUILD else lines

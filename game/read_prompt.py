@@ -18,8 +18,7 @@ from telemetry.errors import InputError
 _PHASE = re.compile(r"(?:(SPRING|FALL) (\d{4}) (MOVEMENT|RETREATS)|(WINTER) (\d{4}) (ADJUSTMENTS))")
 _PLACE = r"[A-Z]{3}(?:/[A-Z]{2})?"
 _UNIT = re.compile(rf"\b[AF] {_PLACE}")
-_SITE = re.compile(rf"(?:\d+ )?([AF] {_PLACE})(?: R\b((?: (?:{'|'.join((*POWERS, FREE))}|{_PLACE})\b)*))?")
-_NUMBERED = re.compile(rf"(\d{{1,2}}) ({_PLACE})")
+_SITE = re.compile(rf"([AF] {_PLACE})(?: R\b((?: (?:{'|'.join((*POWERS, FREE))}|{_PLACE})\b)*))?")
 _CUES = (ANSWER_CUE.strip(), THOUGHT_CUE.strip())
 _KINDS = {kind.upper() for kind in OrderKind}
 _SHOWN = 60
@@ -100,9 +99,6 @@ def _read_own(words: Sequence[str], after: Sequence[str], parts: _Parts) -> None
         for match in (*found, *starts):
             new = [word for word in (match[2] or "").split() if word not in (*POWERS, FREE)]
             places.get(match[1], []).extend(word for word in new if word not in places.get(match[1], ()))
-        for match in filter(None, map(_NUMBERED.fullmatch, explained)):  # in slot notation each legal order is one line
-            if 0 < int(match[1]) <= len(named):
-                places[named[int(match[1]) - 1]].append(match[2])
         parts.retreats[power] = places
     elif not kind and parts.retreats.get(power):
         raise InputError(f"{power} has dislodged units: say where they may go, as in '{power} RETREAT A PAR R BUR GAS'")

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from game.board import POWERS, Board
 from game.legal import OrderKind
-from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import ANSWER_CUE, power_text
@@ -39,7 +38,7 @@ def worked_examples(settings: PromptSettings) -> tuple[tuple[str, str], ...]:
             power = min(able, key=lambda each: (shown.count(each), POWERS.index(each)))
             shown.append(power)
             asked = power_text(legal[power], board, settings, cue="").removesuffix("\n")
-            answer = "\n".join(answer_lines(orders[power], legal[power], settings.order_notation))
+            answer = "\n".join(orders[power])
             found.append((asked, ANSWER_CUE + answer))
         board.step(orders)
     return tuple(found)

@@ -41,7 +41,7 @@ class LegalPlayer:
         codec, self.prompts = Codec(base), recipe_prompts(folder) or DEFAULT_PROMPTS
         thinking = thinking_of(codec, self.prompts.thinking_tokens)
         self.form = PromptForm(codec, self.prompts, ANSWER_CUE if thinking is None else thinking.cue)
-        self.tables = TableBuilder(codec, self.prompts.order_notation, thinking=thinking)
+        self.tables = TableBuilder(codec, thinking=thinking)
 
     @torch.inference_mode()
     def draw(self, board: Board, power: str, dice: np.random.Generator) -> tuple[list[str], float]:

@@ -1,7 +1,7 @@
 """One power's orders as a sequence of numbers: each of its sites is asked in turn, and masked so that the set is legal.
 
-An action is a number in one fixed list, the same for all positions and units. It says what the unit that is asked does, in slot
-notation ("BUR", "S MAR BUR"), because the unit is known. In builds and disbands a site may also be passed, within the budget.
+An action is a number in one fixed list, the same for all positions and units. It says what the unit that is asked does
+("BUR", "S MAR BUR"), because the unit is known. In builds and disbands a site may also be passed, within the budget.
 """
 
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ class Tokens:
         self.thinking = thinking_of(codec, prompts.thinking_tokens)
         """How completions begin with a thought; None: they are orders alone."""
         self.form = PromptForm(codec, prompts, ANSWER_CUE if self.thinking is None else self.thinking.cue)
-        self.tables = TableBuilder(codec, prompts.order_notation, thinking=self.thinking)
+        self.tables = TableBuilder(codec, thinking=self.thinking)
 
     def prompt_ids(self, board: Board, legal: LegalOrders, shown: str | None = None) -> list[int]:
         """Ids of the prompt that asks one power for its orders.

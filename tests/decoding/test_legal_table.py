@@ -1,4 +1,4 @@
-"""The automaton accepts exactly the legal sets, each by one path, in either notation. Damaged tables are refused."""
+"""The automaton accepts exactly the legal sets, each by one path. Damaged tables are refused."""
 
 import asyncio
 import random
@@ -49,10 +49,10 @@ DISBAND = LegalOrders(
 )
 
 
-@pytest.fixture(scope="module", params=["full", "slot"])
-def tables(tokens: Tokens, request: pytest.FixtureRequest) -> TableBuilder:
-    """Tables of the small model, in either order notation."""
-    return TableBuilder(tokens.codec, request.param)
+@pytest.fixture(scope="module")
+def tables(tokens: Tokens) -> TableBuilder:
+    """Tables of the small model."""
+    return TableBuilder(tokens.codec)
 
 
 def completions(table: LegalTable, node: int = 0) -> Iterator[tuple[int, ...]]:
@@ -119,31 +119,15 @@ def test_every_single_integer_changed_is_refused_or_still_a_sound_table(tokens: 
     assert refused > 2 * len(words)
 
 
-def test_an_answer_in_slot_notation_leaves_out_what_its_place_tells(tokens: Tokens):
-    tables = TableBuilder(tokens.codec, "slot")
-    for legal, orders, text in [
-        (MOVEMENT, ["F BRE - MAO", "A PAR S F BRE"], "MAO\nS BRE"),
-        (RETREAT, ["A VEN R TUS"], "TUS"),
-        (BUILD, ["F STP/SC B", "WAIVE"], "2 F/SC\nWAIVE"),
-        (DISBAND, ["F CON D", "F BLA D"], "2\n4"),
-    ]:
-        ids = tables.spell(orders, legal)
-        assert tokens.codec.decode(ids[:-1]) == text and ids[-1] == tokens.codec.eos_id
-        assert tables.read(ids, legal) == orders
-
-
 def test_what_is_not_legal_cannot_be_spelled(tokens: Tokens):
     with pytest.raises(InputError, match=r"FRANCE cannot order 'A PAR - MAR'"):
         tokens.tables.spell(["F BRE H", "A PAR - MAR"], MOVEMENT)
 
 
-@pytest.mark.parametrize(
-    ("listed", "notation"),
-    [("none", "full"), ("none", "slot"), ("lines", "slot")],
-)
-def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, listed, notation):
+@pytest.mark.parametrize("listed", ["none", "lines"])
+def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine, positions, listed):
     """Prompts, completions and orders fit together, and the board rejects no order."""
-    prompts = PromptSettings.model_validate({"legal_orders": listed, "order_notation": notation})
+    prompts = PromptSettings(legal_orders=listed)
     tokens = Tokens(Codec(model), prompts)
     plan = ForkPlan(
         name="fork",

@@ -15,7 +15,6 @@ from decoding.codec import Codec
 from decoding.legal_table import END
 from game.board import Board
 from game.legal import LegalOrders, OrderKind
-from game.notation import answer_lines
 from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import board_text, power_text, rules_text
@@ -80,7 +79,7 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
             text = rules_text(prompts) + board_text(board, power, prompts) + power_text(own, board, prompts)
             ids = tokens.prompt_ids(board, own)
             assert ids == oracle(text)
-            answer = "\n".join(answer_lines(orders[power], own, prompts.order_notation))
+            answer = "\n".join(orders[power])
             spelled = tables.spell(orders[power], own)
             assert ids + spelled[:-1] == oracle(text + answer) and spelled[-1] == codec.eos_id
             table, node, drawn = tables.table(own), 0, []
@@ -95,12 +94,8 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
                 assert len(codec_ids) == len(options)
 
 
-@pytest.mark.parametrize("notation", ["full", pytest.param("slot", marks=pytest.mark.system)])
-def test_sentencepiece_spells_prompts_and_answers_as_in_the_whole_text(sentencepiece, notation: str):
-    check(
-        *sentencepiece,
-        PromptSettings.model_validate({"order_notation": notation, "legal_orders": "lines"}),
-    )
+def test_sentencepiece_spells_prompts_and_answers_as_in_the_whole_text(sentencepiece):
+    check(*sentencepiece, PromptSettings(legal_orders="lines"))
 
 
 def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(sentencepiece):
@@ -114,13 +109,8 @@ def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(s
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "way",
-    [{}, {"legal_orders": "lines", "order_notation": "slot"}],
-    ids=["default", "lines-slot"],
-)
-def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken, way: dict[str, str]):
-    check(*tekken, PromptSettings.model_validate({"chat": "none", **way}))
+def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken):
+    check(*tekken, PromptSettings(chat="none"))
 
 
 def check_chat(folder: Path, file: Path, oracle: Encode) -> None:

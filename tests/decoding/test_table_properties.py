@@ -1,4 +1,4 @@
-"""For any legal orders in either notation, the table accepts exactly the legal sets, and every path ends."""
+"""For any legal orders, the table accepts exactly the legal sets, and every path ends."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,7 +12,6 @@ from decoding.codec import Codec
 from decoding.legal_table import END, LegalTable, TableBuilder
 from decoding.option_trie import TokenLines, assemble
 from game.legal import LegalOrders, OrderKind
-from game.notation import option_lines
 from rollouts.fork import Tokens
 from telemetry.errors import InputError
 
@@ -61,26 +60,22 @@ def completions(table: LegalTable, node: int = 0) -> Iterator[tuple[int, ...]]:
             yield (token, *rest)
 
 
-def spelled_sets(codec: Codec, builder: TableBuilder, legal: LegalOrders) -> dict[tuple[int, ...], tuple[str, ...]]:
+def spelled_sets(codec: Codec, legal: LegalOrders) -> dict[tuple[int, ...], tuple[str, ...]]:
     """Oracle: token ids -> orders of every legal set, by brute force. The table must accept exactly these."""
     texts = sorted({text for own in legal.options for text in own} | ({"WAIVE"} if legal.kind is OrderKind.BUILD else set()))
-    line_of = {"WAIVE": "WAIVE"}
-    for own, lines in zip(legal.options, option_lines(legal, builder._notation), strict=True):
-        line_of |= zip(own, lines, strict=True)
     found = {}
     for orders in itertools.product(texts, repeat=legal.picks):
         if legal.admits(orders):
-            ids = [token for order in orders for token in (*codec.encode_order(line_of[order]), codec.separator_id)]
+            ids = [token for order in orders for token in (*codec.encode_order(order), codec.separator_id)]
             found[(*ids[:-1], codec.eos_id)] = orders
     return found
 
 
-@pytest.mark.parametrize("notation", ["full", "slot"])
 @EITHER
 @given(legal=legal_orders())
-def test_a_table_is_exactly_the_legal_sets_each_spelled_in_one_way(tokens: Tokens, notation, legal: LegalOrders):
-    builder = TableBuilder(tokens.codec, notation)
-    table, expected = builder.table(legal), spelled_sets(tokens.codec, builder, legal)
+def test_a_table_is_exactly_the_legal_sets_each_spelled_in_one_way(tokens: Tokens, legal: LegalOrders):
+    builder = TableBuilder(tokens.codec)
+    table, expected = builder.table(legal), spelled_sets(tokens.codec, legal)
     accepted = list(completions(table))
     assert len(accepted) == len(set(accepted)) == legal.count()
     assert set(accepted) == set(expected)

@@ -137,12 +137,11 @@ def test_every_single_integer_changed_is_refused_or_still_a_sound_table():
 
 
 @pytest.mark.parametrize("legal", [RETREAT, BUILD], ids=lambda legal: legal.kind)
-@pytest.mark.parametrize("notation", ["full", "slot"])
-def test_orders_after_a_thought_are_spelled_read_and_weighed_as_without(tokens: Tokens, legal: LegalOrders, notation):
+def test_orders_after_a_thought_are_spelled_read_and_weighed_as_without(tokens: Tokens, legal: LegalOrders):
     codec = tokens.codec
     thinking = thinking_of(codec, 4)
     assert thinking is not None
-    plain, tables = TableBuilder(codec, notation), TableBuilder(codec, notation, thinking=thinking)
+    plain, tables = TableBuilder(codec), TableBuilder(codec, thinking=thinking)
     table, without = tables.table(legal), plain.table(legal)
     assert table.longest == 4 + 1 + len(thinking.closing) + without.longest
     chosen = [legal.options[-1][-1], *["WAIVE"] * (legal.picks - 1)]

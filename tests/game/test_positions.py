@@ -14,7 +14,7 @@ from game.board import POWERS, Board
 from game.legal import OrderKind
 from game.players import player
 from game.positions import board_of_game, board_of_state
-from game.prompt_settings import OrderNotation, OwnLine, PromptSettings
+from game.prompt_settings import OwnLine, PromptSettings
 from game.prompts import board_text, power_text, rules_text
 from game.read_prompt import read_prompt
 from game.recorded import as_recorded
@@ -52,12 +52,12 @@ def test_a_state_of_the_package_has_the_legal_orders_of_its_game_in_every_phase(
 
 
 FORMS = [
-    PromptSettings(own_line=own_line, legal_orders=legal_orders, order_notation=notation)
-    for own_line, legal_orders, notation in itertools.product(get_args(OwnLine), ("none", "lines"), get_args(OrderNotation))
+    PromptSettings(own_line=own_line, legal_orders=legal_orders)
+    for own_line, legal_orders in itertools.product(get_args(OwnLine), ("none", "lines"))
 ]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.own_line}-{form.legal_orders}-{form.order_notation}")
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.own_line}-{form.legal_orders}")
 def test_a_prompt_is_read_back_to_its_power_and_its_legal_orders(played, form: PromptSettings):
     dice = random.Random(0)
     asked = [(board, legal) for boards, _ in played for board in boards for legal in board.legal_orders().values()]

@@ -1,14 +1,11 @@
 """Prompt text: fixed examples, completeness, and segments that prompts share."""
 
-import random
 import re
 
 import pytest
 
 from game.board import POWERS, Board
 from game.legal import WAIVE, OrderKind
-from game.notation import answer_lines, option_lines
-from game.players import player
 from game.prompt_settings import PromptSettings
 from game.prompts import board_text, power_text, rules_text
 
@@ -79,33 +76,12 @@ def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_abou
             assert dislodged == [[power, " ".join(own)] for power, own in board.dislodged().items() if own]
 
 
-SLOT = PromptSettings(own_line="in_place", order_notation="slot")
 LINES = PromptSettings(own_line="in_place", legal_orders="lines")
 WAYS = [
-    PromptSettings.model_validate({"own_line": place, "legal_orders": listed, "order_notation": notation})
+    PromptSettings.model_validate({"own_line": place, "legal_orders": listed})
     for place in ("in_place", "last")
     for listed in ("none", "lines")
-    for notation in ("full", "slot")
 ]
-
-
-def test_slots_number_the_sites_only_where_an_answer_or_a_line_names_a_number(trieste_falls: Board, self_play) -> None:
-    (retreat,) = trieste_falls.legal_orders().values()
-    assert power_text(retreat, trieste_falls, SLOT) == "AUSTRIA RETREAT F TRI R ADR ALB\nORDERS:\n"
-    board = Board.start()
-    france = board.legal_orders()["FRANCE"]
-    assert power_text(france, board, SLOT) == "FRANCE MOVEMENT F BRE A MAR A PAR\nORDERS:\n"
-    text = power_text(france, board, PromptSettings(own_line="in_place", order_notation="slot", legal_orders="lines"))
-    assert text.startswith("FRANCE MOVEMENT 1 F BRE 2 A MAR 3 A PAR\n1 ENG\n")
-    chosen = [
-        (own, power_text(own, board, SLOT))
-        for board, legal, _ in self_play(3, phases=30)
-        for own in legal.values()
-        if own.kind in (OrderKind.BUILD, OrderKind.DISBAND)
-    ]
-    assert {own.kind for own, _ in chosen} == {OrderKind.BUILD, OrderKind.DISBAND}
-    for own, text in chosen:
-        assert all(f" {number} {site}" in text for number, site in enumerate(own.sites, start=1))
 
 
 def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_play) -> None:
@@ -116,7 +92,7 @@ def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_pl
             assert power_text(own, board, LINES).splitlines()[1:-1] == flat + last
 
 
-@pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.own_line}-{way.legal_orders}-{way.order_notation}")
+@pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.own_line}-{way.legal_orders}")
 def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, settings: PromptSettings) -> None:
     """Rules are equal for all prompts, and all text about the power is in the last segment."""
     rules = set()
@@ -171,16 +147,3 @@ def test_forks_whose_own_orders_changed_nothing_else_share_the_board() -> None:
     twin.step({"FRANCE": ["A PAR - PIC"]})
     assert board_text(board, "FRANCE") == board_text(twin, "FRANCE")
     assert board_text(board, "FRANCE", IN_PLACE) != board_text(twin, "FRANCE", IN_PLACE)
-
-
-def test_lines_of_one_site_differ_and_where_sites_are_chosen_all_do(self_play) -> None:
-    for _, legal, _ in self_play(3, phases=30):
-        for own in legal.values():
-            lines = option_lines(own, "slot")
-            assert all(len(set(site)) == len(site) for site in lines)
-            if own.kind in (OrderKind.BUILD, OrderKind.DISBAND):
-                flat = [line for site in lines for line in site]
-                assert len(set(flat)) == len(flat) and WAIVE not in flat
-            orders = player("random")(own, random.Random(0))
-            assert answer_lines(orders, own, "full") == orders
-            assert len(answer_lines(orders, own, "slot")) == len(orders)

@@ -257,14 +257,14 @@ def test_the_own_line_is_in_place_where_every_power_is_the_policy_s_unless_a_set
 
 
 def test_a_base_that_was_made_here_brings_its_prompts_and_other_prompts_are_refused(tmp_path: Path):
-    (tmp_path / "recipe.json").write_text(json.dumps({"prompts": {"order_notation": "slot", "own_line": "in_place"}}))
+    (tmp_path / "recipe.json").write_text(json.dumps({"prompts": {"legal_orders": "lines", "own_line": "in_place"}}))
     base = {"inference": {"model": str(tmp_path)}}
     settings = layered_settings("laptop", [], base)
-    assert (settings.prompts.order_notation, settings.prompts.own_line) == ("slot", "in_place")
+    assert (settings.prompts.legal_orders, settings.prompts.own_line) == ("lines", "in_place")
     check_prompts(settings)
-    for prompts in ({"order_notation": "full"}, {"own_line": "last"}):
+    for prompts in ({"legal_orders": "none"}, {"own_line": "last"}):
         wrong = layered_settings("laptop", [], {**base, "prompts": prompts})
         with pytest.raises(InputError, match=rf"made for prompts\.{next(iter(prompts))} .*: leave the setting out"):
             check_prompts(wrong)
     (tmp_path / "recipe.json").unlink()
-    check_prompts(layered_settings("laptop", [], {**base, "prompts": {"order_notation": "full"}}))
+    check_prompts(layered_settings("laptop", [], {**base, "prompts": {"legal_orders": "none"}}))

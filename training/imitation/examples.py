@@ -46,7 +46,7 @@ class Examples:
         self._codec, self._prompts = codec, prompts
         self._thinking = thinking_of(codec, prompts.thinking_tokens)
         self._form = PromptForm(codec, prompts, ANSWER_CUE if self._thinking is None else self._thinking.cue)
-        self._tables = TableBuilder(codec, prompts.order_notation, memo=1)
+        self._tables = TableBuilder(codec, memo=1)
 
     def of(self, board: Board, orders: Mapping[str, Sequence[str]], *, legal_sets: bool = False) -> Iterator[Example]:
         """The examples of one position.

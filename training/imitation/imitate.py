@@ -23,7 +23,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from decoding.codec import Codec
 from decoding.model_files import RECIPE
-from game.notation import answer_lines
 from game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from storage.files import held, publish_directory
 from telemetry.errors import InputError, TrainingError
@@ -96,7 +95,7 @@ def _texts(settings: ImitationSettings, positions: Positions) -> Iterator[str]:
             thought = " ".join(wanted_centres(board, power, own)) + "\n" + ANSWER_CUE if prompts.thinking_tokens else ""
             cue = THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE
             shown = rules_text(prompts) + board_text(board, power, prompts) + power_text(legal, board, prompts, cue)
-            yield shown + thought + "\n".join(answer_lines(own, legal, prompts.order_notation))
+            yield shown + thought + "\n".join(own)
 
 
 class Imitation:
