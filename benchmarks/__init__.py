@@ -1,1 +1,1 @@
-"""Plain measuring programs, with the old way kept beside the new one as baseline."""
+"""Plain measuring programs, beside peers and beside the training step of the system before this one."""

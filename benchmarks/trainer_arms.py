@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.old_way.learn import OldTrainer
+from benchmarks.old_step import OldTrainer
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
 from storage.gather import Batch
 from telemetry.errors import TrainingError

@@ -27,18 +27,17 @@ app.command("cli.tune:tune", name="tune")
 @app.default
 def bench(
     what: Annotated[
-        Literal["game", "cache", "storage", "decode", "trainer", "orchestration", "rollout", "e2e", "peers"],
+        Literal["game", "cache", "storage", "decode", "trainer", "orchestration", "e2e", "peers"],
         Parameter(
             help="game: the board, beside direct calls of the game engine. cache: positions. storage: rows. decode: the engine. "
-            "trainer: the training step. orchestration: Prefect. rollout and e2e: rollouts and training, beside the previous "
-            "system. peers: TRL."
+            "trainer: the training step. orchestration: Prefect. e2e: whole steps of a run. peers: TRL."
         ),
     ],
     /,
     *,
     rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts.")] = None,
     only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
-    steps: Annotated[int | None, Parameter(help="e2e: steps of a round; the previous system has as many seconds.")] = None,
+    steps: Annotated[int | None, Parameter(help="e2e: steps of a round.")] = None,
     scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
     model: Annotated[Path | None, Parameter(help="decode, trainer: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
@@ -47,7 +46,7 @@ def bench(
     seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Measure one part, in minutes at most. If a run's settings differ from the laptop preset's, no target of e2e is judged.
+    """Measure one part, in minutes at most.
 
     Examples
 
@@ -129,13 +128,6 @@ def _orchestration(rounds: int = 3) -> "Outcome":
     return bench_orchestration(tasks=400, rounds=rounds)
 
 
-def _rollout(rounds: int = 5, config: Sequence[Path] = (), runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
-    settings = _settings(config, runs_root, seed)
-    from benchmarks.rollout import bench_rollout
-
-    return bench_rollout(settings, rounds=rounds)
-
-
 def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
     settings = _settings(config, runs_root, seed)
     from benchmarks.end_to_end import bench_e2e
@@ -163,7 +155,6 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
     "decode": _decode,
     "trainer": _trainer,
     "orchestration": _orchestration,
-    "rollout": _rollout,
     "e2e": _e2e,
     "peers": _peers,
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import matrix_rate, trainer
-from benchmarks.old_way.learn import OldTrainer
+from benchmarks.old_step import OldTrainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
 from benchmarks.trainer_arms import Arms, Steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
