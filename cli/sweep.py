@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from cli.run_flow import run_flow
 from cli.screen import progress_shown
 from cli.terminal import cell, output_console
 from evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
-from pipeline.sweep import SweepState, base_question, read_sweep, result_rows, sweep_results
+from pipeline.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
 from telemetry.errors import InputError, TrainingError
 
 _COLUMNS = 120
@@ -23,7 +24,7 @@ _COLUMNS = 120
 
 
 def sweep(
-    file: Annotated[Path, Parameter(help="TOML file of the sweep: name, seeds, search, and values for settings.")],
+    file: Annotated[Path, Parameter(help="TOML file of the sweep: name, seeds, and values for settings.")],
     *,
     runs_root: RunsRoot = Path("runs"),
     resume: Annotated[
@@ -45,50 +46,50 @@ def sweep(
 
         entente sweep sweep.toml --resume        after Ctrl-C, a crash, or a run that failed
     """
-    state = SweepState(read_sweep(file), runs_root)
+    sweep = read_sweep(file)
+    points = sweep_points(sweep, runs_root)
     if dry_run:
-        return show_plan(_plan(state), json=json)
+        return show_plan(_plan(sweep, points), json=json)
     try:
-        _train(state, file, resume=resume)
+        _train(sweep, file, runs_root, resume=resume)
     finally:
         if isinstance(sys.exception(), TrainingError | None):  # a run failed, and all others are done
-            state.resume()
-            _show(state, json=json)
+            _show(sweep, points, json=json)
 
 
-def _train(state: SweepState, file: Path, *, resume: bool) -> None:
-    from flows.train_sweep import check_sweep, train_sweep
+def _train(sweep: Sweep, file: Path, runs_root: Path, *, resume: bool) -> None:
+    from flows.train_sweep import train_sweep
 
-    state.resume() if resume else check_sweep(state)
-    if resume and not state.left and not state.undrawn:
-        return
     try:
         with prefect_server(), progress_shown():
-            run_flow(train_sweep(state.sweep, state.runs_root, resume))
+            run_flow(train_sweep(sweep, runs_root, resume))
     except BaseException as error:
         if not isinstance(error, InputError):
-            root = "" if state.runs_root == Path("runs") else f" --runs-root {state.runs_root}"
+            root = "" if runs_root == Path("runs") else f" --runs-root {runs_root}"
             sys.stderr.write(f"finished steps are kept; continue with: entente sweep {file}{root} --resume\n")
         raise
 
 
-def _plan(state: SweepState) -> dict[str, Any]:
+def _plan(sweep: Sweep, points: Sequence[SweepPoint]) -> dict[str, Any]:
     """The runs, and what they share."""
-    sweep, runs = state.sweep, state.runs
+    told = {
+        run.run: ", ".join(f"{name} {value}" for name, value in {"seed": run.seed, **point.values}.items())
+        for point in points
+        for run in point.runs
+    }
+    runs = [run for point in points for run in point.runs]
     shared = {
         "state caches": len({run.cache.model_dump_json() for run in runs}),
         "base models": len({(run.inference.model, str(run.tiny_model), str(run.prompts)) for run in runs}),
         "scores of the base": len({base_question(run) for run in runs}),
     }
-    undrawn = state.undrawn * len(sweep.seeds)
-    steps = sum(run.steps for run in runs) + undrawn * runs[0].steps
-    work = {"search": sweep.search, "runs": sweep.run_count, "steps": steps} | ({"drawn by scores": undrawn} if undrawn else {})
-    return {"command": "sweep", "work": work, "made once for all": shared, "runs": {run.run: state.describe(run) for run in runs}}
+    work = {"runs": len(runs), "steps": sum(run.steps for run in runs)}
+    return {"command": "sweep", "work": work, "made once for all": shared, "runs": told}
 
 
-def _show(state: SweepState, *, json: bool) -> None:
+def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:
     """Print the table of settings."""
-    results = sweep_results(state)
+    results = sweep_results(points)
     rows = result_rows(results)
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for name in rows[0]:
@@ -96,7 +97,7 @@ def _show(state: SweepState, *, json: bool) -> None:
     for row in rows:
         shown.add_row(*map(cell, row.values()))
     output_console(_COLUMNS).print(shown)
-    if (count := len(state.sweep.seeds)) < FEWEST_CLUSTERS:
+    if (count := len(sweep.seeds)) < FEWEST_CLUSTERS:
         print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
     if json:
-        print(jsonlib.dumps({"sweep": state.sweep.name, "settings": results}))
+        print(jsonlib.dumps({"sweep": sweep.name, "settings": results}))

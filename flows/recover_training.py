@@ -1,9 +1,9 @@
-"""Flow: resume a training run, a round of improvement or a sweep whose process was lost, or raise an alert if that cannot be.
+"""Flow: resume a training run or a round of improvement whose process was lost, or raise an alert if that cannot be.
 
 An automation starts this flow when a flow run tagged `train` crashed, failed, or sent no heartbeat (cli/automations.py). A
 schedule starts it for losses without an event. Prefect only names the flow runs to check. Whether a run is done, which process
 trains it and its newest step are read from its folder. The run's locks and ledgers keep two processes from training it at once.
-A sweep is judged by the run that comes next in it. The subflows of a sweep are no runs of a deployment, so they are left alone.
+The runs of a sweep belong to no deployment, so they are left alone.
 """
 
 import asyncio
@@ -30,12 +30,11 @@ from prefect.states import Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
-from flows.given_parameters import check_given, check_inside, named_after
+from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary
 from pipeline.improve_rounds import ImproveSettings, rounds_left
 from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from pipeline.run_settings import RunSettings, settings_of
-from pipeline.sweep import SWEEP_FOLDER, Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import held
 from storage.json_files import kept_object, write_json
@@ -67,8 +66,8 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
     """Check one training run, or all. Returns what was done about each, by flow run id.
 
     Args:
-        flow_run_id: The flow run of `train-policy`, `improve-policy` or `train-sweep` that ended; empty: all that ended badly in
-            the last day or count as running.
+        flow_run_id: The flow run of `train-policy` or `improve-policy` that ended; empty: all that ended badly in the last day or
+            count as running.
         runs_root: Folder of all runs.
     """
     check_given(runs_root)
@@ -110,10 +109,7 @@ async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]
 
 
 def _hangs(paths: RunPaths, record: Path) -> bool:
-    """Whether no file of the run has changed for twice `STALLED_MINUTES`, since its work was recorded in `record`.
-
-    The process may be older: it may have trained other runs of a sweep before.
-    """
+    """Whether no file of the run has changed for twice `STALLED_MINUTES`, since its work was recorded in `record`."""
     if not paths.settings.is_file():
         return False
     parts = [paths.metrics, paths.scores, paths.checkpoints, paths.adapters, *paths.ledger.glob("*"), *paths.shards.glob("*")]
@@ -159,16 +155,14 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
     """Start the deployment again for the same run. A second request for the same flow run starts nothing."""
     assert ended.deployment_id is not None
     parameters, kind = ended.parameters, "improve"  # which always continues from the run's files
-    if (state := _sweep(ended, settings.runs_root)) is not None:
-        parameters, kind = ended.parameters | {"resume": state.file.exists()}, "sweep"
-    elif not _improves(ended):
+    if not _improves(ended):
         parameters, kind = _resumed(ended, settings), "train"
     begins = now("UTC") + timedelta(seconds=decision.wait_s)
     again = await client.create_flow_run_from_deployment(
         ended.deployment_id,
         parameters=parameters,
         state=Scheduled(scheduled_time=begins, message=decision.because),
-        name=f"{kind}-{state.sweep.name if state else settings.run}" if settings.run else None,
+        name=f"{kind}-{settings.run}" if settings.run else None,
         tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
         idempotency_key=f"recover-{ended.id}",
     )
@@ -178,25 +172,6 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 def _improves(ended: FlowRun) -> bool:
     """Whether it is a flow run of `improve-policy`, which names its run and leaves the settings to it."""
     return "settings" not in ended.parameters and "run" in ended.parameters
-
-
-def _sweep(ended: FlowRun, runs_root: Path) -> SweepState | None:
-    """The sweep of a flow run of `train-sweep`, as its files have it; None: it is another flow's.
-
-    Raises:
-        ValueError: its parameters are no sweep.
-        InputError: its values cannot be settings, or another sweep has its name.
-        DataError: its file is damaged.
-    """
-    if "sweep" not in ended.parameters:
-        return None
-    sweep = Sweep.model_validate(ended.parameters["sweep"])
-    for file in sweep.config:
-        check_inside(Path(file), runs_root / SWEEP_FOLDER, "config")
-    state = SweepState(sweep, runs_root)
-    if state.file.exists():
-        state.resume()
-    return state
 
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
@@ -216,8 +191,6 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
 def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
     """The settings of the flow run; None if its parameters are not those of a training run."""
     try:
-        if (state := _sweep(ended, runs_root)) is not None:
-            return (state.left or state.runs[-1:])[0]
         if _improves(ended):
             ImproveSettings.model_validate(ended.parameters.get("improve") or {})
             name = check_name(str(ended.parameters["run"]), "run")
@@ -233,11 +206,11 @@ def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
 def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     paths, named = settings.paths, bool(settings.run)
     message = (ended.state and ended.state.message) or ""
-    has_folder, state = named and paths.settings.exists(), _sweep(ended, settings.runs_root)
+    has_folder = named and paths.settings.exists()
     return Facts(
         run=settings.run,
-        finished=(has_folder or state is not None) and _is_finished(settings, ended, state),
-        held=(has_folder and _is_held(paths.lock)) or (state is not None and _is_held(state.lock)),
+        finished=has_folder and _is_finished(settings, ended),
+        held=has_folder and _is_held(paths.lock),
         process=work.process() if work else None,
         silent=_silent(ended),
         error=_error_name(message) if ended.state and ended.state.is_failed() else "",
@@ -246,9 +219,7 @@ def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
     )
 
 
-def _is_finished(settings: RunSettings, ended: FlowRun, state: SweepState | None) -> bool:
-    if state is not None:
-        return not state.left and not state.undrawn
+def _is_finished(settings: RunSettings, ended: FlowRun) -> bool:
     if _improves(ended):
         return not rounds_left(settings.paths, ImproveSettings.model_validate(ended.parameters.get("improve") or {}))
     return finished_summary(settings) is not None

@@ -16,10 +16,8 @@ from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_giv
 from flows.improve_policy import improve_policy
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
-from flows.train_sweep import train_sweep
 from flows.tune_inference import tune_inference
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.sweep import Sweep
 from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,16 +39,11 @@ def settings(**changed: Any) -> RunSettings:
     return layered_settings("laptop", [], changed)
 
 
-def sweep(**changed: Any) -> Sweep:
-    return Sweep.model_validate({"name": "rates", "seeds": [0], "settings": {"training.learning_rate": [1e-3]}} | changed)
-
-
 FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "train_policy": lambda root: train_policy.fn(settings(runs_root=root)),
     "build_state_cache": lambda root: build_state_cache.fn(None, root),
     "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
     "tune_inference": lambda root: tune_inference.fn(runs_root=root),
-    "train_sweep": lambda root: train_sweep.fn(sweep(), root),
     "improve_policy": lambda root: improve_policy.fn("mine", root),
     "recover_training": lambda root: recover_training.fn(runs_root=root),
 }
@@ -81,18 +74,6 @@ REFUSED: dict[str, tuple[str, Begin]] = {
     ),
     "run": ("cannot name a folder", lambda: train_policy.fn(settings().model_copy(update={"run": "../out"}))),
     "cache.from_run": ("cannot name a folder", lambda: train_policy.fn(settings(cache={"from_run": "../out", "from_groups": 8}))),
-    "config of a sweep": (
-        "config '/etc/passwd', which lies outside 'runs/_sweeps'",
-        lambda: train_sweep.fn(sweep(config=["/etc/passwd"])),
-    ),
-    "settings of a sweep": (
-        r"inference\.urls",
-        lambda: train_sweep.fn(sweep(settings={"inference.urls": [["http://evil.example"]]})),
-    ),
-    "drawn settings of a sweep": (
-        "inference.model '/etc'",
-        lambda: train_sweep.fn(sweep(search="random", samples=1, settings={"inference.model": ["tiny", "/etc"]})),
-    ),
     "run to evaluate": ("cannot name a folder", lambda: evaluate_policy.fn("../out")),
     "player": (
         "the player '/etc': name a folder in 'models' or 'runs/_models'",

@@ -22,9 +22,8 @@ from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from pipeline.improve_rounds import end_round
 from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.sweep import Sweep, SweepState
 from pipeline.work_record import WORK_FOLDER, machine, read_work, record_work
-from storage.files import held, publish_once
+from storage.files import publish_once
 from storage.runs import RunPaths
 
 # Prefect leaves sockets to the collector when a flow runs in a loop of its own.
@@ -129,48 +128,6 @@ def test_a_lost_round_of_improvement_goes_on_until_its_rounds_are_done(place: Pl
         end_round(paths, number, {})
     late = asyncio.run(place.ended(KILLED, asked))
     assert "is done" in recover(place, late) and len(asyncio.run(place.started())) == 1
-
-
-SWEEP = {"name": "rates", "seeds": [0, 1], "settings": {"training.learning_rate": [1e-3, 2e-3]}}
-
-
-def finish(run: RunSettings) -> None:
-    """The run's summary, as training writes it."""
-    run.paths.root.mkdir(parents=True, exist_ok=True)
-    run.paths.summary.write_text(json.dumps({"steps": run.steps, "trained_score": 0.5}))
-
-
-@pytest.mark.system
-def test_a_lost_sweep_goes_on_as_one_and_its_runs_are_not_started_by_themselves(place: Place):
-    asked = {"sweep": SWEEP, "runs_root": str(place.root), "resume": False}
-    state = SweepState(Sweep.model_validate(SWEEP), place.root)
-    state.begin()
-    finish(state.runs[0])
-    paths = RunPaths(place.root / "rates-2").create()
-    paths.settings.write_text(state.runs[1].model_dump_json())
-    lost = asyncio.run(place.ended(KILLED, asked))
-    noted(paths, lost)
-    with held(state.lock):
-        assert "is being trained by another process" in recover(place, lost)
-    assert "run 'rates-2' continues after step 0, attempt 1 of 3" in recover(place, lost)
-    assert "was handled already" in recover(place, lost)
-    (again,) = asyncio.run(place.started())
-    assert again.parameters == asked | {"resume": True} and again.name == "sweep-rates"
-
-    async def below() -> FlowRun:
-        """A subflow of the sweep, whose process is gone."""
-        async with get_client() as client:
-            run = await client.create_flow_run(train_policy, parameters={"settings": {}}, tags=["train", place.tag])
-            await client.set_flow_run_state(run.id, KILLED, force=True)
-            return await client.read_flow_run(run.id)
-
-    subflow = asyncio.run(below())
-    noted(paths, subflow)
-    assert "is left as it is" in recover(place, subflow)
-    for run in state.runs[1:]:
-        finish(run)
-    assert "is done" in recover(place, asyncio.run(place.ended(KILLED, asked)))
-    assert len(asyncio.run(place.started())) == 1
 
 
 @pytest.mark.system
