@@ -51,18 +51,19 @@ def sweep(
     if dry_run:
         return show_plan(_plan(sweep, points), json=json)
     try:
-        _train(sweep, file, runs_root, resume=resume)
+        _train(sweep, points, file, runs_root, resume=resume)
     finally:
         if isinstance(sys.exception(), TrainingError | None):  # a run failed, and all others are done
             _show(sweep, points, json=json)
 
 
-def _train(sweep: Sweep, file: Path, runs_root: Path, *, resume: bool) -> None:
+def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Path, *, resume: bool) -> None:
     from flows.train_sweep import train_sweep
 
     try:
         with prefect_server(), progress_shown():
-            run_flow(train_sweep(sweep, runs_root, resume))
+            runs = [run for point in points for run in point.runs]
+            run_flow(train_sweep(sweep.name, runs, resume=resume))
     except BaseException as error:
         if not isinstance(error, InputError):
             root = "" if runs_root == Path("runs") else f" --runs-root {runs_root}"

@@ -1,49 +1,41 @@
-"""Flow: train the runs of a sweep one after another in this process.
+"""Trains the runs of a sweep one after another in this process.
 
-Each run is a subflow `train-policy`, so Prefect's pages show one sweep with its runs below it. State caches and made models lie
-under the folder of runs, so equal ones are made once. The first run of each base question measures the base; the others copy it.
+Each run is a flow run of `train-policy` with the tag `sweep:<name>`. Equal state caches and made models are made once, under
+the folder of runs. The first run of each base question measures the base; the others copy it.
 """
 
 import asyncio
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from prefect import flow
+from prefect import tags
 
 from evaluation.score_files import read_scores, write_score
-from flows.given_parameters import named_after
 from flows.open_run import check_inputs
 from flows.train_policy import train_policy
-from pipeline.cancel_on_sigterm import cancelled_by_sigterm
 from pipeline.run_settings import RunSettings
-from pipeline.sweep import Sweep, base_question, score_of, sweep_points
+from pipeline.sweep import base_question, score_of
 from records.policy_version import BASE_VERSION
 from storage.runs import RunPaths
 from telemetry.errors import TrainingError
 from telemetry.progress import reporter
 
 
-@flow(name="train-sweep", flow_run_name=named_after("sweep", "sweep", "name"))
-async def train_sweep(sweep: Sweep, runs_root: Path = Path("runs"), resume: bool = False) -> None:
-    """Train the sweep's runs that are not done.
+async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -> None:
+    """Train the runs of the sweep `name` that are not done.
 
     Args:
-        sweep: Its settings and seeds.
-        runs_root: Folder of all runs.
-        resume: Continue the runs that are there; those that had failed are tried again.
+        resume: continue runs that are there; those that had failed are tried again.
 
     Raises:
-        InputError: the sweep cannot be, or a run of it is there and `resume` is not given, or has other settings.
+        InputError: a run cannot be trained, is there and `resume` is not given, or has other settings.
         TrainingError: the training of a run failed. All others are done.
     """
-    os.environ["WANDB_RUN_GROUP"] = sweep.name  # W&B shows the runs of one group together
+    os.environ["WANDB_RUN_GROUP"] = name  # W&B shows the runs of one group together
+    for run in runs:
+        check_inputs(run, resume=resume and run.paths.settings.exists())
     failed: dict[str, str] = {}
-    with cancelled_by_sigterm():
-        points = await asyncio.to_thread(sweep_points, sweep, runs_root)
-        runs = [run for point in points for run in point.runs]
-        for run in runs:
-            check_inputs(run, resume=resume and run.paths.settings.exists())
+    with tags(f"sweep:{name}"):
         for run in runs:
             if score_of(run) is None and (why := await _train(run, runs)):
                 failed[run.run] = why
@@ -54,7 +46,7 @@ async def train_sweep(sweep: Sweep, runs_root: Path = Path("runs"), resume: bool
 
 async def _train(run: RunSettings, runs: Sequence[RunSettings]) -> str:
     """Train one run; returns why it failed, or nothing."""
-    reporter().say(f"run {run.run}, seed {run.seed}")
+    reporter().say(f"run {run.run}: seed {run.seed}")
     for other in runs:
         if base_question(other) == base_question(run) and score_of(other) is not None:
             await asyncio.to_thread(share_base_scores, other.paths, run.paths)

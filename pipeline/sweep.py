@@ -2,8 +2,8 @@
 
     runs/<name>-<n>/    the runs, counted from 1: all seeds of the first combination of values, then those of the second ...
 
-The runs follow from the sweep's TOML file, and their scores are in their summaries: a sweep has no file of its own under the runs.
-This module starts nothing.
+The runs follow from the sweep's TOML file, and their scores are in their summaries: a sweep has no other file. This module starts
+nothing.
 """
 
 import itertools
