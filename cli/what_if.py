@@ -160,13 +160,13 @@ def telling_phases(found: "WhatIf") -> "list[tuple[str, OrderSets | None, OrderS
 
     None for a fork that skipped the phase.
     """
-    from game.scores import horizon_reached
+    from game.scores import phase_number
 
     played, changed = ({ply.phase: ply.orders for ply in fork.plies} for fork in (found.telling.played, found.telling.changed))
     phases = list(played)
     for phase in changed:
         if phase not in played:
-            later = [place for place, other in enumerate(phases) if horizon_reached(phase, other, 0)]
+            later = [place for place, other in enumerate(phases) if phase_number(other) >= phase_number(phase)]
             phases.insert(later[0] if later else len(phases), phase)
     return [(phase, played.get(phase), changed.get(phase)) for phase in phases]
 

@@ -51,7 +51,7 @@ class Continuation:
     forks: int = 64
     """Pairs."""
     years: int = 2
-    """Game years from the phase to the end."""
+    """Counts of centres from the phase to the end."""
     players: tuple[str, ...] = ("dumbbot",)
     """Who plays all seats; of several, each seat draws one by lot, the same in both forks."""
     seed: int = 0

@@ -140,17 +140,27 @@ def components(before: Standing, after: Standing, power: str) -> dict[str, float
 
 
 def horizon_reached(start_phase: str, phase: str, years: int) -> bool:
-    """True if `phase` is at least `years` game years after `start_phase`, or the game is over.
+    """True if centres were counted `years` times between `start_phase` and `phase` and the winter after is over, or the game is.
 
-    A rollout from "F1903M" over 2 years ends before "F1905M". Phases that are skipped because nobody can order anything do not
-    delay the end.
+    So rollouts from "S1903M" and from "F1903M" over 2 years end before "S1905M": a spring after the last count gains nothing.
 
     Raises:
         InputError: an argument is not the name of a phase.
     """
     if phase == "COMPLETED":
         return True
-    return _phase_index(phase) - _phase_index(start_phase) >= years * len(_PHASES_OF_A_YEAR)
+    first_count = _year(start_phase) + (start_phase[0] == "W")
+    return _year(phase) - first_count >= years
+
+
+def phase_number(phase: str) -> int:
+    """A number that rises with the phases of a game.
+
+    Raises:
+        InputError: `phase` is not the name of a phase.
+    """
+    kind = phase[:1] + phase[-1:]
+    return _year(phase) * len(_PHASES_OF_A_YEAR) + _PHASES_OF_A_YEAR.index(kind)
 
 
 def spring_after(phase: str) -> str:
@@ -158,8 +168,7 @@ def spring_after(phase: str) -> str:
     return f"S{int(phase[1:-1]) + 1}M"
 
 
-def _phase_index(phase: str) -> int:
-    kind, year = phase[:1] + phase[-1:], phase[1:-1]
-    if kind not in _PHASES_OF_A_YEAR or not year.isdigit():
+def _year(phase: str) -> int:
+    if phase[:1] + phase[-1:] not in _PHASES_OF_A_YEAR or not phase[1:-1].isdigit():
         raise InputError(f"{phase!r} is not the name of a phase such as 'S1903M' or 'W1905A'.")
-    return int(year) * len(_PHASES_OF_A_YEAR) + _PHASES_OF_A_YEAR.index(kind)
+    return int(phase[1:-1])

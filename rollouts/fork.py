@@ -31,7 +31,7 @@ class ForkPlan:
     seats: Mapping[str, str]
     """Power -> POLICY, the name of a decider or the name of a scripted player; all seven powers."""
     horizon_years: int
-    """Game years from `counted_from` to the end."""
+    """Counts of centres from `counted_from` to the end."""
     settled_years: int = 0
     """Game years without a change of centres after which the fork ends; 0: no such end."""
     last_winter: bool = True

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from game.board import POWERS, Board
 from game.players import Player, player
-from game.scores import Standing, compute_standing, horizon_reached
+from game.scores import Standing, compute_standing, horizon_reached, spring_after
 from game.snapshot import Snapshot
 from rollouts.seeds import dice
 from search.settings import SearchSettings
@@ -40,7 +40,8 @@ def play_out(board: Board, power: str, orders: Sequence[str], name: str, setting
 
 
 def _is_end(start: str, board: Board, years: int) -> bool:
-    return horizon_reached(start, board.phase, years) or _no_more_captures(start, board, years)
+    """True if no more centres change hands before the horizon: a last winter is not played."""
+    return horizon_reached(start, spring_after(board.phase) if board.season == "W" else board.phase, years)
 
 
 def seats_of(name: str, settings: SearchSettings) -> dict[str, str]:
@@ -58,16 +59,6 @@ def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Mappin
     """Orders of all powers but `skip`, seeded as in a fork."""
     phase, legal = board.phase, board.legal_orders()
     return {power: seats[power](legal[power], dice(name, phase, power), board) for power in legal if power not in skip}
-
-
-def _no_more_captures(start: str, board: Board, years: int) -> bool:
-    """True if no autumn is played before the horizon: centres change hands after autumn only, and both values count centres."""
-    return board.phase[0] != "F" and horizon_reached(start, _next_autumn(board), years)
-
-
-def _next_autumn(board: Board) -> str:
-    """The autumn movement phase that follows this phase of spring or winter."""
-    return f"F{board.year + (board.season == 'W')}M"
 
 
 NamedSet = tuple[Sequence[str], str]

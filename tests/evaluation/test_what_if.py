@@ -77,7 +77,7 @@ def test_a_version_meets_one_luck_in_a_phase_whatever_came_before_it(autumn):
             return player("hold")(request.legal, dice(), request.board)
 
     retreat = ["A TYR - MUN", "A BUR S A TYR - MUN"]
-    found = asked(autumn, retreat, Continuation(forks=6, years=1, players=("v1",)), v1=Listens())
+    found = asked(autumn, retreat, Continuation(forks=6, years=2, players=("v1",)), v1=Listens())
     assert [ply.phase for ply in found.telling.changed.plies][1] == "F1901R" != found.telling.played.plies[1].phase
     both = [(phase, power) for side, phase, power in met if side == "played" and ("changed", phase, power) in met]
     assert ("S1902M", "FRANCE") in both
