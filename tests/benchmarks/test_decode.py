@@ -13,8 +13,6 @@ from benchmarks import decode
 from benchmarks.decode_cases import requests_for
 from benchmarks.played_steps import RunInputs, record_step
 from game.snapshot import Snapshot
-from inference.settings import InferenceSettings
-from inference.torch_engine import TorchEngine
 from rollouts.settings import RolloutSettings
 from tests.instant_engine import InstantEngine
 
@@ -62,27 +60,6 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     assert len(emptied) == decode.STEPS and len(cases) < decisions
     assert found["prefix_hit_share"] == pytest.approx(10 * decisions / whole)
     assert found["uncached_tokens_per_decision"] == pytest.approx(whole / decisions - 10)
-
-
-def test_rollouts_and_batches_are_measured_on_a_real_engine(host, tokens, model, positions, monkeypatch):
-    monkeypatch.setattr(decode, "STEPS", 2)
-    settings = InferenceSettings(engine="torch", max_model_length=512)
-    engine = TorchEngine(model, settings)
-
-    async def measure() -> dict[str, float]:
-        await engine.start()
-        try:
-            found, cases = await decode.rollout_figures(engine, tokens, laptop_like(positions), rounds=1)
-            return {
-                **found,
-                **await decode.batching_figures(engine, requests_for(cases, tokens, "again"), rounds=1),
-            }
-        finally:
-            await engine.close()
-
-    figures = host.submit(measure()).result(timeout=120)
-    assert 0.2 < figures["prefix_hit_share"] < 1
-    assert figures["batched_over_sequential_rollouts"] > 1 and 0 < figures["forced_token_share_rollouts"] < 1
 
 
 @pytest.mark.slow

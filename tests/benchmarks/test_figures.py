@@ -7,9 +7,7 @@ import random
 import pytest
 
 from benchmarks import game_ground
-from benchmarks.cache_shelf import bench_cache
 from benchmarks.game_ground import bench_game, played_games
-from benchmarks.orchestration import bench_orchestration
 from benchmarks.outcome import Target
 from benchmarks.storage_figures import bench_storage
 from cli import bench, main
@@ -63,18 +61,12 @@ def test_a_target_holds_up_to_its_bound(target: Target, holds: list[float], miss
     "bench",
     [
         pytest.param(lambda: bench_game(phases=0), id="game"),
-        pytest.param(lambda: bench_cache(positions=4), id="cache"),
         pytest.param(lambda: bench_storage(rounds=0), id="storage"),
-        pytest.param(lambda: bench_orchestration(tasks=0, rounds=1), id="orchestration"),
     ],
 )
 def test_nothing_to_measure_is_the_users_mistake(bench):
     with pytest.raises(InputError, match=r"nothing to measure|measure nothing"):
         bench()
-
-
-def test_figures_of_less_work_than_their_names_say_have_no_target():
-    assert set(bench_cache(positions=10, rounds=1).targets) == {"bytes_per_snapshot"}
 
 
 def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monkeypatch: pytest.MonkeyPatch):

@@ -125,10 +125,6 @@ def test_all_prompts_share_the_worked_examples(chat, setting: str):
     assert all(any(kind in words for words in kinds) for kind in ("MOVEMENT", "RETREAT", "BUILD", "DISBAND"))
 
 
-def test_a_template_of_todays_date_writes_the_same_prompt_on_every_day(chat):
-    assert "Today: 01 Jan 2025\n\nDiplomacy without press." in chat(LLAMA).form.text("", "")
-
-
 def test_a_cue_that_opens_a_thought_lets_the_template_think(chat):
     codec = chat(QWEN).codec
     assert PromptForm(codec, SETTINGS).text("", "").endswith("assistant\n<think>\n\n</think>\n\nORDERS:\n")

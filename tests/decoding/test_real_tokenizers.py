@@ -1,4 +1,4 @@
-"""Tokenizers of real models, as `mistral_common` ships them: SentencePiece with 32,768 ids and Tekken with 131,072.
+"""The tokenizer of a real model, as `mistral_common` ships it: SentencePiece with 32,768 ids.
 
 `mistral_common` is the independent oracle: it encodes with its own code.
 """
@@ -23,7 +23,7 @@ from tests.chat_models import MISTRAL
 
 mistral_common = pytest.importorskip("mistral_common")
 DATA = Path(str(mistral_common.__file__)).parent / "data"
-TEKKEN, SENTENCEPIECE = DATA / "tekken_240911.json", DATA / "mistral_instruct_tokenizer_240323.model.v3"
+SENTENCEPIECE = DATA / "mistral_instruct_tokenizer_240323.model.v3"
 Encode = Callable[[str], list[int]]
 
 
@@ -53,19 +53,6 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encod
     shutil.copy(SENTENCEPIECE, folder / "tokenizer.model")
     LlamaTokenizer.from_pretrained(folder).save_pretrained(folder)
     oracle = SentencePieceTokenizer(str(SENTENCEPIECE))
-    config(folder, oracle.eos_id)
-    return folder, lambda text: oracle.encode(text, bos=False, eos=False)
-
-
-@pytest.fixture(scope="module")
-def tekken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encode]:
-    """A model's folder with this tokenizer and its chat template, and the oracle."""
-    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
-    from transformers.integrations.mistral import convert_tekken_tokenizer
-
-    folder = tmp_path_factory.mktemp("tekken")
-    convert_tekken_tokenizer(str(TEKKEN)).save_pretrained(folder)
-    oracle = Tekkenizer.from_file(TEKKEN)
     config(folder, oracle.eos_id)
     return folder, lambda text: oracle.encode(text, bos=False, eos=False)
 
@@ -108,11 +95,6 @@ def test_every_order_of_several_positions_follows_a_line_break_in_one_spelling(s
             assert list(codec.encode_order(order)) != oracle(order), "a text of its own begins with a space"
 
 
-@pytest.mark.system
-def test_tekken_spells_prompts_and_answers_as_in_the_whole_text(tekken):
-    check(*tekken, PromptSettings(chat="none"))
-
-
 def check_chat(folder: Path, file: Path, oracle: Encode) -> None:
     """Prompts in the template are the oracle's chats, then the cue."""
     from mistral_common.protocol.instruct.messages import SystemMessage, UserMessage
@@ -135,9 +117,3 @@ def test_sentencepiece_within_a_chat_template_gives_the_ids_of_mistral_common(se
     shutil.copytree(folder, tmp_path / "chat")
     (tmp_path / "chat" / "chat_template.jinja").write_text(MISTRAL)
     check_chat(tmp_path / "chat", SENTENCEPIECE, oracle)
-
-
-@pytest.mark.system
-def test_tekken_within_its_own_chat_template_gives_the_ids_of_mistral_common(tekken):
-    folder, oracle = tekken
-    check_chat(folder, TEKKEN, oracle)

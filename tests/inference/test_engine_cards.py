@@ -11,7 +11,7 @@ import pytest
 
 from inference import engine_cards as module
 from inference import torch_engine
-from inference.choose_engine import choose_engine, engine_kind
+from inference.choose_engine import engine_kind
 from inference.engine_cards import engine_cards, has_cuda
 from inference.settings import InferenceSettings
 from telemetry import cards
@@ -168,8 +168,3 @@ def test_the_setting_and_what_is_there_decide(wanted, has_vllm: bool, has_cuda: 
 def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure():
     with pytest.raises(InputError, match=r"no vLLM is installed: install .* or set inference.engine to 'auto'"):
         engine_kind("vllm", has_vllm=False, has_cuda=True)
-
-
-def test_the_engine_chosen_bears_the_name_given(model: Path):
-    engine = choose_engine(InferenceSettings(engine="torch"), model, name="worker-3")
-    assert (engine.name, type(engine).__name__) == ("worker-3", "TorchEngine")

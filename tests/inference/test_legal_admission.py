@@ -8,7 +8,7 @@ import pytest
 
 from decoding.legal_table import END, LegalTable
 from game.legal import LegalOrders, OrderKind
-from inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY, TableCache, admit, draw_of
+from inference.legal_admission import DRAW_KEY, TABLE_KEY, TableCache, admit, draw_of
 from telemetry.errors import DataError
 
 
@@ -101,14 +101,3 @@ def test_what_is_no_seed_and_temperature_is_refused_and_draws_nothing(told):
     with pytest.raises(ValueError, match="must be a seed of 63 bits and a temperature above 0"):
         admit(given, None)
     assert draw_of(given) is None
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("start", [1, -1, 0.0, True, "0", None, [0]])
-def test_a_start_that_is_no_node_of_the_table_is_refused(start):
-    pytest.importorskip("vllm")
-    from vllm import SamplingParams
-
-    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), START_KEY: start})
-    with pytest.raises(ValueError, match="must be 0 or"):
-        admit(given, None)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.server_process import ServerProcess, free_port
+from inference.server_process import ServerProcess
 from telemetry.errors import EngineError
 from tests.telemetry.test_child import ROOT, is_gone
 
@@ -152,8 +151,3 @@ def test_a_server_ends_when_its_parent_is_killed(fake, tmp_path: Path):
     assert is_gone(int(pid)) and is_gone(int(core))
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=10)
-
-
-def test_a_free_port_can_be_bound():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free_port()))

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from game.board import Board
@@ -329,17 +328,3 @@ def test_the_metrics_page_becomes_figures(host, servers, clients, request_for):
     assert figures["workers/pages_read"] >= 2 and figures["workers/pages_unread"] == 0
     page = b'# TYPE vllm:a counter\nvllm:a{engine="0"} 2.0\nvllm:a{engine="1"} 3.0\nvllm:b_perc{x="a b"} 0.5\nother 7\n'
     assert read_series(page) == {"vllm:a": 5.0, "vllm:b_perc": 0.5}
-
-
-def test_probabilities_are_those_of_the_torch_engine(host, servers, clients, request_for, contract_torch):
-    client = clients(servers())
-    requests = [request_for(number, temperature=0.7) for number in range(7)]
-    answers = draw(host, client, requests).result(timeout=60)
-    direct = host.submit(_ask_all(contract_torch.engine, [replace(each, version=0) for each in requests])).result(timeout=60)
-    for answer, other in zip(answers, direct, strict=True):
-        assert answer.token_ids.tolist() == other.token_ids.tolist()
-        assert np.abs(answer.logprobs - other.logprobs).max() < 1e-5
-
-
-async def _ask_all(engine, requests) -> list[Generation]:
-    return await asyncio.gather(*(engine.generate(request) for request in requests))

@@ -141,13 +141,6 @@ def test_every_stretch_of_a_batch_has_its_share_of_probes(first: int, length: in
     assert abs(share - SHARE) < 3 / length + 0.01
 
 
-def test_a_token_is_probed_for_its_place_alone():
-    places = np.array([17, 3, 90, 8, 2, 4000])
-    assert (
-        probed(places[::-1]).tolist() == probed(places).tolist()[::-1] == [bool(probed(np.array([p]))[0]) for p in places[::-1]]
-    )
-
-
 def test_the_choice_is_that_of_exact_arithmetic():
     golden = Fraction(0.6180339887498949)
     exact = [(place * golden) % 1 < Fraction(SHARE) for place in range(2000)]
