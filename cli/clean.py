@@ -72,7 +72,7 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings) -> list[Removable]
     if settings.shards_gb == 0:
         return []
     from pipeline.run_settings import settings_of
-    from storage.retire import RunAge, newest_versions, removable_shards
+    from storage.retention import RunAge, newest_versions, removable_shards
 
     try:
         age = RunAge.of(paths, settings_of(paths).storage)

@@ -18,7 +18,6 @@ from telemetry.errors import EntenteError, InputError
 if TYPE_CHECKING:
     from evaluation.contestants import Contestant
     from evaluation.settings import PlaySettings
-    from game.server_client import ServerGame
     from play.enter import Entry
 
 _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
@@ -28,7 +27,7 @@ _SEARCH = Group("Search", help="For players such as v20+search and dumbbot+searc
 def enter(
     address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server.")],
     *,
-    game: Annotated[str, Parameter(help="Ids of games to play, with commas; without it all are listed.")] = "",
+    game: Annotated[str, Parameter(help="Ids of games to play, with commas.")],
     power: Annotated[str, Parameter(help="Power to take; default: a free one.")] = "",
     player: Annotated[
         str, Parameter(help="Who orders: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
@@ -50,8 +49,6 @@ def enter(
 
     Examples
 
-        entente enter league.example:8432
-
         entente enter league.example:8432 --game friday --power france --run mine --player newest
 
         entente enter 127.0.0.1:8432 --game a,b --player models/dumbbot-192 --draw-after 1910
@@ -66,7 +63,7 @@ def enter(
     wanted = _power(power)
     account, password = _secret(_ACCOUNT, "account", hidden=False), _secret(_PASSWORD, "password")
     if not ids:
-        return _list(address, account, password)
+        raise InputError("--game names no game: give the ids of games, with commas")
     who = _resolved(player, run, runs_root)
     from play.enter import Entry
 
@@ -102,40 +99,6 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
         asyncio.run(play())
     if entered.lost:
         raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
-
-
-def _list(address: str, account: str, password: str) -> None:
-    """Show the games of the server."""
-    from rich.table import Table
-
-    from cli.terminal import cell, output_console
-
-    found = asyncio.run(_listed(address, account, password))
-    if not found:
-        return print(f"{address} has no game")
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("game", "status", "phase", "seats", "deadline", "password", "mine"):
-        table.add_column(name, overflow="fold")
-    for each in sorted(found, key=lambda game: (game.status != "forming", game.game)):
-        table.add_row(
-            cell(each.game),
-            each.status,
-            cell(each.phase),
-            f"{each.players}/{each.seats}",
-            f"{each.deadline_s} s" if each.deadline_s else "none",
-            "yes" if each.has_password else "no",
-            ", ".join(each.mine),
-        )
-    output_console().print(table)
-    print("play one with --game ID")
-
-
-async def _listed(address: str, account: str, password: str) -> "list[ServerGame]":
-    from game.server_client import connect
-    from play.enter import sign_in
-
-    async with connect(address) as client:
-        return await client.games(await sign_in(client, account, password))
 
 
 def _resolved(player: str, run: str, runs_root: Path) -> "Contestant":

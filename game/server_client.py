@@ -1,4 +1,4 @@
-"""One connection to the `diplomacy` package's own server: requests with their answers. What the server tells unasked is not read.
+"""One connection to the `diplomacy` package's own server: requests with their answers. Notices are skipped.
 
 The messages are the package's own classes. Its `Connection` is not used, because it reconnects on its own, repeats a request that
 made the server close the connection, and keeps a whole `Game` for each seat. Here a lost connection is one error, and nothing is
@@ -21,12 +21,8 @@ from telemetry.errors import EntenteError, InputError
 
 CONNECT_S = 30.0
 """Seconds within which a server must accept a connection."""
-_HEARTBEAT_S = 120.0
-"""Seconds between two pings; a server that does not answer one within half of that is lost."""
 ANSWER_S = 60.0
 """Seconds within which a server must answer; each sign-in blocks it for about one."""
-_IN_FLIGHT = 8
-"""Requests that wait for an answer at once. The server works on one at a time, and a queue there would outlast `ANSWER_S`."""
 _LARGEST = 64 << 20
 """Bytes of the largest message, as the server has it."""
 
@@ -87,10 +83,7 @@ class ServerClient:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str) -> None:
         self.address = address
         self._socket = socket
-        self._asked: dict[str, tuple[str, asyncio.Future[Any]]] = {}
-        """Name of the request and its answer, by the request's id."""
-        self._slots = asyncio.Semaphore(_IN_FLIGHT)
-        self._reader = asyncio.create_task(self._read())
+        self._turn = asyncio.Lock()  # the server works on one request at a time
 
     async def sign_in(self, account: str, password: str) -> str:
         """A token for the account, which the server makes if it is new."""
@@ -145,13 +138,6 @@ class ServerClient:
         request = requests.SaveGame(token=token, game_id=game, game_role=power, phase=phase)
         return (await self._ask(request, responses.DataSavedGame)).data
 
-    async def close(self) -> None:
-        """Close the connection."""
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
-        self._end(ServerLostError(f"the connection to {self.address} is closed"))
-        await self._socket.close()
-
     async def _ask(self, request: Any, kind: type) -> Any:
         """The answer to a request, of the package's class `kind`.
 
@@ -160,61 +146,40 @@ class ServerClient:
             ServerLostError: the connection ended before an answer, or there was none in time.
             ForeignServerError: the answer cannot be read.
         """
-        async with self._slots:
+        async with self._turn:
             found = await self._answer(request)
         if not isinstance(found, kind):
             raise self._foreign(f"its answer to '{request.name}' is '{found.name}'")
         return found
 
     async def _answer(self, request: Any) -> Any:
-        answer = asyncio.get_running_loop().create_future()
-        self._asked[request.request_id] = request.name, answer
         try:
-            if self._reader.done():
-                raise ServerLostError(f"{self.address} has closed the connection")
-            await self._socket.send_str(request.json())
-            return await asyncio.wait_for(answer, ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                await self._socket.send_str(request.json())
+                while (message := await self._socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                    if (found := self._read(message.data, request)) is not None:
+                        return found
         except TimeoutError as error:
             raise ServerLostError(f"{self.address} did not answer '{request.name}' within {ANSWER_S:g} s") from error
         except (ConnectionError, aiohttp.ClientError) as error:
             raise ServerLostError(f"{self.address} has closed the connection") from error
-        finally:
-            self._asked.pop(request.request_id, None)
+        raise ServerLostError(f"{self.address} has closed the connection")
 
-    async def _read(self) -> None:
-        error: EntenteError = ServerLostError(f"{self.address} has closed the connection")
-        try:
-            async for message in self._socket:
-                if message.type is aiohttp.WSMsgType.TEXT:
-                    self._take(message.data)
-        except ForeignServerError as found:
-            error = found
-        finally:
-            self._end(error)
-
-    def _end(self, error: EntenteError) -> None:
-        for _, answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(error)
-
-    def _take(self, text: str) -> None:
+    def _read(self, text: str, request: Any) -> Any:
+        """The answer to the request; None for a notice, and for an answer that nobody waits for any more."""
         try:
             message = json.loads(text)
             if strings.REQUEST_ID not in message and strings.NOTIFICATION_ID not in message:
                 raise ValueError("it answers no request and is no notice")
-            name, answer = self._asked.get(message.get(strings.REQUEST_ID), ("", None))
-            if answer is None or answer.done():
-                return  # a notice, or nobody waits for it any more
+            if message.get(strings.REQUEST_ID) != request.request_id:
+                return None
+            return responses.parse_dict(message)
+        except exceptions.RequestException as error:
+            raise self._foreign(f"it does not know the request '{request.name}'") from error
+        except exceptions.ResponseException as error:
+            raise RefusedError(type(error).__name__, error.message) from error
         except _UNREADABLE as error:
             raise self._foreign(f"a message of it cannot be read: {_short(error)}") from error
-        try:
-            answer.set_result(responses.parse_dict(message))
-        except exceptions.RequestException:
-            answer.set_exception(self._foreign(f"it does not know the request '{name}'"))
-        except exceptions.ResponseException as error:
-            answer.set_exception(RefusedError(type(error).__name__, error.message))
-        except _UNREADABLE as error:
-            answer.set_exception(self._foreign(f"its answer to '{name}' cannot be read: {_short(error)}"))
 
     def _foreign(self, what: str) -> ForeignServerError:
         return ForeignServerError(
@@ -237,7 +202,7 @@ async def connect(address: str) -> AsyncIterator[ServerClient]:
     url = address if "://" in address else f"ws://{address}"
     async with aiohttp.ClientSession() as session:
         try:
-            socket = await asyncio.wait_for(session.ws_connect(url, max_msg_size=_LARGEST, heartbeat=_HEARTBEAT_S), CONNECT_S)
+            socket = await asyncio.wait_for(session.ws_connect(url, max_msg_size=_LARGEST), CONNECT_S)
         except aiohttp.ClientConnectorError as error:
             raise ServerLostError(f"nobody listens at {address}: {error.os_error.strerror or error.os_error}") from error
         except aiohttp.WSServerHandshakeError as error:
@@ -246,11 +211,8 @@ async def connect(address: str) -> AsyncIterator[ServerClient]:
             raise _other_kind(address, "it does not answer as a web server does") from error
         except TimeoutError as error:
             raise ServerLostError(f"{address} did not open a connection within {CONNECT_S:g} s") from error
-        client = ServerClient(socket, address)
-        try:
-            yield client
-        finally:
-            await client.close()
+        async with socket:
+            yield ServerClient(socket, address)
 
 
 def _other_kind(address: str, what: str) -> ForeignServerError:

@@ -1,6 +1,6 @@
 """Conversion of query results: Arrow unchanged, or values that a terminal, CSV, JSON or Parquet can hold.
 
-DuckDB itself converts a value that the format cannot hold to text. So an infinite date, an interval or a variant looks as in
+DuckDB itself converts a value that a table or CSV cannot hold to text. So an infinite date, an interval or a variant looks as in
 DuckDB's own client. Columns keep their order, and columns of equal name keep their own values.
 """
 
@@ -18,9 +18,6 @@ _PLAIN = _FLOATS | {
     "boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint", "varchar",
 }  # fmt: skip
 """Types that a CSV writer can write unchanged."""
-_NESTED = {"list", "array", "struct", "map", "union", "variant"}
-_NOT_IN_PARQUET = {"interval", "union", "variant", "bit", "bignum", "time with time zone", "geometry"}
-"""Types that Arrow's Parquet writer cannot write, or writes as bytes that only DuckDB can read."""
 
 
 def convert(relation: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRelation:
@@ -71,25 +68,11 @@ def _column(column: str, kind: DuckDBPyType, form: Form) -> str:
         return column if _id(kind) in _FLOATS else f"{column}::VARCHAR"
     if form == "json":
         return f"to_json({column})::VARCHAR"
-    if form == "parquet":
-        return column if not _holds(kind, _NOT_IN_PARQUET) else _as_text(column, kind)
-    return column if _id(kind) in _PLAIN else _as_text(column, kind)
-
-
-def _as_text(column: str, kind: DuckDBPyType) -> str:
-    return f"to_json({column})::VARCHAR" if _id(kind) in _NESTED else f"{column}::VARCHAR"
+    return column if form == "parquet" or _id(kind) in _PLAIN else f"{column}::VARCHAR"
 
 
 def _id(kind: DuckDBPyType) -> str:
     return str(kind.id).lower()
-
-
-def _holds(kind: DuckDBPyType, ids: set[str]) -> bool:
-    """Whether the type, or a type nested in it, has one of these ids."""
-    if _id(kind) in ids:
-        return True
-    inside = kind.children if _id(kind) in _NESTED - {"variant"} else []
-    return any(isinstance(child, DuckDBPyType) and _holds(child, ids) for _, child in inside)
 
 
 def _quoted(name: str) -> str:

@@ -25,8 +25,7 @@ from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, write_outcome
 from storage.own_selection import keys_of
-from storage.retention import RetentionSettings
-from storage.retire import RunAge, retire
+from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths
 from storage.selection import Selection, SelectionQuery, selection_rule
 from storage.settings import StorageSettings

@@ -49,9 +49,7 @@ def _answers(**answer: object) -> Handler:
 @pytest.mark.parametrize(
     ("handler", "kind", "sentence"),
     [
-        pytest.param(
-            _answers(name="data_key", data="x"), ForeignServerError, "its answer to 'sign_in' cannot be read", id="unknown"
-        ),
+        pytest.param(_answers(name="data_key", data="x"), ForeignServerError, "a message of it cannot be read", id="unknown"),
         pytest.param(
             _answers(name="error", error_type="RequestException", message="Unknown request."),
             ForeignServerError,

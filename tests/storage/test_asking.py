@@ -10,7 +10,6 @@ from typing import Any
 
 import duckdb
 import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 
 from decoding.open_set import open_set
@@ -53,14 +52,7 @@ def test_every_type_leaves_in_every_form(run: duckdb.DuckDBPyConnection, name: s
     sink = io.BytesIO()
     pyarrow.csv.write_csv(ask(run, question, "csv"), sink)
     (written,) = csv.DictReader(io.StringIO(sink.getvalue().decode()))
-    assert written["odd"] in (text, json.dumps(value, separators=(",", ":")))
-
-
-@pytest.mark.parametrize("name", sorted(set(ODD) - {"large number"}))
-def test_parquet_holds_every_type(run: duckdb.DuckDBPyConnection, name: str):
-    sink = io.BytesIO()
-    pq.write_table(ask(run, f"select {ODD[name][0]} as odd", "parquet"), sink)
-    assert pq.ParquetFile(sink).metadata.num_rows == 1
+    assert written["odd"] == text
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "parquet"])

@@ -12,8 +12,7 @@ from cli.clean import clean
 from storage.asking import connect
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
-from storage.retention import ASIDE_HOURS, RetentionSettings, size_of
-from storage.retire import RunAge, newest_versions, removable_shards, retire
+from storage.retention import ASIDE_HOURS, RetentionSettings, RunAge, newest_versions, removable_shards, retire, size_of
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
@@ -26,7 +25,7 @@ TIGHT = RetentionSettings(shards_gb=1e-9, replay_steps=3)
 
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.retire.STALE_VERSIONS", 2)
+    monkeypatch.setattr("storage.retention.STALE_VERSIONS", 2)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from records.rows import Decision
 from storage.index import Index
 from storage.ledger import read_ledger, write_ledger
-from storage.retention import RetentionSettings
-from storage.retire import RunAge, retire
+from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
@@ -32,7 +31,7 @@ LAG, STALE, REPLAYED = 2, 1, 2
 @pytest.fixture(autouse=True, scope="module")
 def _no_grace() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.retire.STALE_VERSIONS", STALE)
+        patch.setattr("storage.retention.STALE_VERSIONS", STALE)
         yield
 
 
