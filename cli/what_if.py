@@ -40,7 +40,7 @@ def what_if(
 ) -> None:
     """Continue a recorded position as it was played and with other orders, in pairs of forks with equal luck.
 
-    Prints centres at the end, the difference with its 95 % interval, and the pair of forks with the largest difference. The forks
+    Prints centres at the end and the difference with its 95 % interval. The forks
     of a pair differ in one phase's orders alone. Without --orders and --version both are as played, and the difference is 0.
     `entente what-if` is the same command.
 
@@ -155,30 +155,14 @@ def _ask(
         return asyncio.run(ask_engines())
 
 
-def telling_phases(found: "WhatIf") -> "list[tuple[str, OrderSets | None, OrderSets | None]]":
-    """The phases of the most telling pair in the order of play: orders in the fork as played, and in the other one.
-
-    None for a fork that skipped the phase.
-    """
-    from game.scores import phase_number
-
-    played, changed = ({ply.phase: ply.orders for ply in fork.plies} for fork in (found.telling.played, found.telling.changed))
-    phases = list(played)
-    for phase in changed:
-        if phase not in played:
-            later = [place for place, other in enumerate(phases) if phase_number(other) >= phase_number(phase)]
-            phases.insert(later[0] if later else len(phases), phase)
-    return [(phase, played.get(phase), changed.get(phase)) for phase in phases]
-
-
 def _show(found: "WhatIf", change: str) -> None:
-    """Print centres, the answer, and the most telling pair."""
+    """Print centres and the answer."""
     from rich.table import Table
 
-    from cli.terminal import cell, output_console
+    from cli.terminal import output_console
     from evaluation.intervals import format_interval
     from game.snapshot import POWERS
-    from reports.sentences import telling_sentence, what_if_verdict
+    from reports.sentences import what_if_verdict
     from telemetry.plain_text import shown
 
     console = output_console()
@@ -187,12 +171,7 @@ def _show(found: "WhatIf", change: str) -> None:
         (played, changed), difference = found.centres(power), found.difference_of(power)
         means = f"{played.mean:.2f}", f"{changed.mean:.2f}", f"{difference.mean:+.2f}"
         centres.add_row(power.title(), *means, format_interval(difference.interval, "+.2f"))
-    telling = Table("phase", "power", "as played", "what if", box=None)
-    for phase, *both in telling_phases(found):
-        orders = [(side or {}).get(found.power, ()) for side in both]
-        if orders[0] != orders[1]:
-            telling.add_row(phase, found.power.title(), *(cell(", ".join(own) or "–") for own in orders))
-    for line in (change, centres, what_if_verdict(found), telling_sentence(found), *([telling] if telling.rows else [])):
+    for line in (change, centres, what_if_verdict(found)):
         if isinstance(line, str):
             console.print(shown(line), markup=False, soft_wrap=not console.is_terminal)
         else:
@@ -225,11 +204,5 @@ def _facts(found: "WhatIf", change: str, changed: "OrderSets | None", version: s
         **asdict(found.how),
         "difference": estimates(found.power)["difference"],
         "centres": {power: estimates(power) for power in POWERS},
-        "pairs": [[pair.played.end.centres[seat], pair.changed.end.centres[seat]] for pair in found.pairs],
-        "telling": {
-            "pair": found.telling.number,
-            "phases": [
-                {"phase": phase, "played": played, "changed": changed} for phase, played, changed in telling_phases(found)
-            ],
-        },
+        "pairs": [[pair.played.centres[seat], pair.changed.centres[seat]] for pair in found.pairs],
     }

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from evaluation.intervals import Estimate, estimate
-from game.board import Board, PhaseResult
+from game.board import Board
 from game.legal import WAIVE, LegalOrders, OrderKind
 from game.players import player
 from game.scores import Standing
 from game.snapshot import POWERS
 from rollouts.deciders import Decider, DecisionRequest
-from rollouts.fork import ForkPlan, PlayedPly, play_fork
+from rollouts.fork import ForkPlan, play_fork
 from rollouts.seeds import dice
 from telemetry.errors import DataError, EngineError, InputError
 from telemetry.progress import GameProgress
@@ -61,28 +61,20 @@ class Continuation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
-    """One of the two forks of a pair."""
-
-    plies: tuple[PlayedPly, ...]
-    """From the recorded position to the end; empty in pairs that are not shown."""
-    end: Standing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """Two forks of equal luck."""
 
     number: int
     """From 0; names the luck."""
-    played: Fork
-    """With the orders that were played."""
-    changed: Fork
+    played: Standing
+    """At the end, after the orders that were played."""
+    changed: Standing
+    """At the end, after the other orders."""
 
     def difference(self, power: str) -> int:
         """Centres at the end with the other orders, less those with the orders that were played."""
         seat = POWERS.index(power)
-        return self.changed.end.centres[seat] - self.played.end.centres[seat]
+        return self.changed.centres[seat] - self.played.centres[seat]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +86,6 @@ class WhatIf:
     """Whose centres count."""
     how: Continuation
     pairs: tuple[Pair, ...] = field(repr=False)
-    telling: Pair
-    """The pair with the largest difference of `power`, with its plies; of several the first."""
 
     @property
     def difference(self) -> Estimate:
@@ -109,8 +99,8 @@ class WhatIf:
     def centres(self, power: str) -> tuple[Estimate, Estimate]:
         """Centres at the end: with the orders that were played, and with the others."""
         seat = POWERS.index(power)
-        played = self._estimate([pair.played.end.centres[seat] for pair in self.pairs])
-        return played, self._estimate([pair.changed.end.centres[seat] for pair in self.pairs])
+        played = self._estimate([pair.played.centres[seat] for pair in self.pairs])
+        return played, self._estimate([pair.changed.centres[seat] for pair in self.pairs])
 
     @property
     def spread(self) -> dict[int, int]:
@@ -213,28 +203,18 @@ async def play_pairs(
     """
     wrapped = {name: _SamePhaseSameLuck(decider) for name, decider in (deciders or {}).items() if name in how.players}
     starts, places = _Starts(position.board), asyncio.Semaphore(_AT_ONCE)
-    telling: Pair | None = None
 
     async def play(number: int, other: OrderSets) -> Pair:
-        nonlocal telling
         async with places:
             luck = _luck(position, how, number)
             played, replaced = await asyncio.gather(
-                _play(starts.after(dict(position.orders)), f"{luck}/played", luck, how, wrapped, progress),
-                _play(starts.after({**position.orders, **other}), f"{luck}/changed", luck, how, wrapped, progress),
+                _play(position, starts.after(dict(position.orders)), f"{luck}/played", luck, how, wrapped, progress),
+                _play(position, starts.after({**position.orders, **other}), f"{luck}/changed", luck, how, wrapped, progress),
             )
-        pair = Pair(number=number, played=played, changed=replaced)
-        if telling is None or _how_telling(pair, power) > _how_telling(telling, power):
-            telling = pair
-        return replace(pair, played=replace(played, plies=()), changed=replace(replaced, plies=()))
+        return Pair(number=number, played=played, changed=replaced)
 
     pairs = await asyncio.gather(*(play(number, other) for number, other in enumerate(changed)))
-    assert telling is not None, "the caller asks for at least one pair"
-    return WhatIf(position=position, power=power, how=how, pairs=tuple(pairs), telling=telling)
-
-
-def _how_telling(pair: Pair, power: str) -> tuple[int, int]:
-    return abs(pair.difference(power)), -pair.number
+    return WhatIf(position=position, power=power, how=how, pairs=tuple(pairs))
 
 
 class _Starts:
@@ -242,42 +222,29 @@ class _Starts:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._after: dict[tuple[tuple[str, tuple[str, ...]], ...], tuple[PlayedPly, Board]] = {}
+        self._after: dict[tuple[tuple[str, tuple[str, ...]], ...], Board] = {}
 
-    def after(self, orders: OrderSets) -> tuple[PlayedPly, Board]:
-        """The phase with these orders, and a board of its own for the fork that goes on."""
+    def after(self, orders: OrderSets) -> Board:
+        """A board after these orders, which the caller owns."""
         key = tuple(sorted(orders.items()))
         if key not in self._after:
             board = self._board.fork()
-            self._after[key] = _first_ply(self._board, board.step(orders)), board
-        first, board = self._after[key]
-        return first, board.fork()
-
-
-def _first_ply(board: Board, result: PhaseResult) -> PlayedPly:
-    if sum(result.rejected.values()):
-        raise DataError(f"the recorded orders of {result.phase} are not legal there: the game's file is damaged")
-    snapshot = board.snapshot(game_id="", seed=0, source="")
-    return PlayedPly(
-        ply=0,
-        phase=result.phase,
-        snapshot_id=snapshot.snapshot_id,
-        position=snapshot.position,
-        orders=result.orders,
-        results=result.results,
-    )
+            if sum(board.step(orders).rejected.values()):
+                raise DataError(f"the recorded orders of {self._board.phase} are not legal there: the game's file is damaged")
+            self._after[key] = board
+        return self._after[key].fork()
 
 
 async def _play(
-    start: tuple[PlayedPly, Board],
+    position: RecordedPosition,
+    board: Board,
     name: str,
     luck: str,
     how: Continuation,
     deciders: Mapping[str, Decider],
     progress: GameProgress | None,
-) -> Fork:
-    """The rest of one fork."""
-    first, board = start
+) -> Standing:
+    """The end of one fork, which goes on from `board`."""
     lot = dice(luck, "seats")
     plan = ForkPlan(
         name=name,
@@ -285,9 +252,9 @@ async def _play(
         dice=luck,
         seats={power: lot.choice(how.players) for power in POWERS},
         horizon_years=how.years,
-        counted_from=first.phase,
+        counted_from=position.board.phase,
         temperature=how.temperature,
-        snapshot_id=first.snapshot_id,
+        snapshot_id=_snapshot_id(position.board),
     )
     fork = await play_fork(
         plan,
@@ -300,8 +267,8 @@ async def _play(
     if progress is not None:
         progress.ended(name)
     if fork.end is None or fork.status != "complete":
-        raise EngineError(f"a fork from {first.phase} failed: {fork.reason}")
-    return Fork(plies=(first, *fork.plies), end=fork.end)
+        raise EngineError(f"a fork from {position.board.phase} failed: {fork.reason}")
+    return fork.end
 
 
 class _SamePhaseSameLuck:

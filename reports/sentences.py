@@ -11,7 +11,6 @@ from evaluation.match_files import MatchRecord
 from evaluation.match_table import cluster_noun
 from evaluation.score_files import ScoreRecord, TrackPoint
 from evaluation.what_if import OrderSets, WhatIf
-from game.snapshot import POWERS
 from reports.compared import Compared, Paired
 from reports.explain import explain_run
 from reports.read_run import Run
@@ -266,15 +265,6 @@ def what_if_verdict(found: WhatIf) -> str:
     needed = clusters_to_show([pair.difference(found.power) for pair in found.pairs])
     hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(found.pairs) else ""
     return f"No difference is shown for {who} after {years}: {difference.mean:+.2f} centres ({interval}; {pairs}).{hint}"
-
-
-def telling_sentence(found: WhatIf) -> str:
-    """What happened in the most telling pair."""
-    played, changed = (fork.end.centres[POWERS.index(found.power)] for fork in (found.telling.played, found.telling.changed))
-    return (
-        f"Pair {found.telling.number} has the largest difference: {found.power.title()} ends with {changed} centres, and with "
-        f"{played} after the orders that were played."
-    )
 
 
 # -- words ------------------------------------------------------------------------------------------------------------------
