@@ -1,4 +1,4 @@
-"""Asks one endpoint for one answer over HTTP: time limit, retries, bounds, and what the endpoint does not understand.
+"""Asks one endpoint for one answer over HTTP: time limit, retries, bounds.
 
 Everything that comes back is untrusted. A body has at most `MAX_BODY` bytes. Redirects are not followed, so the key reaches its
 own host alone. What is shown of an answer has no key and nothing that moves a terminal's cursor.
@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
@@ -68,12 +67,12 @@ class EndpointClient:
         self.endpoint = endpoint
         self._settings, self._key = settings, endpoint.key
         self._session: aiohttp.ClientSession | None = None
-        self._has_schemas, self._limit = True, "max_tokens"
+        self._limit = "max_tokens"
         self._has_answered = self._closed = False
         self._failures = 0
         """Requests since the last answer that failed with all their retries."""
 
-    async def ask(self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any] | None) -> Reply:
+    async def ask(self, messages: Sequence[Mapping[str, str]]) -> Reply:
         """The answer to these messages. A request that fails with all its retries is a reply without text.
 
         Raises:
@@ -86,7 +85,7 @@ class EndpointClient:
             if number:
                 await asyncio.sleep(min(LONGEST_PAUSE_S, max(fault.pause_s, FIRST_PAUSE_S * 2 ** (number - 1))))
             try:
-                reply = await self._try(messages, schema)
+                reply = await self._try(messages)
             except _Fault as found:
                 if self._closed:
                     raise EngineLostError(f"{self.endpoint.name} is not asked any more") from found
@@ -108,34 +107,18 @@ class EndpointClient:
         if self._session is not None:
             await self._session.close()
 
-    async def _try(self, messages: Sequence[Mapping[str, str]], schema: Mapping[str, Any] | None) -> Reply:
-        """One try; what the endpoint does not understand is left out from then on."""
+    async def _try(self, messages: Sequence[Mapping[str, str]]) -> Reply:
+        """One try; an endpoint that has another name for the limit of tokens says so, and gets that one from then on."""
         while True:
-            body: dict[str, Any] = {"model": self.endpoint.model, "messages": messages, "stream": False}
-            limit, with_schema = self._limit, self._has_schemas and schema is not None
-            body[limit] = self._settings.answer_tokens
-            if with_schema:
-                named = {"name": "orders", "strict": True, "schema": schema}
-                body["response_format"] = {"type": "json_schema", "json_schema": named}
+            limit = self._limit
+            body = {"model": self.endpoint.model, "messages": messages, "stream": False, limit: self._settings.answer_tokens}
             sent = json.dumps(body).encode()
             try:
                 return _read(await self._post(sent), messages, most_tokens=len(sent) + self._settings.answer_tokens)
             except _Refused as refusal:
-                if not self._gives_up(str(refusal), limit, with_schema):
+                if limit != "max_tokens" or "max_completion_tokens" not in str(refusal):
                     raise EngineError(f"{self.endpoint.name} refuses the request: {refusal}") from refusal
-
-    def _gives_up(self, refusal: str, limit: str, with_schema: bool) -> bool:
-        """Whether there is something to leave out after this refusal of a request with that limit and perhaps a schema."""
-        if limit != self._limit or (with_schema and not self._has_schemas):
-            return True  # another request has found out already
-        if limit == "max_tokens" and "max_completion_tokens" in refusal:
-            self._limit = "max_completion_tokens"
-        elif with_schema:
-            self._has_schemas = False
-            reporter().say(f"{self.endpoint.name} takes no JSON schema ({refusal}), so its answers are read as text")
-        else:
-            return False
-        return True
+                self._limit = "max_completion_tokens"
 
     async def _post(self, body: bytes) -> bytes:
         """The body of a 200; the key is replaced in it.

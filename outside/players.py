@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from game.legal import LegalOrders
 from outside.client import EndpointClient
 from outside.endpoint import OutsideSettings, read_endpoint
-from outside.question import answer_schema, messages
+from outside.question import messages
 from outside.reading import AnswerCounts, no_answer, read_answer
 from rollouts.deciders import DecisionRequest
 from storage.files import make_directory
@@ -167,7 +167,7 @@ class OutsidePlayers:
                     f"the endpoints have used {spent} tokens of outside.token_budget {budget}: give the command again with a "
                     "larger budget; games that ended and all answers are kept"
                 )
-            reply = await self._clients[name].ask(asked, answer_schema(legal))
+            reply = await self._clients[name].ask(asked)
         answer = StoredAnswer(
             key=key,
             player=name,

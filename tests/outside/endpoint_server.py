@@ -90,12 +90,6 @@ def plays(handler: Handler, body: dict[str, Any]) -> None:
     handler.answer(completion("\n".join(last_orders(body)), total_tokens=700))
 
 
-def plays_by_schema(handler: Handler, body: dict[str, Any]) -> None:
-    """Give the last order of each field of the schema."""
-    schema = body["response_format"]["json_schema"]["schema"]
-    handler.answer(completion(json.dumps({name: part["enum"][-1] for name, part in schema["properties"].items()})))
-
-
 def chats(handler: Handler, body: dict[str, Any]) -> None:
     """A whole completion without any order."""
     handler.answer(completion("I would rather not.\x1b[31m"))

@@ -24,7 +24,6 @@ from tests.outside.endpoint_server import (
 )
 
 MESSAGES = [{"role": "user", "content": "hello"}]
-SCHEMA = {"type": "object", "properties": {}}
 QUICK = OutsideSettings()
 
 
@@ -40,7 +39,7 @@ def asked(player: str, times: int = 1, settings: OutsideSettings = QUICK) -> lis
     async def ask() -> list[Reply]:
         client = EndpointClient(read_endpoint(player), settings)
         try:
-            return [await client.ask(MESSAGES, SCHEMA) for _ in range(times)]
+            return [await client.ask(MESSAGES) for _ in range(times)]
         finally:
             await client.close()
 
@@ -63,7 +62,6 @@ def test_a_request_has_the_form_of_the_api_and_its_tokens_are_counted():
     (request,) = server.requests
     assert request["path"] == "/v1/chat/completions" and "authorization" not in {name.lower() for name in request["headers"]}
     assert request["body"]["model"] == "some/model:free" and request["body"]["messages"] == MESSAGES
-    assert request["body"]["response_format"]["json_schema"] == {"name": "orders", "strict": True, "schema": SCHEMA}
 
 
 @pytest.mark.parametrize("tokens", [None, -5, "many", 1e9], ids=repr)
@@ -116,19 +114,16 @@ def test_one_that_is_not_there_is_lost_even_if_it_was():
         asked(f"openai:m@http://127.0.0.1:{port}/v1")
 
 
-def test_a_refused_schema_is_left_out_from_then_on_and_said_once(caplog):
-    caplog.set_level("INFO", "entente")
-
-    def no_schema(handler, body):
-        if "response_format" in body:
-            handler.answer({"error": {"message": "response_format\x1b[0m is unknown"}}, 400)
+def test_another_name_of_the_limit_is_used_from_then_on():
+    def new_name(handler, body):
+        if "max_tokens" in body:
+            handler.answer({"error": {"message": "use max_completion_tokens"}}, 400)
         else:
             chats(handler, body)
 
-    with EndpointServer(no_schema) as server:
-        assert len(asked(server.player, 3)) == 3
-    assert ["response_format" in request["body"] for request in server.requests] == [True, False, False, False]
-    assert caplog.text.count("takes no JSON schema") == 1 and "\x1b" not in caplog.text
+    with EndpointServer(new_name) as server:
+        assert len(asked(server.player, 2)) == 2
+    assert ["max_tokens" in request["body"] for request in server.requests] == [True, False, False]
 
 
 @pytest.mark.parametrize(

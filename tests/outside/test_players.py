@@ -28,7 +28,7 @@ from rollouts.opponents import read_opponents, read_table
 from rollouts.roll_out import StartGroup, roll_out
 from rollouts.settings import RolloutSettings
 from telemetry.errors import EngineError, InputError
-from tests.outside.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, plays_by_schema, slow
+from tests.outside.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, slow
 
 QUICK = OutsideSettings()
 
@@ -61,9 +61,8 @@ def played(player: str, folder: Path, settings: OutsideSettings = QUICK, games: 
     return results
 
 
-@pytest.mark.parametrize("behaviour", [plays, plays_by_schema], ids=["text", "schema"])
-def test_an_endpoint_plays_and_its_match_is_repeated_without_it(behaviour, tmp_path):
-    with EndpointServer(behaviour) as server:
+def test_an_endpoint_plays_and_its_match_is_repeated_without_it(tmp_path):
+    with EndpointServer(plays) as server:
         first = played(server.player, tmp_path)
     assert all(game.answers[server.player].missing == game.answers[server.player].illegal == 0 for game in first)
     assert sum(game.answers[server.player].answers for game in first) == len(server.requests) >= 14
