@@ -60,7 +60,7 @@ def check_given(
 
     Args:
         runs_root: folder of all runs.
-        settings: of a training or tuning run.
+        settings: of a training run.
         runs: names of runs; empty ones are skipped.
         players: of a match.
 
@@ -79,16 +79,6 @@ def check_given(
             raise _refused(f"the player '{player}'", f"name a folder in '{PUBLISHED_MODELS}' or '{runs_root / MODEL_FOLDER}'")
     if settings is not None:
         _check_settings(settings, runs_root)
-
-
-def check_inside(path: Path | None, folder: Path, name: str) -> None:
-    """Refuse a path outside `folder` in a flow run that a deployment started.
-
-    Raises:
-        InputError: it lies outside.
-    """
-    if path is not None and started_by_deployment() and not path.resolve().is_relative_to(folder.resolve()):
-        raise _refused(f"{name} '{path}', which lies outside '{folder}'", "leave it out, or use the command line")
 
 
 def _check_settings(settings: RunSettings, runs_root: Path) -> None:

@@ -55,7 +55,7 @@ class RolloutSide:
         control = await asyncio.to_thread(read_control, paths)
         _check_wanted(paths, settings, control)
         model = await asyncio.to_thread(_model, paths, settings, control)
-        cache = await asyncio.to_thread(_cache, paths, settings)
+        cache = await asyncio.to_thread(cache_of, paths, settings)
         inference = settings.inference
         async with AsyncExitStack() as stack:
             spreads = PastReturns(paths, blend=settings.storage.blend, discount=settings.storage.discount)
@@ -156,7 +156,12 @@ def _model(paths: RunPaths, settings: RunSettings, control: Control) -> Path:
     return model
 
 
-def _cache(paths: RunPaths, settings: RunSettings) -> StateCache:
+def cache_of(paths: RunPaths, settings: RunSettings) -> StateCache:
+    """The state cache of a run that was trained.
+
+    Raises:
+        InputError: it is not beside the run.
+    """
     root = paths.root.parent / CACHE_FOLDER
     found = find_cache(root, settings.cache)
     if found is None:

@@ -103,7 +103,6 @@ _SERVER = {
     "tests/tasks/": "Prefect",
     "tests/pipeline/test_dask_rollouts.py": "Prefect",
     "tests/pipeline/test_rollout_side.py": "Prefect",
-    "tests/pipeline/test_tune_engine.py": "Prefect",
 }
 """Start of a test's path -> the fixture that these tests share and that takes long to make. One worker process runs them all. The
 groups take longest, so they run first. In the system tier each process has a server: one alone would have most of the work."""

@@ -54,8 +54,8 @@ def begun(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(each["pid"]) for each in json.loads((folder / ".prefect" / "up.json").read_text())]
 
 
-SCHEDULES = {"build_state_cache": [True], "recover_training": [True], "tune_inference": [False]}
-"""Whether each schedule is on: the nightly refresh, the look over all runs, and the weekly tuning, which takes the machine."""
+SCHEDULES = {"build_state_cache": [True], "recover_training": [True]}
+"""Whether each schedule is on: the nightly refresh, and the look over all runs."""
 
 
 def schedules(deployments: dict[str, Any]) -> dict[str, list[bool]]:

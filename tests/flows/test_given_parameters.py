@@ -16,7 +16,6 @@ from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_giv
 from flows.improve_policy import improve_policy
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
-from flows.tune_inference import tune_inference
 from pipeline.run_settings import RunSettings, layered_settings
 from telemetry.errors import InputError
 
@@ -43,7 +42,6 @@ FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "train_policy": lambda root: train_policy.fn(settings(runs_root=root)),
     "build_state_cache": lambda root: build_state_cache.fn(None, root),
     "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
-    "tune_inference": lambda root: tune_inference.fn(runs_root=root),
     "improve_policy": lambda root: improve_policy.fn("mine", root),
     "recover_training": lambda root: recover_training.fn(runs_root=root),
 }
@@ -79,7 +77,6 @@ REFUSED: dict[str, tuple[str, Begin]] = {
         "the player '/etc': name a folder in 'models' or 'runs/_models'",
         lambda: evaluate_policy.fn("", match=MatchSettings(players=("/etc", "mover"))),
     ),
-    "output": ("output '/tmp/out', which lies outside", lambda: tune_inference.fn(output=Path("/tmp/out"))),
 }
 
 
