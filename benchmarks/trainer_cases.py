@@ -148,10 +148,6 @@ CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
 TINY = Shape(family="qwen3", hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=768, vocabulary=4096, tied=True)
 """The model of all figures on a CPU."""
 TINY_32K = replace(TINY, vocabulary=32_768)
-QWEN_7B = Shape(
-    family="qwen2", hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, intermediate=18_944, vocabulary=152_064
-)
-"""Sizes of Qwen2.5-7B."""
 
 
 def model_of(shape: Shape, *, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:

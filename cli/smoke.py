@@ -14,10 +14,7 @@ def smoke(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Parameter(help="auto: the first visible card, or the CPU where there is none.")
     ] = "auto",
-    model: Annotated[
-        str,
-        Parameter(help="Folder or hub id, or one that is made: tiny (default on a CPU), qwen2.5-1.5b, qwen2.5-7b (on a card)."),
-    ] = "",
+    model: Annotated[str, Parameter(help="'tiny', which is made, or a folder or hub id.")] = "tiny",
     only: Annotated[list[str] | None, Parameter(help="Stages to run; default: all.", negative="")] = None,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
@@ -30,11 +27,9 @@ def smoke(
 
     Examples
 
-        entente smoke                                     the first visible card, a model in the shape of a 7B
+        entente smoke                                     the first visible card, a tiny model, some minutes
 
-        entente smoke --device cpu --json                 no card: a tiny model, some minutes
-
-        entente smoke --model qwen2.5-1.5b                a smaller card
+        entente smoke --device cpu --json                 no card
 
         entente smoke --model Qwen/Qwen2.5-7B-Instruct    the model that you will train
 

@@ -6,7 +6,6 @@ Requests are real: prompts and legal tables of forks that played a phase already
 import asyncio
 import json
 import math
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,10 +21,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.decode_cases import played_positions, requests_for, rollout_cases
-from benchmarks.trainer_cases import QWEN_7B, model_of
 from decoding.architectures import read_architecture
 from decoding.codec import Codec
-from decoding.model_files import eos_token_id, max_position, resolve_model
+from decoding.model_files import max_position, resolve_model
 from inference.adapter_check import CONFIG_FILE, WEIGHTS_FILE, version_in
 from inference.choose_engine import choose_engine, engine_here
 from inference.engine_cards import vllm_build
@@ -49,11 +47,6 @@ SCORED = 64
 """Requests whose log-probabilities are held against the reference."""
 TINY = TinyModelSettings(source_games=8, imitation_steps=30, imitation_positions=3)
 """The product's tiny model, taught in seconds: it need not play well."""
-_SHAPES = {
-    "qwen2.5-1.5b": replace(QWEN_7B, hidden=1536, heads=12, kv_heads=2, intermediate=8960, vocabulary=151_936, tied=True),
-    "qwen2.5-7b": QWEN_7B,
-}
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _MOVED = 0.2
 """Size of what an adapter adds to a layer's output, where the layer's input has unit size: enough to change what is drawn."""
 _FREED_WITHIN_S = 60.0
@@ -63,30 +56,14 @@ Drawn = Sequence[tuple[GenerationRequest, Generation]]
 
 
 def model_folder(job: Job) -> Path:
-    """The folder of the job's model, which is made if it is missing.
-
-    Random weights have the tokenizer of the tiny model: their prompts are games', and their completions mean nothing.
+    """The folder of the job's model; the tiny one is made if it is missing.
 
     Raises:
         InputError: the model that was given cannot be used.
     """
-    if job.model != "tiny" and job.model not in _SHAPES:
+    if job.model != "tiny":
         return resolve_model(job.model)
-    words = make_tiny_model(job.runs / MODEL_FOLDER, TINY, reporter().stage)
-    folder = words if job.model == "tiny" else job.folder / job.model
-    if (folder / _TOKENIZER[0]).is_file():  # written last
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    model = model_of(_SHAPES[job.model], device=job.device, dtype=getattr(torch, job.dtype))
-    if not _SHAPES[job.model].tied:
-        with torch.no_grad():
-            model.lm_head.weight.mul_(4)  # else legal tokens are all but equally likely, and a wrong mask is hardly seen
-    model.config.eos_token_id, model.config.bos_token_id = eos_token_id(words), None
-    model.save_pretrained(str(folder), max_shard_size="4GB")
-    for name in reversed(_TOKENIZER):
-        if (words / name).is_file():
-            shutil.copyfile(words / name, folder / name)
-    return folder
+    return make_tiny_model(job.runs / MODEL_FOLDER, TINY, reporter().stage)
 
 
 def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:

@@ -14,9 +14,6 @@ from telemetry.errors import EntenteError, InputError
 Device = Literal["cpu", "cuda"]
 Figures = Mapping[str, float]
 
-MADE = {"tiny": "tiny", "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct"}
-"""Models that the test makes, the product's tiny one or random weights in the shape of a real one -> the model to train."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -24,7 +21,7 @@ class Job:
 
     device: Device
     model: str
-    """One of MADE, or a folder or hub id."""
+    """'tiny', or a folder or hub id."""
     folder: Path
     """Everything that the test writes."""
 

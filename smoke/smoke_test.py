@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pipeline.run_settings import preset_names
 from pipeline.threads import apply_threads, usable_cores
-from smoke.job import MADE, STAGES, Device, Job, Stage, StageFailed, StageResult, chosen_stages, figures_so_far
+from smoke.job import STAGES, Device, Job, Stage, StageFailed, StageResult, chosen_stages, figures_so_far
 from smoke.recommend import Advice, as_toml, base_preset, recommend
 from storage.files import durable_write
 from storage.json_files import write_json
@@ -36,7 +36,7 @@ def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path
     """What a test would be told here, and its card.
 
     Args:
-        model: one of MADE, or a folder or hub id; empty: tiny on a CPU, qwen2.5-7b on a card.
+        model: 'tiny', or a folder or hub id.
         nvml: the module `pynvml`, or a stand-in.
 
     Raises:
@@ -49,9 +49,8 @@ def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path
         raise InputError("--device is 'cuda' but no card is visible here: look at `nvidia-smi`, or take --device cpu")
     card = cards[0] if cards else None
     chosen: Device = "cuda" if card else "cpu"
-    model = model or ("qwen2.5-7b" if card else "tiny")
     name = re.sub(r"[^a-z0-9.]+", "-", f"{card.name if card else 'cpu'}-{model}".lower()).strip("-")
-    if model not in MADE and Path(model).is_dir():
+    if model != "tiny" and Path(model).is_dir():
         model = str(Path(model).resolve())
     return Job(device=chosen, model=model, folder=(runs_root / FOLDER / name).resolve()), card
 
@@ -72,7 +71,7 @@ def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Ch
         facts |= {"card": card.name, "uuid": card.uuid, "driver": card.driver}
     results = asyncio.run(_run_stages(job, stages, run))
     found, device = figures_so_far(job), card.name if card else "CPU"
-    model = Advice("inference.model", MADE.get(job.model, job.model), "the other settings depend on its size")
+    model = Advice("inference.model", job.model, "the other settings depend on its size")
     preset = as_toml([model, *recommend(job.device, found)], f"recommended by `entente smoke` on {device}, model {job.model}")
     base, file = base_preset(preset_names(), found.get("card", {}), job.device), job.folder / "preset.toml"
     outcome = {

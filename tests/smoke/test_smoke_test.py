@@ -37,29 +37,29 @@ class Children:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return plan_job("cpu", "", tmp_path)[0]
+    return plan_job("cpu", "tiny", tmp_path)[0]
 
 
 def test_the_first_visible_card_is_tested_in_a_folder_named_after_it(tmp_path: Path):
-    job, card = plan_job("auto", "", tmp_path, ONE_CARD)
+    job, card = plan_job("auto", "tiny", tmp_path, ONE_CARD)
     assert card is not None and card.uuid == "GPU-1"
-    assert (job.device, job.model, job.dtype) == ("cuda", "qwen2.5-7b", "bfloat16")
-    assert job.folder == tmp_path / "_smoke" / "nvidia-h200-141gb-qwen2.5-7b"
+    assert (job.device, job.model, job.dtype) == ("cuda", "tiny", "bfloat16")
+    assert job.folder == tmp_path / "_smoke" / "nvidia-h200-141gb-tiny"
 
 
 @pytest.mark.parametrize(("device", "nvml"), [("cpu", ONE_CARD), ("auto", NO_CARD)])
 def test_a_cpu_is_tested_where_there_is_no_card_or_where_it_is_asked_for(tmp_path: Path, device: Any, nvml: Any):
-    job, card = plan_job(device, "", tmp_path, nvml)
+    job, card = plan_job(device, "tiny", tmp_path, nvml)
     assert card is None
     assert (job.device, job.model, job.dtype, job.folder.name) == ("cpu", "tiny", "float32", "cpu-tiny")
 
 
 def test_a_card_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InputError, match="--device is 'cuda' but no card is visible here"):
-        plan_job("cuda", "", tmp_path, NO_CARD)
+        plan_job("cuda", "tiny", tmp_path, NO_CARD)
     monkeypatch.setenv(VARIABLE, "5")
     with pytest.raises(InputError, match="names '5', which is no card of this machine"):
-        plan_job("auto", "", tmp_path, ONE_CARD)
+        plan_job("auto", "tiny", tmp_path, ONE_CARD)
 
 
 def test_a_failed_stage_is_told_and_settings_follow_from_those_that_passed_in_any_start(job: Job):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from benchmarks.trainer_cases import QWEN_7B, Case, made_up_batch
+from benchmarks.trainer_cases import Case, made_up_batch
 from decoding.architectures import architecture_of
 from inference.memory_plan import ModelShape, trainer_gpu_memory
 from training.masked_logprobs import masked_logprobs
@@ -21,13 +21,13 @@ from training.trie_plan import PackedMicroBatch, plan
 
 RANK = 16
 CLASSES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "gemma3_text": Gemma3TextConfig}
-SEVEN_B: dict[str, Any] = {
-    "vocab_size": QWEN_7B.vocabulary,
-    "hidden_size": QWEN_7B.hidden,
-    "intermediate_size": QWEN_7B.intermediate,
-    "num_hidden_layers": QWEN_7B.layers,
-    "num_attention_heads": QWEN_7B.heads,
-    "num_key_value_heads": QWEN_7B.kv_heads,
+SEVEN_B: dict[str, Any] = {  # Qwen2.5-7B
+    "vocab_size": 152_064,
+    "hidden_size": 3584,
+    "intermediate_size": 18_944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
 SMALL = SEVEN_B | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 8}
