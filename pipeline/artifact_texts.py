@@ -1,15 +1,11 @@
-"""Makes the markdown, tables and boards of Prefect's artifact pages from results."""
+"""Makes the markdown and tables of Prefect's artifact pages from results. Boards are in the report."""
 
-import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from evaluation.intervals import FEWEST_CLUSTERS, describe_shortage, format_count
-from evaluation.strength import Opening, Score
-from game.board import Board
-from game.render import Frame, draw_board, frame_around, order_locations
+from evaluation.strength import Score
 from state_cache.store import StateCache
 from storage.runs import RunPaths
 
@@ -30,8 +26,6 @@ _STEP_COLUMNS = (
 )
 _LEADS = ((4, "up to 4"), (5, "5"), (6, "6"), (8, "7 or 8"), (34, "9 and more"))
 """(largest number of centres, label) of the classes of the strongest power; all powers start with 3 or 4 centres."""
-_BOARD_WIDTH = 450
-"""Pixels. Prefect's page is about 940 wide in a window of 1500."""
 
 
 def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
@@ -66,9 +60,8 @@ def result_page(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str
         f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
         _score_table({_in_words(label): score for label, score in scores.items()}),
         f"The report is `{report.resolve()}`." if report.exists() else f"The run is in `{paths.root.resolve()}`.",
-        _opening_part({"base": base.openings[:1], "trained": trained.openings[:1]}),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
@@ -80,9 +73,8 @@ def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
         f"Mean supply centres gained by one power, on "
         f"{format_count(first.positions, 'positions')} of {format_count(first.source_games, 'held-out games')}.",
         _score_table({f"against {opponents}": score for opponents, score in scores.items()}),
-        _opening_part({who: first.openings[:1]}),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def _verdict(base: Score, trained: Score) -> str:
@@ -113,37 +105,6 @@ def _score_table(scores: Mapping[str, Score]) -> str:
 def _ends(score: Score) -> str:
     found = score.estimate.interval
     return f"none: it takes {FEWEST_CLUSTERS} source games" if found is None else f"{found[0]:+.2f} to {found[1]:+.2f}"
-
-
-def _opening_part(openings: Mapping[str, Sequence[Opening]]) -> str:
-    """The first decision of each player, side by side: orders, their probabilities, and the board."""
-    found = {who: opening for who, some in openings.items() for opening in some}
-    if not found:
-        return ""
-    last = list(found.values())[-1]
-    # Players are compared on one position only.
-    found = {who: each for who, each in found.items() if (each.snapshot, each.power) == (last.snapshot, last.power)}
-    board = Board.restore(last.snapshot)
-    frame = frame_around(place for each in found.values() for place in order_locations(board, each.power, each.orders))
-    cells = [[f"{order} | {probability:.1%}" for order, probability in _probabilities(each)] for each in found.values()]
-    rows = [f"| {' | '.join(row)} |" for row in zip_longest(*cells, fillvalue=" | ")]
-    head = [f"| {' | '.join(f'{who} | probability' for who in found)} |", "|" + "---|---:|" * len(found)]
-    boards = " ".join(_board(board, who, each, frame) for who, each in found.items())
-    legend = "Probability: of an order, given the orders above it. Thicker arrows are more probable."
-    which = f"The boards: {', then '.join(found)}." if len(found) > 1 else ""
-    title = f"## First held-out position: {last.power}, {board.long_phase.lower()}"
-    return "\n\n".join([title, "\n".join([*head, *rows]), f"{legend} {which}", boards])
-
-
-def _board(board: Board, who: str, opening: Opening, frame: Frame) -> str:
-    drawn = draw_board(board, {opening.power: opening.orders}, certainty=dict(_probabilities(opening)), frame=frame)
-    address = "data:image/svg+xml;base64," + base64.b64encode(drawn.encode()).decode()
-    # A Markdown image would be as wide as the page; two of these fit side by side.
-    return f'<img alt="Board with the orders of {opening.power} by {who}" width="{_BOARD_WIDTH}" src="{address}">'
-
-
-def _probabilities(opening: Opening) -> list[tuple[str, float]]:
-    return list(zip(opening.orders, opening.probabilities, strict=True))
 
 
 def _lead(centres: int) -> int:

@@ -96,13 +96,13 @@ class RunPage:
 
 
 async def show_result(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> None:
-    """Show the run's result, its scores by label, and its orders on the first held-out position, with the board."""
+    """Show the run's result and its scores by label."""
     words = f"{paths.root.name}: what {summary['steps']} steps were worth"
     await _show_once("markdown", f"result-{_slug(paths.root.name)}", words, lambda: result_page(paths, summary, scores))
 
 
 async def show_scores(run: str, version: int, scores: Mapping[str, Score], how: str = "") -> None:
-    """Show a policy version's scores by opponents, and its orders on the first held-out position, with the board.
+    """Show a policy version's scores by opponents.
 
     `how`: how it played, if not plainly; it is part of the description and of the key.
     """
@@ -151,7 +151,7 @@ async def _show_once(kind: str, key: str, description: str, make: Callable[[], s
     if flow_run is None:
         return
     try:
-        data = await asyncio.to_thread(make)  # drawing a board takes a tenth of a second
+        data = await asyncio.to_thread(make)
         await asyncio.wait_for(_Artifact(kind, key).show(flow_run, description, data), LAST_WORD_S)
     except Exception as error:  # the same is in files already
         reporter().say(f"Prefect's page does not show '{key}' ({_one_line(error)}); nothing else is missing")

@@ -212,7 +212,7 @@ def artifact(prefect: Prefect, run: dict[str, Any], kind: str) -> dict[str, Any]
 
 @pytest.mark.browser
 @pytest.mark.system
-def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_board(deployed: Any, page: Any):
+def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result(deployed: Any, page: Any):
     prefect, run = deployed
     name = run["name"].removeprefix("train-")
     assert artifact(prefect, run, "progress")["data"] == 100
@@ -229,11 +229,6 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result_with_a_bo
     page.goto(f"{prefect.address}/artifacts/artifact/{artifact(prefect, run, 'markdown')['id']}")
     seen(page, "95 % interval")
     seen(page, "teacher")
-    seen(page, "First held-out position")
-    boards = page.locator("img[src^='data:image/svg+xml']")
-    boards.first.wait_for(state="visible")
-    assert boards.count() == 2, "base and trained"
-    assert boards.evaluate_all("images => Math.min(...images.map(image => image.naturalWidth))") > 300, "a picture is broken"
 
 
 @pytest.mark.browser

@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 import tasks.artifacts
-from evaluation.strength import Opening, Score
+from evaluation.strength import Score
 from storage.runs import RunPaths
 from tasks.artifacts import RunPage
 from telemetry.progress import LogReporter, install
@@ -111,7 +111,7 @@ def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
     assert said[-1].startswith(f"{failures} updates of the run's Prefect page were lost")
 
 
-def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = (), games: int = 8) -> Score:
+def score(mean: float, *, half: float = 0.1, games: int = 8) -> Score:
     return Score(
         mean=mean,
         low=mean - half,
@@ -120,7 +120,6 @@ def score(mean: float, *, half: float = 0.1, openings: tuple[Opening, ...] = (),
         positions=8,
         source_games=games,
         orders_rejected=0,
-        openings=openings,
     )
 
 
