@@ -1,7 +1,7 @@
 """Makes the markdown and tables of Prefect's artifact pages from results. Boards are in the report."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from evaluation.intervals import FEWEST_CLUSTERS, describe_shortage, format_count
