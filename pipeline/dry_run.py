@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from decoding.architectures import read_architecture
 from decoding.codec import Codec
 from evaluation.adapter_folders import check_weights
 from evaluation.contestants import resolve_contestants
@@ -32,10 +33,12 @@ from pipeline.find_model import (
     trainer_bytes_about,
     trainer_gpu_bytes,
 )
+from pipeline.first_guess import step_seconds
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from pipeline.rollout_queue import groups_per_task
 from pipeline.run_settings import RunSettings, check_prompts, rate_warning, settings_of
 from pipeline.search_teacher import SearchTeacher
+from pipeline.threads import usable_cores
 from reports.read_run import read_run
 from rollouts.fork import Tokens
 from state_cache.store import find_cache, open_cache
@@ -115,7 +118,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         }
         | ({"warning": said} if shape and (said := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
-        "time": _time(settings, decisions),
+        "time": _time(settings, steps, decisions) or _first_guess(settings, steps, model, sample, machine),
         "memory": _memory(settings, shape, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
         "uses": _uses(settings, cards, model, found) | ({"prompts": tokens.form.chat.description} if model else {}),
@@ -244,21 +247,32 @@ def _tokens(settings: RunSettings, sample: Rehearsal, decisions: int, *, exact: 
     return plan
 
 
-def _time(settings: RunSettings, decisions: int) -> Forecast:
+def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
     """Time by the newest run here that had this model and trained a step."""
     for paths in reversed(runs_in(settings.runs_root)):
         try:
             same = settings_of(paths).inference.model == settings.inference.model
         except InputError:
             continue
-        steps = [figures for figures in read_run(paths).steps.values() if figures.get("rollout/decisions")] if same else []
-        if steps:
-            seconds, drawn = (sum(figures.get(name, 0.0) for figures in steps) for name in ("time/step_s", "rollout/decisions"))
-            return {
-                "steps_s_about": round(decisions * seconds / drawn),
-                "basis": f"seconds a decision of run '{paths.root.name}'",
-            }
-    return {"steps": "unknown until a run with this model is here"}
+        past = [figures for figures in read_run(paths).steps.values() if figures.get("rollout/decisions")] if same else []
+        if past:
+            seconds, drawn = (sum(figures.get(name, 0.0) for figures in past) for name in ("time/step_s", "rollout/decisions"))
+            whole = decisions * seconds / drawn
+            return _times(whole, steps, f"seconds a decision of run '{paths.root.name}'")
+    return {}
+
+
+def _first_guess(settings: RunSettings, steps: int, model: Path | None, sample: Rehearsal, machine: Machine) -> Forecast:
+    """Time by the arithmetic of the model, where a CPU does it."""
+    if model is None or machine.gpu_total or machine.trainer_gpu[1] or settings.inference.urls:
+        return {"steps": "unknown until a run with this model is here"}
+    drawn = settings.rollouts.start_groups * sample.unique_tokens
+    one = step_seconds(read_architecture(model), drawn, overlaps=settings.pipeline.buffer_depth > 0 and usable_cores() > 1)
+    return _times(steps * one, steps, "the model's arithmetic and the rate at which this machine multiplies matrices")
+
+
+def _times(whole_s: float, steps: int, basis: str) -> Forecast:
+    return {"step_s_about": round(whole_s / max(1, steps), 1), "steps_s_about": round(whole_s), "basis": basis}
 
 
 def _memory(settings: RunSettings, shape: ModelShape | None, machine: Machine, trainer: int, trainer_gpu: int) -> Forecast:

@@ -7,6 +7,8 @@ import asyncio
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress, count, pairwise
+from operator import ne
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from game.snapshot import Snapshot
 from inference.engine import EngineStats
 from records.generation import Generation, GenerationRequest
 from records.policy_version import BASE, PolicyVersion
-from records.rows import Ply
+from records.rows import Decision, Ply
 from rollouts.fork import Tokens
 from rollouts.roll_out import plan_start_groups, roll_out
 from rollouts.settings import RolloutSettings
@@ -44,6 +46,8 @@ class Rehearsal:
     """Per decision."""
     longest_request: int
     """Tokens of the longest prompt with the longest completion that its legal orders allow."""
+    unique_tokens: float
+    """Of a start group with all of its forks: a prefix that they share counts once."""
     fork_bytes: float
     """Bytes of a fork's rows."""
 
@@ -73,8 +77,24 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
         prompt_tokens=float(np.mean([min(longest, row.prompt_len) for row in rows] or [0])),
         completion_tokens=float(np.mean([len(row.behaviour_logprobs) for row in rows] or [0])),
         longest_request=engine.longest,
+        unique_tokens=_group_tokens(rows, settings.forks_per_group) * settings.horizon_years / years,
         fork_bytes=(to_table(rows).nbytes + to_table(played.plies, Ply).nbytes) * scale,
     )
+
+
+def _group_tokens(rows: Sequence[Decision], forks: int) -> float:
+    """Mean of the start groups. The second fork's own tokens stand for those of each further one."""
+    groups = {row.start_group for row in rows}
+    first = sum(unique_tokens([row.input_ids for row in rows if (row.start_group, row.fork) == (group, 0)]) for group in groups)
+    both = sum(unique_tokens([row.input_ids for row in rows if row.start_group == group]) for group in groups)
+    return (first + (forks - 1) * (both - first)) / max(1, len(groups))
+
+
+def unique_tokens(paths: Sequence[Sequence[int]]) -> int:
+    """Number of different beginnings of the token paths."""
+    ordered = sorted(tuple(path) for path in paths)
+    shared = sum(next(compress(count(), map(ne, *pair)), min(map(len, pair))) for pair in pairwise(ordered))
+    return sum(map(len, ordered)) - shared
 
 
 def some_positions(settings: CacheSettings) -> list[Snapshot]:

@@ -1,6 +1,7 @@
 """A dry run tells beforehand what a run then takes, starts nothing and writes nothing, and refuses what the run would."""
 
 import json
+import random
 import shutil
 import socket
 import threading
@@ -16,6 +17,7 @@ from inference.memory_plan import Machine, read_shape
 from pipeline import dry_run
 from pipeline.dry_run import plan_train
 from pipeline.find_model import tiny_shape
+from pipeline.rehearse_forks import unique_tokens
 from pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
@@ -276,3 +278,19 @@ def test_a_device_that_is_not_there_is_refused(entente, monkeypatch: pytest.Monk
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = entente("train", "--dry-run", "--training.device", "cuda")
     assert done.returncode == 2 and done.stderr.startswith("entente: training.device is 'cuda' but torch has no GPU here")
+
+
+def test_before_any_run_the_time_follows_from_the_models_arithmetic(model: Path, tmp_path: Path):
+    given = {"inference": {"model": str(model)}, "runs_root": str(tmp_path), "steps": 5000}
+    settings = layered_settings("laptop", overrides=given)
+    more = settings.model_copy(update={"rollouts": settings.rollouts.model_copy(update={"start_groups": 32})})
+    plans = [plan_train(settings), plan_train(more)]
+    assert plans[0]["time"]["basis"].startswith("the model's arithmetic")
+    assert 2 < plans[1]["time"]["steps_s_about"] / plans[0]["time"]["steps_s_about"] < 8
+
+
+def test_a_prefix_that_forks_share_is_one_work():
+    dice = random.Random(1)
+    for _ in range(100):
+        paths = [[dice.randrange(3) for _ in range(dice.randrange(1, 6))] for _ in range(dice.randrange(1, 8))]
+        assert unique_tokens(paths) == len({tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)})
