@@ -10,18 +10,16 @@ The rate is measured in turn with the step, with as many rows as a micro-batch h
 planning count as nothing done, so no program reaches 1.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-
-import torch
 
 from benchmarks.outcome import cpu_seconds
 from benchmarks.trainer_arms import Steps, update_rows
 from benchmarks.trainer_cases import CASES, made_up_batch
-from decoding.architectures import Architecture, read_architecture
+from decoding.architectures import read_architecture
 from decoding.codec import Codec
 from telemetry.progress import reporter
+from training.first_guess import block_products
 from training.policy import Policy
 from training.settings import CPU_TOKENS, TrainingSettings
 from training.trie_plan import plan
@@ -49,10 +47,3 @@ def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:
         "unique_tokens": float(unique),
         "unique_tokens_per_cpu_s": unique / median(spent),
     }
-
-
-def block_products(sizes: Architecture, *, rows: int) -> Callable[[], object]:
-    """The matrix products of one block's linear layers, once each, with `rows` rows."""
-    shapes = [shape for path, shape in sizes.linear_layers().items() if ".layers.0." in path]
-    pairs = [(torch.rand(rows, into), torch.rand(out, into)) for out, into in shapes]
-    return lambda: [torch.nn.functional.linear(left, right) for left, right in pairs]

@@ -33,7 +33,6 @@ from pipeline.find_model import (
     trainer_bytes_about,
     trainer_gpu_bytes,
 )
-from pipeline.first_guess import step_seconds
 from pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from pipeline.rollout_queue import groups_per_task
 from pipeline.run_settings import RunSettings, check_prompts, rate_warning, settings_of
@@ -266,6 +265,8 @@ def _first_guess(settings: RunSettings, steps: int, model: Path | None, sample: 
     """Time by the arithmetic of the model, where a CPU does it."""
     if model is None or machine.gpu_total or machine.trainer_gpu[1] or settings.inference.urls:
         return {"steps": "unknown until a run with this model is here"}
+    from training.first_guess import step_seconds
+
     drawn = settings.rollouts.start_groups * sample.unique_tokens
     one = step_seconds(read_architecture(model), drawn, overlaps=settings.pipeline.buffer_depth > 0 and usable_cores() > 1)
     return _times(steps * one, steps, "the model's arithmetic and the rate at which this machine multiplies matrices")

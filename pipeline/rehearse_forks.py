@@ -90,7 +90,7 @@ def _group_tokens(rows: Sequence[Decision], forks: int) -> float:
     return (first + (forks - 1) * (both - first)) / max(1, len(groups))
 
 
-def unique_tokens(paths: Sequence[Sequence[int]]) -> int:
+def unique_tokens(paths: Sequence[Sequence[int] | np.ndarray]) -> int:
     """Number of different beginnings of the token paths."""
     ordered = sorted(tuple(path) for path in paths)
     shared = sum(next(compress(count(), map(ne, *pair)), min(map(len, pair))) for pair in pairwise(ordered))

@@ -7,6 +7,7 @@ once per token, a backward twice. The head and the adapter are small beside them
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -29,18 +30,21 @@ def step_seconds(sizes: Architecture, unique_tokens: float, *, overlaps: bool) -
 
 def matrix_rate(sizes: Architecture) -> float:
     """Operations a second, on one thread, of the matrix products of a block with a few hundred tokens."""
-    shapes = [shape for path, shape in sizes.linear_layers().items() if ".layers.0." in path]
-    pairs = [(torch.rand(_ROWS, into), torch.rand(out, into)) for out, into in shapes]
-    threads, done = torch.get_num_threads(), 0
+    products, threads, done = block_products(sizes, rows=_ROWS), torch.get_num_threads(), 0
     torch.set_num_threads(1)
     try:
-        for left, right in pairs:
-            torch.nn.functional.linear(left, right)  # the first call of a shape prepares it
+        products()  # the first call of a shape prepares it
         began = time.process_time()
         while (spent := time.process_time() - began) < _LEAST_S:
-            for left, right in pairs:
-                torch.nn.functional.linear(left, right)
+            products()
             done += 1
     finally:
         torch.set_num_threads(threads)
-    return 2 * _ROWS * sum(out * into for out, into in shapes) * done / spent
+    return 2 * _ROWS * sizes.linear_parameters / sizes.layers * done / spent
+
+
+def block_products(sizes: Architecture, *, rows: int) -> Callable[[], object]:
+    """The matrix products of one block's linear layers, once each, with `rows` rows."""
+    shapes = [shape for path, shape in sizes.linear_layers().items() if ".layers.0." in path]
+    pairs = [(torch.rand(rows, into), torch.rand(out, into)) for out, into in shapes]
+    return lambda: [torch.nn.functional.linear(left, right) for left, right in pairs]
