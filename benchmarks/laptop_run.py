@@ -19,9 +19,9 @@ STEPS = 3
 """Steps of a recorded run; the rows are those of the last one."""
 
 
-def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int) -> RunSettings:
-    """The laptop preset with `config` laid over it."""
-    return layered_settings("laptop", config or (), {"seed": seed, "runs_root": runs_root})
+def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int, preset: str = "laptop") -> RunSettings:
+    """The preset with `config` laid over it."""
+    return layered_settings(preset, config or (), {"seed": seed, "runs_root": runs_root})
 
 
 def cache_of(settings: RunSettings) -> Path:

@@ -39,7 +39,7 @@ def bench(
     only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
     steps: Annotated[int | None, Parameter(help="e2e: steps of a round.")] = None,
     scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
-    model: Annotated[Path | None, Parameter(help="decode, trainer: folder of a model; default: tiny ones.")] = None,
+    model: Annotated[Path | None, Parameter(help="decode, trainer, peers: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
     config: ConfigFiles = None,
     runs_root: Annotated[Path | None, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = None,
@@ -126,14 +126,19 @@ def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_roo
 def _peers(
     rounds: int = 5,
     trl_python: Path = Path(".venv-trl/bin/python"),
+    model: Path | None = None,
     config: Sequence[Path] = (),
     runs_root: Path = _RUNS,
     seed: int = 0,
 ) -> "Outcome":
-    settings = _settings(config, runs_root, seed)
+    preset = "lm" if model else "laptop"
+    settings, words = _settings(config, runs_root, seed, preset), ["--preset", preset, *_config_words(config)]
+    if model:
+        settings = settings.model_copy(update={"inference": settings.inference.model_copy(update={"model": str(model)})})
+        words += ["--inference.model", str(model)]
     from benchmarks.peers.bench import bench_peers
 
-    return bench_peers(settings, _config_words(config), trl_python.absolute(), rounds=rounds)
+    return bench_peers(settings, words, trl_python.absolute(), rounds=rounds)
 
 
 _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
@@ -146,13 +151,13 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 }
 
 
-def _settings(config: Sequence[Path], runs_root: Path, seed: int) -> Any:
+def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = "laptop") -> Any:
     """Settings of the measured run. One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
     from benchmarks.laptop_run import run_settings
     from pipeline.threads import apply_threads
 
     apply_threads(1)
-    return run_settings(config, runs_root=runs_root.absolute(), seed=seed)
+    return run_settings(config, runs_root=runs_root.absolute(), seed=seed, preset=preset)
 
 
 def _config_words(config: Sequence[Path]) -> list[str]:

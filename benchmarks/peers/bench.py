@@ -20,6 +20,8 @@ import numpy as np
 
 from benchmarks.laptop_run import record_rows
 from benchmarks.outcome import Outcome, Target, cpu_seconds, require_found
+from decoding.model_files import resolve_model
+from pipeline.find_model import TINY
 from pipeline.run_settings import RunSettings
 from storage.runs import MODEL_FOLDER
 from telemetry.errors import EntenteError, InputError
@@ -32,11 +34,15 @@ from training.update import Updater
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Linear layers that an adapter changes by default."""
+ROWS_EACH = (8, 16, 32, 64)
+"""Rows of a forward of TRL that are tried with the tiny model; the fastest is measured."""
+ROWS_EACH_OF_A_MODEL = (8,)
+"""TRL's default. Of a real model more rows are not faster, and 64 would take 30 GB."""
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 _PROGRAM = Path(__file__).with_name("trl_program.py")
 
 
-def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
+def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[int] = ROWS_EACH) -> dict[str, object]:
     """What TRL's program needs to train like us."""
     return {
         "model": str(model),
@@ -49,6 +55,7 @@ def trl_settings(model: Path, training: TrainingSettings) -> dict[str, object]:
         "clip_high": training.clip_high,
         "dual_clip": DUAL_CLIP,
         "seed": training.seed,
+        "rows_each": list(rows_each),
     }
 
 
@@ -69,13 +76,17 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
     if not trl_python.is_file():
         raise InputError(f"there is no '{trl_python}' to run TRL: docs/performance.md says how to make its environment")
     batch, advantages = record_rows(settings, arguments)
-    models, training = settings.runs_root / MODEL_FOLDER, settings.training
-    model = make_tiny_model(models, settings.tiny_model, prompts=settings.prompts)
+    training, is_tiny = settings.training, settings.inference.model == TINY
+    if is_tiny:
+        model = make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
+    else:
+        model = resolve_model(settings.inference.model)
+    rows_each = ROWS_EACH if is_tiny else ROWS_EACH_OF_A_MODEL
     rows, updater = range(len(batch.prompt_lens)), Updater(Policy(model, training), training)
     with tempfile.TemporaryDirectory(prefix="entente-peers-") as folder:
         names = ("input_ids", "input_offsets", "prompt_lens")
         np.savez(Path(folder) / "rows.npz", advantages=advantages, **{name: getattr(batch, name) for name in names})
-        (Path(folder) / "settings.json").write_text(json.dumps(trl_settings(model, training)))
+        (Path(folder) / "settings.json").write_text(json.dumps(trl_settings(model, training, rows_each)))
         with _start(trl_python, folder) as child:
             loaded = _ask(child)
             require_found(loaded["decisions"] == len(rows), "the same decisions in TRL's arm")

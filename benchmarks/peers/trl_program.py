@@ -20,9 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-ROWS_EACH = (8, 16, 32, 64)
-"""Rows of a forward that are tried; the fastest is measured. TRL's default is 8."""
-
 
 class Step:
     """The trainer with the rows."""
@@ -35,13 +32,15 @@ class Step:
         self._model.train()
         self._optimiser = self._trainer.create_optimizer()
         self._rows = dict(np.load(given / "rows.npz"))
-        spent = {}
-        for size in ROWS_EACH:
-            self._cut(size)
-            self.step()
-            spent[size] = self.step()["cpu_s"]
-        self._rows_each = min(spent, key=lambda size: spent[size])
+        sizes = settings["rows_each"]
+        self._rows_each = min(sizes, key=self._seconds_with) if len(sizes) > 1 else sizes[0]
         self._cut(self._rows_each)
+
+    def _seconds_with(self, size: int) -> float:
+        """CPU seconds of a step with `size` rows a forward, after one to warm up."""
+        self._cut(size)
+        self.step()
+        return self.step()["cpu_s"]
 
     def loaded(self) -> dict[str, Any]:
         """What is trained on."""
