@@ -1,4 +1,4 @@
-"""`entente runs inspect`: look at one decision, one group of forks, or one step of a run."""
+"""`entente runs inspect`: look at one decision or one group of forks of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from decoding.thoughts import Thought
     from reports.inspect_rows import Decided, Inspector
 
-app = App(name="inspect", help="Look at one decision, one group of forks, or one step of a run.")
+app = App(name="inspect", help="Look at one decision or one group of forks of a run.")
 Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
 
 
@@ -84,33 +84,6 @@ def group(
     side_by_side = Table.grid(padding=(0, 4))
     side_by_side.add_row(*sides)
     _print(head, Text(summary), forks, side_by_side)
-
-
-@app.command
-def step(
-    number: Annotated[int, Parameter(help="The step, counted from 1.")],
-    *,
-    run: Run = LATEST,
-    runs_root: RunsRoot = Path("runs"),
-) -> None:
-    """One step: its figures, and the advantage groups that it trained on, widest returns first.
-
-    Example
-
-        entente runs inspect step 7 --run mine
-    """
-    run = which_run(run, runs_root)
-    with _opened(run, runs_root) as rows:
-        figures, groups = rows.step(number)
-    table = Table("start group", "power", "phase", "decisions", "best", "worst", "lag", "best decision", box=None)
-    for found in groups:
-        named = [str(found[name]) for name in ("start_group", "power", "phase", "decisions")]
-        returns = [f"{found['best']:+.3g}", f"{found['worst']:+.3g}"]
-        table.add_row(*named, *returns, str(found["lag"]), str(found["best_decision"]))
-    metrics = Table(box=None, show_header=False)
-    for name in sorted(figures):
-        metrics.add_row(name, f"{figures[name]:.4g}")
-    _print(Text(f"step {number} of run {run}: {len(groups)} advantage groups", style="bold"), table, metrics)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ def report(
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
     pictures: Annotated[
         Path | None,
-        Parameter(help="Also write curve, ladder, board and replay as SVG, those there are, into this folder."),
+        Parameter(help="Also write learning curve and first board as SVG into this folder."),
     ] = None,
     open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
 ) -> None:
@@ -36,8 +36,6 @@ def report(
 
         entente report --run mine --pictures docs/pictures
     """
-    from pipeline.find_model import model_or_none
-    from pipeline.run_settings import settings_of
     from reports.page import write_pictures
     from storage.runs import RunPaths
 
@@ -46,7 +44,7 @@ def report(
     facts, file = report_run(paths, output)
     print(file)
     if pictures:
-        for picture in write_pictures(facts, pictures, paths, model_or_none(settings_of(paths), runs_root, run)):
+        for picture in write_pictures(facts, pictures):
             print(picture)
     if open:
         import webbrowser

@@ -1,4 +1,4 @@
-"""One decision, one advantage group, or one step, gathered from a run's rows for display.
+"""One decision or one advantage group, gathered from a run's rows for display.
 
 This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
 probability. Printing is the caller's work.
@@ -24,8 +24,6 @@ from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from storage.shards import open_plies, open_shard
 from telemetry.errors import InputError
-
-Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,24 +165,6 @@ class Inspector:
         complete = [member for member in members if member["status"] == "complete"] or members
         best, worst = (self.decision(complete[place]["decision_id"]) for place in (0, -1))
         return Forked(facts=facts, members=members, best=best, worst=worst)
-
-    def step(self, step: int) -> tuple[dict[str, float], Groups]:
-        """A step's metrics, and the advantage groups that it trained on."""
-        name = self._paths.root.name
-        figures = _rows(self._connection, "SELECT name, value FROM metrics WHERE step = ? AND name LIKE 'train/%'", step)
-        groups = _rows(
-            self._connection,
-            """
-            SELECT start_group, power, phase, count(*) AS decisions, max("return") AS best, min("return") AS worst,
-                max(policy_lag) AS lag, arg_max(decision_id, "return") AS best_decision
-            FROM batches WHERE step = ? GROUP BY ALL ORDER BY best - worst DESC, start_group, phase, power
-            """,
-            step,
-        )
-        if not figures and not groups:
-            (newest,) = _rows(self._connection, "SELECT coalesce(max(step), 0) AS step FROM batches")
-            raise InputError(f"there is no step {step}: run '{name}' has trained {newest['step']} steps")
-        return {figure["name"]: figure["value"] for figure in figures}, groups
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, question: str, *values: object) -> list[dict[str, Any]]:

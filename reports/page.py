@@ -4,7 +4,6 @@ import base64
 import math
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ from game.render import draw_board, frame_around, order_locations
 from reports import plots, sentences
 from reports.drawing import stand_alone
 from reports.read_run import different, flat, value_text
-from reports.replay_page import still
-from reports.replayed import read_game
 from reports.run_facts import RowFacts, RunFacts
 from reports.write_page import of_run, page_template, write_page
 from storage.files import durable_write
-from storage.runs import RunPaths
-from telemetry.errors import EntenteError, InputError
+from telemetry.errors import InputError
 from telemetry.machine import environment
 from telemetry.plain_text import shown
 from telemetry.stages import STAGES
@@ -165,23 +161,14 @@ def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRec
     return [(name(label, record), record) for label, record in ordered]
 
 
-def write_pictures(facts: RunFacts, folder: Path, paths: RunPaths, model: Path | None) -> list[Path]:
-    """Write learning curve, strength by version, first board and newest game as separate pictures, if they exist.
-
-    `model` is the folder of the run's model: without it the game's orders are drawn as if nobody knew how sure they were.
-    """
+def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
+    """Write the learning curve and the first board as pictures of their own, if they exist."""
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' to write pictures to: make it first")
-    positions = boards(facts.scores, 1)
-    plotted = {
-        "curve.svg": plots.returns(facts),
-        "ladder.svg": plots.ladder(facts.track),
-    }
-    pictures = {name: stand_alone(plot) for name, plot in plotted.items() if plot}
+    curve, positions = plots.returns(facts), boards(facts.scores, 1)
+    pictures = {"curve.svg": stand_alone(curve)} if curve else {}
     if positions:
         pictures["board.svg"] = positions[0]["views"][-1]["picture"]
-    with suppress(EntenteError):  # a run without games or boards has no such picture
-        pictures["replay.svg"] = still(read_game(paths, "latest", model))
     for name, text in pictures.items():
         durable_write(folder / name, text.encode())
     return [folder / name for name in pictures]

@@ -1,4 +1,4 @@
-"""Writes a replayed game as one HTML file that needs no network and no other file, or as a still picture.
+"""Writes a replayed game as one HTML file that needs no network and no other file.
 
 The map is stored once. Units, owners, orders and odds of each position are a few KB of JSON, which `board.js` draws on the map.
 Forty positions take little more space than one.
@@ -54,12 +54,6 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
         "odds": game.has_odds,
         "plies": [_ply(ply) for ply in game.plies],
     }
-
-
-def still(game: ReplayedGame) -> str:
-    """SVG of the first position in which the policy moved; see `ShownPly.drawn`."""
-    moved = [ply for ply in game.plies if ply.decisions and ply.board.phase_type == "M"] or list(game.plies)
-    return moved[0].drawn()
 
 
 def _about(game: ReplayedGame) -> str:

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from decoding.codec import Codec
 from decoding.thoughts import Thought, thought_of
 from game.board import Board
-from game.render import draw_board
 from game.snapshot import POWERS, make_snapshot
 from reports.games import GameName, find_game
 from reports.order_odds import odds_of_orders
@@ -75,18 +74,6 @@ class ShownPly:
     """By power; empty at the end."""
     decisions: dict[str, ShownDecision]
     """By power, for the policy's powers that decided."""
-
-    def drawn(self) -> str:
-        """SVG of the position with all orders; the policy's own are thicker if more probable."""
-        sure = {
-            given.order: 0.12 if given.probability is None else 0.25 + 0.75 * given.probability
-            for orders in self.orders.values()
-            for given in orders
-        }
-        given = {power: [given.order for given in orders] for power, orders in self.orders.items()}
-        return draw_board(self.board, given, certainty=sure)
-
-    _repr_svg_ = drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

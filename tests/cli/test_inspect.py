@@ -1,4 +1,4 @@
-"""`entente runs inspect` shows a decision, a group and a step, and refuses what is not there in a sentence."""
+"""`entente runs inspect` shows a decision and a group, and refuses what is not there in a sentence."""
 
 from collections.abc import Callable
 
@@ -38,12 +38,6 @@ def test_a_decision_is_shown_with_its_tokens_and_its_board_is_drawn(inspect, use
 def test_the_best_and_the_worst_fork_stand_side_by_side(inspect, used, capsys):
     assert inspect("group", used["start_group"]) == 0
     assert any("best: fork" in line and "worst: fork" in line for line in capsys.readouterr().out.splitlines())
-
-
-def test_a_step_tells_its_groups_and_figures(inspect, used, capsys):
-    assert inspect("step", 1) == 0
-    said = capsys.readouterr().out
-    assert used["power"] in said and "train/gradient_norm" in said
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_the_table_and_the_json_say_the_same(several: Path, capsys: pytest.Captu
 
 
 READS = [
-    "sql", "report", "watch", "replay", "evaluate", "runs inspect decision", "runs inspect group", "runs inspect step",
+    "sql", "report", "watch", "replay", "evaluate", "runs inspect decision", "runs inspect group",
     "runs explain", "runs replay-step",
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ def test_the_page_lies_in_the_run_s_folder_and_pictures_where_they_are_wanted(
     done = workplace("report", "--run", "first", "--pictures", str(tmp_path))
     page = trained[1].root / "report.html"
     assert done.returncode == 0, done.stderr
-    pictures = [tmp_path / name for name in ("curve.svg", "board.svg", "replay.svg")]
+    pictures = [tmp_path / name for name in ("curve.svg", "board.svg")]
     assert done.stdout.splitlines() == ["runs/first/report.html", *map(str, pictures)]
     assert page.stat().st_size < 3e6
     assert all(picture.stat().st_size < 150e3 for picture in pictures)

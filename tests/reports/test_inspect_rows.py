@@ -81,9 +81,3 @@ def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, p
     assert {member["fork"]: member["return"] for member in shown.members} == returns
     assert shown.best.facts["return"] == max(returns.values()) > shown.worst.facts["return"] == min(returns.values())
     assert rows.group(first["start_group"], None, None).facts["spread"] >= shown.facts["spread"]
-
-
-def test_a_step_s_groups_hold_all_rows_of_its_ledger(rows, paths):
-    figures, groups = rows.step(1)
-    ledger = read_ledger(paths, 1)
-    assert ledger is not None and sum(group["decisions"] for group in groups) == ledger.num_rows == figures["train/decisions"]
