@@ -200,6 +200,7 @@ def _write(answer: pa.Table, form: Format, output: Path | None) -> None:
         with output.open("wb") as file:
             _write_to(answer, form, file)
     except pa.ArrowNotImplementedError as error:
+        output.unlink()
         raise InputError(f"parquet cannot hold a column of the answer ({error}): cast it to text, as with ::VARCHAR") from error
     except OSError as error:
         raise InputError(f"'{output}' cannot be written: {error.strerror or error}") from error

@@ -153,16 +153,6 @@ def horizon_reached(start_phase: str, phase: str, years: int) -> bool:
     return _year(phase) - first_count >= years
 
 
-def phase_number(phase: str) -> int:
-    """A number that rises with the phases of a game.
-
-    Raises:
-        InputError: `phase` is not the name of a phase.
-    """
-    kind = phase[:1] + phase[-1:]
-    return _year(phase) * len(_PHASES_OF_A_YEAR) + _PHASES_OF_A_YEAR.index(kind)
-
-
 def spring_after(phase: str) -> str:
     """The spring movement phase that follows a phase of winter: S1904M for W1903A."""
     return f"S{int(phase[1:-1]) + 1}M"

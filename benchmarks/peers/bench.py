@@ -42,7 +42,7 @@ _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMER
 _PROGRAM = Path(__file__).with_name("trl_program.py")
 
 
-def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[int] = ROWS_EACH) -> dict[str, object]:
+def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[int]) -> dict[str, object]:
     """What TRL's program needs to train like us."""
     return {
         "model": str(model),

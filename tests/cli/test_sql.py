@@ -118,6 +118,12 @@ def test_a_format_that_cannot_be_is_a_sentence(ask: Ask, words: list[str], sente
     assert not any(Path().glob("a.*"))
 
 
+def test_a_type_that_parquet_lacks_is_a_sentence_and_leaves_no_file(ask: Ask):
+    code, shown, said = ask("select interval 1 day as wait", "--output", "a.parquet")
+    assert (code, shown) == (2, "") and said.startswith("entente: parquet cannot hold a column of the answer")
+    assert "::VARCHAR" in said and not Path("a.parquet").exists()
+
+
 def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):
     flip(Path("runs/mine/shards/local/000000.arrow"))
     Path("runs/mine/metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n{"step": 2, "tra\n{"step": 3')
