@@ -73,27 +73,22 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
     """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
-    if not trl_python.is_file():
-        raise InputError(f"there is no '{trl_python}' to run TRL: docs/performance.md says how to make its environment")
+    check_python(trl_python)
     batch, advantages = record_rows(settings, arguments)
-    training, is_tiny = settings.training, settings.inference.model == TINY
-    if is_tiny:
-        model = make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
-    else:
-        model = resolve_model(settings.inference.model)
-    rows_each = ROWS_EACH if is_tiny else ROWS_EACH_OF_A_MODEL
+    training, model = settings.training, model_of(settings)
+    rows_each = ROWS_EACH if settings.inference.model == TINY else ROWS_EACH_OF_A_MODEL
     rows, updater = range(len(batch.prompt_lens)), Updater(Policy(model, training), training)
     with tempfile.TemporaryDirectory(prefix="entente-peers-") as folder:
         names = ("input_ids", "input_offsets", "prompt_lens")
         np.savez(Path(folder) / "rows.npz", advantages=advantages, **{name: getattr(batch, name) for name in names})
         (Path(folder) / "settings.json").write_text(json.dumps(trl_settings(model, training, rows_each)))
-        with _start(trl_python, folder) as child:
-            loaded = _ask(child)
+        with start(trl_python, folder) as child:
+            loaded = ask(child)
             require_found(loaded["decisions"] == len(rows), "the same decisions in TRL's arm")
             require_found(loaded["completion_tokens"] == int(batch.completion_offsets[-1]), "the same tokens in TRL's arm")
             arms = {
                 "ours": lambda: cpu_seconds(lambda: updater.apply(updater.accumulate(batch, rows, advantages))),
-                "trl": lambda: _ask(child)["cpu_s"],
+                "trl": lambda: ask(child)["cpu_s"],
             }
             turns = take_turns(arms, rounds)
     metrics = {
@@ -118,7 +113,24 @@ def take_turns(arms: Mapping[str, Callable[[], float]], rounds: int) -> list[dic
     return measured[1:]
 
 
-def _start(python: Path, folder: str) -> "subprocess.Popen[str]":
+def check_python(trl_python: Path) -> None:
+    """Check that there is an environment that has TRL.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not trl_python.is_file():
+        raise InputError(f"there is no '{trl_python}' to run TRL: docs/performance.md says how to make its environment")
+
+
+def model_of(settings: RunSettings) -> Path:
+    """Folder of the model of these settings; the tiny one is made."""
+    if settings.inference.model == TINY:
+        return make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
+    return resolve_model(settings.inference.model)
+
+
+def start(python: Path, folder: str) -> "subprocess.Popen[str]":
     """TRL's program on one thread; it ends when its input is closed."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(python), str(_PROGRAM), folder]
@@ -126,15 +138,15 @@ def _start(python: Path, folder: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def _ask(child: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Ask for the next answer of the program: first what it has loaded, then each step.
+def ask(child: "subprocess.Popen[str]", line: str = "") -> dict[str, Any]:
+    """The program's answer to a line.
 
     Raises:
         EntenteError: it ended.
     """
     assert child.stdin is not None and child.stdout is not None
     try:
-        child.stdin.write("\n")
+        child.stdin.write(line + "\n")
         child.stdin.flush()
         return json.loads(child.stdout.readline())
     except (BrokenPipeError, json.JSONDecodeError) as error:
