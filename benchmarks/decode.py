@@ -16,17 +16,17 @@ from typing import Any
 from benchmarks.decode_cases import Case, requests_for
 from benchmarks.outcome import Outcome, Target
 from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
-from decoding.codec import Codec
-from decoding.legal_table import TableBuilder
-from game.legal import LegalOrders
-from inference.choose_engine import choose_engine
-from inference.engine import Engine, forget_prefixes
-from inference.settings import InferenceSettings
-from inference.vllm_wire import throwaway_request
-from records.generation import GenerationRequest
-from rollouts.fork import Tokens
-from telemetry.errors import EngineError, InputError
-from telemetry.progress import reporter
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import TableBuilder
+from entente.game.legal import LegalOrders
+from entente.inference.choose_engine import choose_engine
+from entente.inference.engine import Engine, forget_prefixes
+from entente.inference.settings import InferenceSettings
+from entente.inference.vllm_wire import throwaway_request
+from entente.records.generation import GenerationRequest
+from entente.rollouts.fork import Tokens
+from entente.telemetry.errors import EngineError, InputError
+from entente.telemetry.progress import reporter
 
 TARGETS = {
     "table_ms_rollouts": Target(at_most=0.2),
@@ -104,7 +104,7 @@ def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[Leg
 
     `warm_up` fills the cache of encoded orders. As in a rollout, some forks share tables.
     """
-    from inference.legal_admission import TableCache
+    from entente.inference.legal_admission import TableCache
 
     spent = []
     for _ in range(rounds):
@@ -160,9 +160,9 @@ async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *
 
 async def swap_ms(engine: Engine, tokens: Tokens, model: Path, *, rounds: int) -> float:
     """Wall milliseconds from a written adapter to the first token drawn with it, for a prompt of 200 tokens."""
-    from inference.adapter_check import version_in
-    from training.policy import Policy
-    from training.settings import TrainingSettings
+    from entente.inference.adapter_check import version_in
+    from entente.training.policy import Policy
+    from entente.training.settings import TrainingSettings
 
     policy, spent = Policy(model, TrainingSettings()), []
     with tempfile.TemporaryDirectory(prefix="entente-decode-") as scratch:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from game.board import Board
-from game.legal import LegalOrders
-from game.players import player
-from game.snapshot import Snapshot
-from records.generation import Generation, GenerationRequest
-from rollouts.fork import Tokens
+from entente.game.board import Board
+from entente.game.legal import LegalOrders
+from entente.game.players import player
+from entente.game.snapshot import Snapshot
+from entente.records.generation import Generation, GenerationRequest
+from entente.rollouts.fork import Tokens
 
 
 def played_positions(games: int, seed: int) -> list[Snapshot]:

@@ -9,9 +9,9 @@ from statistics import mean, median
 
 from benchmarks.entente_run import RunFigures, short_run
 from benchmarks.outcome import Outcome
-from pipeline.run_settings import RunSettings
-from telemetry.errors import InputError
-from telemetry.progress import reporter
+from entente.pipeline.run_settings import RunSettings
+from entente.telemetry.errors import InputError
+from entente.telemetry.progress import reporter
 
 
 def bench_e2e(settings: RunSettings, *, rounds: int, steps: int, arguments: Sequence[str]) -> Outcome:

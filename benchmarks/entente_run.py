@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from pipeline.run_settings import RunSettings
+from entente.pipeline.run_settings import RunSettings
+from entente.telemetry.errors import TrainingError
 from storage.runs import RunPaths
-from telemetry.errors import TrainingError
 
 _POLL_S = 0.05
 
@@ -105,7 +105,7 @@ def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone:
     Args:
         alone: without this environment's Prefect.
     """
-    command = [sys.executable, "-m", "cli.main", "train", "--run", run, "--runs-root", str(runs_root), *arguments]
+    command = [sys.executable, "-m", "entente.cli.main", "train", "--run", run, "--runs-root", str(runs_root), *arguments]
     unset = ("OMP_NUM_THREADS", *(("PREFECT_API_URL", "PREFECT_HOME") if alone else ()))
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     return command, environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -9,9 +9,9 @@ import random
 from statistics import median
 
 from benchmarks.outcome import Outcome, Target, cpu_seconds, median_ms
-from game.board import Board, BoardPath
-from game.players import player
-from telemetry.errors import EngineError, InputError
+from entente.game.board import Board, BoardPath
+from entente.game.players import player
+from entente.telemetry.errors import EngineError, InputError
 
 Notes = list[dict[str, list[str]]]
 """A recorded game: the orders of each power, phase by phase."""

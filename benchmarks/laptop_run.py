@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.entente_run import short_run
-from pipeline.run_settings import RunSettings, layered_settings
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.telemetry.errors import TrainingError
+from entente.telemetry.progress import reporter
+from entente.training.advantages import advantages_of
 from storage.gather import Batch
 from storage.index import open_index
 from storage.ledger import last_step, read_ledger
 from storage.runs import CACHE_FOLDER
-from telemetry.errors import TrainingError
-from telemetry.progress import reporter
-from training.advantages import advantages_of
 
 STEPS = 3
 """Steps of a recorded run; the rows are those of the last one."""

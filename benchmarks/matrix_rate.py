@@ -16,13 +16,13 @@ from statistics import median
 from benchmarks.outcome import cpu_seconds
 from benchmarks.trainer_arms import Steps, update_rows
 from benchmarks.trainer_cases import CASES, made_up_batch
-from decoding.architectures import read_architecture
-from decoding.codec import Codec
-from telemetry.progress import reporter
-from training.first_guess import block_products
-from training.policy import Policy
-from training.settings import CPU_TOKENS, TrainingSettings
-from training.trie_plan import plan
+from entente.decoding.architectures import read_architecture
+from entente.decoding.codec import Codec
+from entente.telemetry.progress import reporter
+from entente.training.first_guess import block_products
+from entente.training.policy import Policy
+from entente.training.settings import CPU_TOKENS, TrainingSettings
+from entente.training.trie_plan import plan
 
 
 def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:

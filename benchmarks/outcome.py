@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from telemetry.errors import DataError
-from telemetry.machine import environment
+from entente.telemetry.errors import DataError
+from entente.telemetry.machine import environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,14 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from benchmarks.decode_cases import Case, RecordingEngine
-from game.board import Board
-from game.legal import LegalOrders
-from game.snapshot import Snapshot
-from records.generation import Generation, GenerationRequest
-from rollouts.deciders import CompletionSource
-from rollouts.fork import Tokens
-from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
-from rollouts.settings import RolloutSettings
+from entente.game.board import Board
+from entente.game.legal import LegalOrders
+from entente.game.snapshot import Snapshot
+from entente.records.generation import Generation, GenerationRequest
+from entente.rollouts.deciders import CompletionSource
+from entente.rollouts.fork import Tokens
+from entente.rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from entente.rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 
 

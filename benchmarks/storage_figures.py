@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from benchmarks.outcome import Outcome, Target, require_found, timed, waited
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, history, plies_of
+from entente.telemetry.errors import InputError
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard, publish_tables
-from telemetry.errors import InputError
 
 STEP_SHARDS = 12
 """Start groups of a step, each in its own shard: 504 rows."""

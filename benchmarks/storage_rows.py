@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from game.snapshot import POWERS
-from records.rows import Decision, Ply, decision_id
+from entente.game.snapshot import POWERS
+from entente.records.rows import Decision, Ply, decision_id
 from storage.schema import COMPONENTS, DECISION_SCHEMA, PLY_SCHEMA, row_checksums
 
 FORKS = 6

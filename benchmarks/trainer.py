@@ -24,15 +24,15 @@ from benchmarks.matrix_rate import rate_figures
 from benchmarks.outcome import Outcome, Target
 from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
 from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape
-from pipeline.run_settings import RunSettings
+from entente.pipeline.run_settings import RunSettings
+from entente.telemetry.errors import InputError
+from entente.telemetry.progress import reporter
+from entente.training.policy import Policy
+from entente.training.settings import CPU_TOKENS
+from entente.training.tiny_model import make_tiny_model
+from entente.training.trie_plan import plan
 from storage.gather import Batch
 from storage.runs import MODEL_FOLDER
-from telemetry.errors import InputError
-from telemetry.progress import reporter
-from training.policy import Policy
-from training.settings import CPU_TOKENS
-from training.tiny_model import make_tiny_model
-from training.trie_plan import plan
 
 TARGETS = {
     "speedup_recorded": Target(at_least=5.0),

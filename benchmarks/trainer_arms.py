@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.old_step import OldTrainer
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
+from entente.telemetry.errors import TrainingError
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.update import Updater, share_rows
 from storage.gather import Batch
-from telemetry.errors import TrainingError
-from training.policy import Policy
-from training.settings import TrainingSettings
-from training.update import Updater, share_rows
 
 Step = Callable[[Batch], float]
 """Zeroes the gradient, runs forward and backward over a batch, and returns the loss. It does not step the optimiser."""

@@ -1,6 +1,6 @@
 """A bot: from the legal orders of one power to one legal set of them. Settings name one as `module:attribute`."""
 
-from game.legal import WAIVE, LegalOrders, OrderKind
-from game.players import Player as Bot
+from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.game.players import Player as Bot
 
 __all__ = ["WAIVE", "Bot", "LegalOrders", "OrderKind"]

@@ -12,14 +12,14 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from cli.options import which_run
+from entente.cli.options import which_run
+from entente.telemetry.errors import EntenteError, InputError
 from storage.runs import LATEST, RunPaths, check_name, runs_in
-from telemetry.errors import EntenteError, InputError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
-    from pipeline.run_settings import RunSettings
+    from entente.pipeline.run_settings import RunSettings
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -52,7 +52,7 @@ class Run:
     @_one_error
     def settings(self) -> "RunSettings":
         """Its settings."""
-        from pipeline.run_settings import settings_of
+        from entente.pipeline.run_settings import settings_of
 
         return settings_of(self.paths)
 
@@ -80,7 +80,7 @@ class Run:
         """A row for each stored score, in the order in which they were measured: centres gained, and the 95 % interval."""
         import pyarrow as pa
 
-        from evaluation.score_files import read_scores
+        from entente.evaluation.score_files import read_scores
 
         texts, numbers = ("label", "player", "opponents"), ("policy_version", "forks", "positions", "source_games")
         kinds = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numbers, pa.int32())
@@ -96,7 +96,7 @@ class Run:
     @_one_error
     def report(self) -> "Frame":
         """The page of `entente report`, which is written into the run's folder."""
-        from cli.report import report_run
+        from entente.cli.report import report_run
 
         return Frame(report_run(self.paths)[1].read_text())
 
@@ -108,9 +108,9 @@ class Run:
             InputError: there is no such game, or its boards are gone.
             DataError: its rows are damaged.
         """
-        from pipeline.find_model import model_or_none
-        from reports.replay_page import replay_html
-        from reports.replayed import read_game
+        from entente.pipeline.find_model import model_or_none
+        from entente.reports.replay_page import replay_html
+        from entente.reports.replayed import read_game
 
         root, storage = self.paths.root.parent, self.settings.storage
         model = model_or_none(self.settings, root, self.paths.root.name)
@@ -118,7 +118,7 @@ class Run:
 
     @cached_property
     def _connection(self) -> "DuckDBPyConnection":
-        from cli.sql import asked_run
+        from entente.cli.sql import asked_run
         from storage.asking import connect_run
 
         return connect_run(asked_run(self.settings, self.paths.root)[0])
@@ -187,9 +187,9 @@ def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: 
     Raises:
         InputError: the settings cannot be used.
     """
-    from cli.environment import prepare_environment
-    from cli.train import train_run
-    from pipeline.run_settings import layered_settings, resumed_settings
+    from entente.cli.environment import prepare_environment
+    from entente.cli.train import train_run
+    from entente.pipeline.run_settings import layered_settings, resumed_settings
 
     files = [Path(file) for file in config]
     with warnings.catch_warnings():  # the environment is prepared before Prefect is imported; it silences warnings

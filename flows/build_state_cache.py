@@ -9,16 +9,16 @@ from pathlib import Path
 
 from prefect import flow
 
+from entente.pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
+from entente.telemetry.errors import InputError
+from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after
-from pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
 from storage.files import folders_in
 from storage.runs import CACHE_FOLDER, RunPaths
 from tasks.artifacts import show_cache
 from tasks.preparation import freeze_positions, refresh_positions
-from telemetry.errors import InputError
-from telemetry.progress import reporter
 
 NEWEST = "newest"
 """Stands for the run that trained last; if there is none, nothing is built."""

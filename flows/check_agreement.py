@@ -4,9 +4,9 @@ Before its first step a run refuses to train unless both give the same probabili
 Without a buffer, every later step measures the mismatch on its own rows. With a buffer, every `COMPARE_EVERY`-th does.
 """
 
-from pipeline.resources import Resources
-from pipeline.rollout_queue import RolloutQueue
-from pipeline.run_settings import RunSettings
+from entente.pipeline.resources import Resources
+from entente.pipeline.rollout_queue import RolloutQueue
+from entente.pipeline.run_settings import RunSettings
 from tasks.quoted import quoted
 from tasks.rollouts import roll_out_probe
 from tasks.training import check_mismatch, has_fresh_rows

@@ -5,14 +5,14 @@ from typing import Any
 
 from prefect import flow
 
-from evaluation.contestants import resolve_contestant, resolve_version
-from evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
-from evaluation.strength import POLICY
+from entente.evaluation.contestants import resolve_contestant, resolve_version
+from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
+from entente.evaluation.strength import POLICY
+from entente.pipeline.run_settings import settings_of
 from flows.given_parameters import check_given, named_after
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
-from pipeline.run_settings import settings_of
 from storage.runs import RunPaths, check_name
 from tasks.artifacts import show_scores
 from tasks.evaluation import evaluate_player

@@ -14,12 +14,12 @@ from typing import Any
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
-from game.players import SEARCHES
-from outside.endpoint import read_endpoint
-from pipeline.run_settings import RunSettings
-from rollouts.opponents import is_endpoint
+from entente.game.players import SEARCHES
+from entente.outside.endpoint import read_endpoint
+from entente.pipeline.run_settings import RunSettings
+from entente.rollouts.opponents import is_endpoint
+from entente.telemetry.errors import InputError
 from storage.runs import MODEL_FOLDER, check_name
-from telemetry.errors import InputError
 
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
 """Environment variable with folders of runs that such a flow run may name, besides `runs` in the working folder."""

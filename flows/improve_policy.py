@@ -15,12 +15,8 @@ from typing import Any
 
 from prefect import flow
 
-from evaluation.intervals import format_interval
-from flows.given_parameters import check_given, named_after
-from flows.open_run import open_run
-from flows.score_policy import score_version
-from flows.train_policy import open_log
-from pipeline.improve_rounds import (
+from entente.evaluation.intervals import format_interval
+from entente.pipeline.improve_rounds import (
     ImproveSettings,
     begin_round,
     check_improve,
@@ -31,14 +27,23 @@ from pipeline.improve_rounds import (
     round_name,
     with_steps,
 )
-from pipeline.play import Stretch
-from pipeline.resources import Resources
-from pipeline.rollout_queue import StepRollouts
-from pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
-from pipeline.step_figures import StepClock
-from pipeline.teach import VISITED_GROUPS
-from pipeline.threads import usable_cores
-from records.policy_version import BASE, PolicyVersion
+from entente.pipeline.play import Stretch
+from entente.pipeline.resources import Resources
+from entente.pipeline.rollout_queue import StepRollouts
+from entente.pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
+from entente.pipeline.step_figures import StepClock
+from entente.pipeline.teach import VISITED_GROUPS
+from entente.pipeline.threads import usable_cores
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import DataError
+from entente.telemetry.memory import freeze_old_objects
+from entente.telemetry.process_pool import ProcessPool
+from entente.telemetry.progress import reporter
+from entente.telemetry.sinks import MetricLog
+from flows.given_parameters import check_given, named_after
+from flows.open_run import open_run
+from flows.score_policy import score_version
+from flows.train_policy import open_log
 from storage.files import durable_write
 from storage.ledger import last_step
 from storage.lesson_shelf import LessonQuery, lessons_in_use
@@ -49,11 +54,6 @@ from tasks.report import write_report_page
 from tasks.rollouts import roll_out_groups
 from tasks.teaching import label_visits, visit_groups
 from tasks.training import check_mismatch, has_fresh_rows, train_step
-from telemetry.errors import DataError
-from telemetry.memory import freeze_old_objects
-from telemetry.process_pool import ProcessPool
-from telemetry.progress import reporter
-from telemetry.sinks import MetricLog
 
 _LABELLED_AT_ONCE = 4
 """Shards of visits that are labelled at a time: while the playouts of one end, those of the others keep the cores busy."""

@@ -10,27 +10,27 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from decoding.codec import Codec
-from decoding.model_files import base_identity, max_position, recipe_prompts
-from evaluation.adapter_folders import adapter_prompts, check_weights
-from evaluation.contestants import Contestant, check_searches
-from evaluation.settings import PlaySettings
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import base_identity, max_position, recipe_prompts
+from entente.evaluation.adapter_folders import adapter_prompts, check_weights
+from entente.evaluation.contestants import Contestant, check_searches
+from entente.evaluation.settings import PlaySettings
+from entente.game.prompt_settings import DEFAULT_PROMPTS
+from entente.inference.choose_engine import make_engine
+from entente.inference.engine import Engine
+from entente.inference.host import EngineHost
+from entente.inference.settings import InferenceSettings
+from entente.inference.start_engine import start_engine
+from entente.pipeline.run_settings import RunSettings, settings_of
+from entente.pipeline.threads import apply_threads, usable_cores
+from entente.records.policy_version import BASE_VERSION
+from entente.rollouts.deciders import Decider, PolicyDecider, Tokens
+from entente.search.search import SearchDecider
+from entente.telemetry.errors import InputError
+from entente.telemetry.process_pool import ProcessPool
+from entente.telemetry.progress import reporter
 from flows.open_run import prepare_model
-from game.prompt_settings import DEFAULT_PROMPTS
-from inference.choose_engine import make_engine
-from inference.engine import Engine
-from inference.host import EngineHost
-from inference.settings import InferenceSettings
-from inference.start_engine import start_engine
-from pipeline.run_settings import RunSettings, settings_of
-from pipeline.threads import apply_threads, usable_cores
-from records.policy_version import BASE_VERSION
-from rollouts.deciders import Decider, PolicyDecider, Tokens
-from search.search import SearchDecider
 from storage.runs import RunPaths
-from telemetry.errors import InputError
-from telemetry.process_pool import ProcessPool
-from telemetry.progress import reporter
 
 _HASHED_BYTES = 1 << 20
 """Bytes at the start of a weight file that are hashed to tell two models of one shape apart."""

@@ -19,26 +19,34 @@ from typing import Any
 
 from prefect.runtime import flow_run
 
-from decoding.architectures import read_architecture
-from decoding.codec import Codec
-from decoding.model_files import max_position, model_fingerprint, resolve_model
+from entente.decoding.architectures import read_architecture
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import max_position, model_fingerprint, resolve_model
+from entente.inference.choose_engine import make_engine
+from entente.inference.engine import Engine
+from entente.inference.host import EngineHost
+from entente.inference.memory_plan import trainer_share
+from entente.inference.start_engine import start_engine
+from entente.pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from entente.pipeline.check_settings import check_objective, check_settings
+from entente.pipeline.dask_rollouts import check_scheduler, dask_cluster
+from entente.pipeline.find_model import check_room
+from entente.pipeline.league import check_opponent_versions
+from entente.pipeline.resources import Resources
+from entente.pipeline.rollout_queue import RolloutQueue, groups_per_task
+from entente.pipeline.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
+from entente.pipeline.threads import apply_threads
+from entente.pipeline.work_record import record_work
+from entente.rollouts.fork import Tokens
+from entente.telemetry.cards import CardPlan
+from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
+from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.machine import environment
+from entente.telemetry.progress import reporter
+from entente.training.loss_name import try_loss
+from entente.training.messages import ResumePoint
+from entente.training.process import TrainerProcess
 from flows.build_state_cache import build_state_cache
-from inference.choose_engine import make_engine
-from inference.engine import Engine
-from inference.host import EngineHost
-from inference.memory_plan import trainer_share
-from inference.start_engine import start_engine
-from pipeline.cancel_on_sigterm import cancelled_by_sigterm
-from pipeline.check_settings import check_objective, check_settings
-from pipeline.dask_rollouts import check_scheduler, dask_cluster
-from pipeline.find_model import check_room
-from pipeline.league import check_opponent_versions
-from pipeline.resources import Resources
-from pipeline.rollout_queue import RolloutQueue, groups_per_task
-from pipeline.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
-from pipeline.threads import apply_threads
-from pipeline.work_record import record_work
-from rollouts.fork import Tokens
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, entries_in, folders_in, held, remove_folder, set_aside
@@ -49,14 +57,6 @@ from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.preparation import make_model
 from tasks.quoted import quoted
 from tasks.rollouts import roll_out_groups, roll_out_on_dask
-from telemetry.cards import CardPlan
-from telemetry.devices import GPU_BEAT_S, GpuSampler
-from telemetry.errors import DataError, InputError
-from telemetry.machine import environment
-from telemetry.progress import reporter
-from training.loss_name import try_loss
-from training.messages import ResumePoint
-from training.process import TrainerProcess
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.contestants import Contestant, check_searches, resolve_contestants
-from evaluation.intervals import Estimate, format_interval
-from evaluation.match_files import (
+from entente.evaluation.contestants import Contestant, check_searches, resolve_contestants
+from entente.evaluation.intervals import Estimate, format_interval
+from entente.evaluation.match_files import (
     MatchRecord,
     answers_file,
     append_game,
@@ -17,22 +17,22 @@ from evaluation.match_files import (
     read_games,
     write_match,
 )
-from evaluation.match_table import MEASURES, MatchTable, cluster_noun, match_table
-from evaluation.matches import DEFAULT_GAMES, GamePlan, GameResult, plan_match, rounds_for
-from evaluation.protocols import check_protocol, part_of_protocol
-from evaluation.settings import MatchSettings
+from entente.evaluation.match_table import MEASURES, MatchTable, cluster_noun, match_table
+from entente.evaluation.matches import DEFAULT_GAMES, GamePlan, GameResult, plan_match, rounds_for
+from entente.evaluation.protocols import check_protocol, part_of_protocol
+from entente.evaluation.settings import MatchSettings
+from entente.game.snapshot import Snapshot
+from entente.outside.players import OutsidePlayers
+from entente.outside.reading import AnswerCounts
+from entente.pipeline.run_settings import settings_of
+from entente.telemetry.errors import InputError
+from entente.telemetry.machine import environment
+from entente.telemetry.progress import reporter
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
-from game.snapshot import Snapshot
-from outside.players import OutsidePlayers
-from outside.reading import AnswerCounts
-from pipeline.run_settings import settings_of
 from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
-from telemetry.errors import InputError
-from telemetry.machine import environment
-from telemetry.progress import reporter
 
 
 async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:

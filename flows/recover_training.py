@@ -1,7 +1,7 @@
 """Flow: resume a training run or a round of improvement whose process was lost, or raise an alert if that cannot be.
 
-An automation starts this flow when a flow run tagged `train` crashed, failed, or sent no heartbeat (cli/automations.py). A
-schedule starts it for losses without an event. Prefect only names the flow runs to check. Whether a run is done, which process
+An automation starts this flow when a flow run tagged `train` crashed, failed, or sent no heartbeat (entente/cli/automations.py).
+A schedule starts it for losses without an event. Prefect only names the flow runs to check. Whether a run is done, which process
 trains it and its newest step are read from its folder. The run's locks and ledgers keep two processes from training it at once.
 The runs of a sweep belong to no deployment, so they are left alone.
 """
@@ -30,20 +30,20 @@ from prefect.states import Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
+from entente.pipeline.improve_rounds import ImproveSettings, rounds_left
+from entente.pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
+from entente.pipeline.run_settings import RunSettings, settings_of
+from entente.pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
+from entente.telemetry.alerts import STALLED_MINUTES, Alert
+from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary
-from pipeline.improve_rounds import ImproveSettings, rounds_left
-from pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
-from pipeline.run_settings import RunSettings, settings_of
-from pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import held
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
 from storage.runs import RunPaths, check_name
 from tasks.alerts import raise_alert
-from telemetry.alerts import STALLED_MINUTES, Alert
-from telemetry.errors import DataError, InputError
-from telemetry.progress import reporter
 
 SILENT = "no sign of life came from it"
 """The message of the state that the automation on missing heartbeats sets begins with this."""

@@ -5,17 +5,17 @@ Each score is written to a file of the run when it is measured. A score that a f
 
 from typing import Any
 
-from evaluation.score_files import ScoreRecord, read_score, track_label, write_score
-from evaluation.strength import POLICY, Score
-from pipeline.find_model import TINY
-from pipeline.resources import Resources
-from pipeline.run_settings import RunSettings
+from entente.evaluation.score_files import ScoreRecord, read_score, track_label, write_score
+from entente.evaluation.strength import POLICY, Score
+from entente.pipeline.find_model import TINY
+from entente.pipeline.resources import Resources
+from entente.pipeline.run_settings import RunSettings
+from entente.telemetry.errors import DataError
+from entente.telemetry.progress import reporter
+from entente.training.settings import TINY_TEACHER
 from storage.files import set_aside
 from storage.totals import Totals
 from tasks.evaluation import evaluate_player
-from telemetry.errors import DataError
-from telemetry.progress import reporter
-from training.settings import TINY_TEACHER
 
 
 def run_summary(

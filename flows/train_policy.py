@@ -3,7 +3,7 @@
     open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score the trained policy
 
 Everything that must survive is in files, never in Prefect: with `resume` the same flow continues from those files, however the
-run ended. How rollouts and training overlap is decided in `pipeline/rollout_queue.py`.
+run ended. How rollouts and training overlap is decided in `entente/pipeline/rollout_queue.py`.
 """
 
 import asyncio
@@ -12,13 +12,16 @@ from typing import Any
 
 from prefect import flow
 
+from entente.pipeline.resources import Resources
+from entente.pipeline.run_settings import RunSettings
+from entente.pipeline.step_figures import StepClock
+from entente.telemetry.memory import freeze_old_objects
+from entente.telemetry.progress import reporter
+from entente.telemetry.sinks import MetricLog
 from flows.check_agreement import check_agreement
 from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
 from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
-from pipeline.resources import Resources
-from pipeline.run_settings import RunSettings
-from pipeline.step_figures import StepClock
 from storage.json_files import write_json
 from storage.retention import drop_old_adapters
 from storage.totals import count_run
@@ -27,9 +30,6 @@ from tasks.artifacts import RunPage, show_result
 from tasks.quoted import forget_finished_tasks, quoted
 from tasks.report import write_report_page
 from tasks.training import train_step
-from telemetry.memory import freeze_old_objects
-from telemetry.progress import reporter
-from telemetry.sinks import MetricLog
 
 _CLEAR_EVERY = 20
 """Steps between two removals of old adapters and shards, and of what Prefect remembers of finished tasks."""

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from prefect import tags
 
-from evaluation.score_files import read_scores, write_score
+from entente.evaluation.score_files import read_scores, write_score
+from entente.pipeline.run_settings import RunSettings
+from entente.pipeline.sweep import base_question, score_of
+from entente.records.policy_version import BASE_VERSION
+from entente.telemetry.errors import TrainingError
+from entente.telemetry.progress import reporter
 from flows.open_run import check_inputs
 from flows.train_policy import train_policy
-from pipeline.run_settings import RunSettings
-from pipeline.sweep import base_question, score_of
-from records.policy_version import BASE_VERSION
 from storage.runs import RunPaths
-from telemetry.errors import TrainingError
-from telemetry.progress import reporter
 
 
 async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -> None:

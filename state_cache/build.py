@@ -10,12 +10,12 @@ from collections.abc import Callable
 from hashlib import blake2b
 from itertools import pairwise
 
-from game.board import POWERS, Board
-from game.players import player
-from game.snapshot import Snapshot, board_key
+from entente.game.board import POWERS, Board
+from entente.game.players import player
+from entente.game.snapshot import Snapshot, board_key
+from entente.telemetry.errors import InputError
 from state_cache.settings import CacheSettings
 from state_cache.strata import Stratum, stratum_of
-from telemetry.errors import InputError
 
 SNAPSHOTS_PER_GAME = 4
 """Positions frozen per game. A higher number is cheaper, but positions of one game are similar."""

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
-from game.snapshot import Snapshot, powers_with_units
+from entente.game.snapshot import Snapshot, powers_with_units
+from entente.telemetry.errors import InputError
 from state_cache.strata import Stratum, stratum_of
-from telemetry.errors import InputError
 
 Sampling = Literal["uniform", "stratified", "learnable"]
 

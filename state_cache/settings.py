@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from game.players import player
-from telemetry.errors import InputError
-from telemetry.setting_marks import Seed, Settings
+from entente.game.players import player
+from entente.telemetry.errors import InputError
+from entente.telemetry.setting_marks import Seed, Settings
 
 
 class CacheSettings(Settings):

@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from game.snapshot import Snapshot
+from entente.game.snapshot import Snapshot
+from entente.telemetry.errors import DataError, InputError
 from state_cache.settings import CacheSettings
-from telemetry.errors import DataError, InputError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from game.snapshot import Snapshot
+from entente.game.snapshot import Snapshot
 
 BALANCES = ((5, "level"), (7, "ahead"), (34, "far ahead"))
 """Largest centre count of the leading power, and the name of the stratum.

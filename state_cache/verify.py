@@ -6,10 +6,10 @@ no game and no board. This module changes nothing.
 
 from pathlib import Path
 
-from game.board import Board
-from game.snapshot import Snapshot, board_key
+from entente.game.board import Board
+from entente.game.snapshot import Snapshot, board_key
+from entente.telemetry.errors import DataError, InputError
 from state_cache.store import PARTS, StateCache, open_cache
-from telemetry.errors import DataError, InputError
 
 
 def list_caches(root: Path) -> list[Path]:

@@ -12,11 +12,11 @@ import re
 import shutil
 from pathlib import Path
 
-from records.policy_version import PolicyVersion
+from entente.records.policy_version import PolicyVersion
+from entente.telemetry.errors import DataError
 from storage.files import folders_in, make_directory, name_aside, open_regular, publish_directory, set_aside
 from storage.json_files import read_object
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _VERSION_NAME = re.compile(r"v(\d{6,})")

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
+from entente.telemetry.errors import DataError
 from storage.files import publish_once
 from storage.schema import SCHEMA_VERSION, as_array, row_checksums
-from telemetry.errors import DataError
 
 _Sums = npt.NDArray[np.uint32]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from entente.telemetry.errors import InputError
 from storage.answers import Form, convert
 from storage.run_views import VIEWS, AskedRun, make_views
-from telemetry.errors import InputError
 
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready queries by name; the first line of each says what it answers."""

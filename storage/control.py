@@ -2,8 +2,8 @@
 
 The training process replaces `control.json` whenever it serves a version, so a reader always finds a complete file. It names the
 program that trains by marks of all that rows depend on. Two machines with equal marks write rows under the same rules and in the
-same form. A mark is `name=value`: the version of the rows' schema, of the game engine, and for each room that shapes rows a hash
-of its source.
+same form. A mark is `name=value`: the version of the rows' schema, of the game engine, and for each package that shapes rows a
+hash of its source.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from records.policy_version import PolicyVersion
+from entente.records.policy_version import PolicyVersion
+from entente.telemetry.errors import DataError
+from entente.telemetry.machine import package_version
 from storage.files import durable_write
 from storage.runs import RunPaths
 from storage.schema import SCHEMA_VERSION
-from telemetry.errors import DataError
-from telemetry.machine import package_version
 
-_ROOMS = ("decoding", "game", "inference", "records", "rollouts", "state_cache")
-"""Rooms whose code decides what is asked, drawn, played and written."""
+_PACKAGES = ("entente", "state_cache")
+"""Packages whose code decides what is asked, drawn, played and written."""
 
 
 class Control(BaseModel):
@@ -87,7 +87,7 @@ class ControlDesk:
 @cache
 def program_marks() -> tuple[str, ...]:
     """The marks of this process's program, in a fixed order."""
-    sources = (f"room {room}={_source_hash(room)}" for room in _ROOMS)
+    sources = (f"package {name}={_source_hash(name)}" for name in _PACKAGES)
     return f"schema of rows={SCHEMA_VERSION}", f"package diplomacy={package_version('diplomacy')}", *sources
 
 
@@ -103,9 +103,9 @@ def _by_name(marks: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _source_hash(room: str) -> str:
-    found = find_spec(room)
-    assert found is not None and found.submodule_search_locations, f"{room} is a package of this program"
+def _source_hash(package: str) -> str:
+    found = find_spec(package)
+    assert found is not None and found.submodule_search_locations, f"{package} is a package of this program"
     folder, content = Path(next(iter(found.submodule_search_locations))), hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         content.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")

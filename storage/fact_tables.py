@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from records.rows import Ply
+from entente.records.rows import Ply
 from storage.ledger import ROWS_SCHEMA
 from storage.rewards import returns_of
 from storage.schema import DECISION_SCHEMA, as_array, to_table

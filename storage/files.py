@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError, InputError
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_LOCKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}

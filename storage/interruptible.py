@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import duckdb
 
-from telemetry.errors import InputError
+from entente.telemetry.errors import InputError
 
 THREAD = "entente-question"
 _Found = TypeVar("_Found")

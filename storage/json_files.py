@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from entente.telemetry.errors import DataError
 from storage.files import durable_write, make_directory, open_regular
-from telemetry.errors import DataError
 
 _MAX_BYTES = 64 * 2**20  # a run's files are thousands of times smaller
 _SEAL = "checksum"

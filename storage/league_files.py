@@ -1,16 +1,17 @@
 """Files of the league: the past versions that one producer's start groups of a step may meet, `league/local/000012.json`.
 
-A file is published once, before the first of these start groups is played, and never changes. `pipeline/league.py` has the rule.
+A file is published once, before the first of these start groups is played, and never changes.
+`entente/pipeline/league.py` has the rule.
 """
 
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from entente.telemetry.errors import DataError
 from storage.files import names_in, publish_once
 from storage.runs import RunPaths, check_name
 from storage.shards import LOCAL_PRODUCER
-from telemetry.errors import DataError
 
 LEAGUE_EVERY = 10
 """Steps between two versions that join: nearer ones play nearly alike."""

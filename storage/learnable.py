@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from entente.telemetry.errors import DataError
 from storage.runs import RunPaths
 from storage.shards import open_shard, shard_names
-from telemetry.errors import DataError
 
 RECENT = 4
 """Newest start groups of a snapshot that count; older ones were played by a policy that has changed since."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from entente.telemetry.errors import DataError
 from storage.arrow_files import metadata_of, read_arrow, write_arrow
 from storage.files import names_in
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
 ROWS_SCHEMA = pa.schema(  # a chosen row: its place, its identity, and its lag, return and advantage group

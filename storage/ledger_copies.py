@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from entente.telemetry.errors import DataError
 from storage.adapters import published_versions
 from storage.files import folders_in, names_in, publish_once, set_aside
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import DataError
 
 CHECKPOINT_MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"step_(\d{6,})")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from entente.telemetry.errors import DataError
 from storage.arrow_files import MappedFile
 from storage.files import names_in, set_aside
 from storage.gather import Batch
@@ -23,7 +24,6 @@ from storage.lessons import LessonRef, open_lessons, recorded_lessons
 from storage.mapped import ShardDamaged
 from storage.runs import RunPaths, check_name
 from storage.schema import as_array
-from telemetry.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

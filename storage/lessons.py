@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from records.lesson import LESSON_VERSION, Lesson
+from entente.records.lesson import LESSON_VERSION, Lesson
+from entente.telemetry.errors import DataError
 from storage.arrow_files import MappedFile, map_arrow, metadata_of, write_arrow
 from storage.runs import RunPaths, check_name
 from storage.schema import LESSON_SCHEMA, as_array, to_table
-from telemetry.errors import DataError
 
 LEDGER_KEY = "lessons"
 """Entry of a ledger's metadata: a JSON list of [shard, row, lesson id, checksum] of each lesson of the step."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from entente.telemetry.errors import DataError
 from storage.arrow_files import MappedFile
 from storage.schema import as_array
 from storage.shards import map_shard
-from telemetry.errors import DataError
 
 MAPPED = 64
 """Shards that stay mapped: enough for a staleness budget, and few, because mapped pages count as resident memory. Linux allows

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from game.snapshot import Snapshot, make_snapshot, position_id
+from entente.game.snapshot import Snapshot, make_snapshot, position_id
+from entente.telemetry.errors import DataError
 from storage.index import open_index
 from storage.runs import RunPaths
 from storage.shards import open_plies, shard_names
-from telemetry.errors import DataError
 
 RECENT = 1024
 """Newest start groups whose positions are used; older ones were played by a policy that has changed since."""

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from entente.telemetry.errors import DataError
 from storage.files import publish_once
 from storage.json_files import read_object
 from storage.ledger import ledger_path
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

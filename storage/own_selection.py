@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from entente.telemetry.errors import InputError
 from storage.interruptible import run_interruptible
-from telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from storage.selection import SelectionQuery

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from game.board import Board, PhaseResult
-from game.snapshot import Snapshot
-from telemetry.errors import InputError
-from telemetry.read_file import read_text
+from entente.game.board import Board, PhaseResult
+from entente.game.snapshot import Snapshot
+from entente.telemetry.errors import InputError
+from entente.telemetry.read_file import read_text
 
 HUMAN = "human"
 """Name of a seat that a person takes."""

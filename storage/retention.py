@@ -22,6 +22,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from entente.telemetry.errors import DataError
+from entente.telemetry.setting_marks import Settings
 from storage.adapters import published_versions
 from storage.files import Entry, entries_in, file_marks, folders_in, names_in, remove_folder
 from storage.league_files import LEAGUE_EVERY
@@ -30,8 +32,6 @@ from storage.ledger_copies import checkpoint_steps
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import NO_ROWS, SHARD_NAME, read_shard_metadata, shard_names
-from telemetry.errors import DataError
-from telemetry.setting_marks import Settings
 
 WANDB_DAYS = 30.0
 """Days after which local W&B folders are removed; by then `wandb sync` has run, and metrics.jsonl has the same values."""
@@ -51,7 +51,7 @@ _CHECKPOINT = re.compile(r"step_(\d{6,})")
 _ADAPTER = re.compile(r"v(\d{6,})")
 _OPPONENT = re.compile(r"v(\d+)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
-_ASIDES = (  # names from storage/files.py, telemetry/sinks.py, training/ and state_cache/; maker: process id
+_ASIDES = (  # names from storage/files.py, entente/telemetry/sinks.py, training/ and state_cache/; maker: process id
     re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
     re.compile(r"\.metrics\.jsonl\.tmp"),
     re.compile(r"\.step_\d{6,}\.writing"),

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from entente.telemetry.errors import InputError
+from entente.telemetry.extensions import Misfit, check_arguments, check_named, load_part
 from storage.schema import COMPONENTS, FINAL, as_array
-from telemetry.errors import InputError
-from telemetry.extensions import Misfit, check_arguments, check_named, load_part
 
 Components = Mapping[str, npt.NDArray[np.float64]]
 """Reward component -> its value in each row, float64 [rows]: the change until the power's next decision in the fork."""

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 from duckdb.func import ARROW, SPECIAL
 
+from entente.telemetry.errors import DataError, InputError
 from storage.arrow_files import metadata_of
 from storage.files import folders_in, names_in
 from storage.index import Index, open_index
@@ -20,7 +21,6 @@ from storage.lessons import open_lessons
 from storage.runs import RunPaths
 from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.selection import SelectionQuery, make_standings
-from telemetry.errors import DataError, InputError
 
 VIEWS = (
     "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics",

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from entente.telemetry.errors import InputError
 from storage.files import folders_in, make_directory
-from telemetry.errors import InputError
 
 CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_models", "_matches", "_games"
 """Folders beside the runs: state caches, generated models, matches in which no version of a run plays, and games in the

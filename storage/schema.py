@@ -1,4 +1,4 @@
-"""The Arrow schemas of decisions, plies and lessons, made from the dataclasses of `records/`, and the row checksum.
+"""The Arrow schemas of decisions, plies and lessons, made from the dataclasses of `entente/records/`, and the row checksum.
 
 `SCHEMA_VERSION` is raised with every change of a field; a reader refuses any other version. No column holds nulls. This module
 touches no files (`storage/arrow_files.py` does).
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from records.lesson import Lesson
-from records.rows import Decision, Ply
-from telemetry.errors import DataError
+from entente.records.lesson import Lesson
+from entente.records.rows import Decision, Ply
+from entente.telemetry.errors import DataError
 
 SCHEMA_VERSION = 3
 COMPONENTS = (  # reward components of every row

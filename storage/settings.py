@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from telemetry.read_file import read_text
-from telemetry.setting_marks import MAY_CHANGE_RECORDED, Settings
+from entente.telemetry.read_file import read_text
+from entente.telemetry.setting_marks import MAY_CHANGE_RECORDED, Settings
 
 BLENDS: dict[str, dict[str, float]] = {
     "centres": {"centres_gained": 1.0},

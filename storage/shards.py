@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from records.rows import Decision, Ply
+from entente.records.rows import Decision, Ply
+from entente.telemetry.errors import DataError, InputError
 from storage.arrow_files import MappedFile, content_crc, map_arrow, metadata_of, read_arrow, read_metadata, write_arrow
 from storage.files import folders_in, names_in, set_aside
 from storage.runs import RunPaths, check_name
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
-from telemetry.errors import DataError, InputError
 
 LOCAL_PRODUCER = "local"
 """Producer name of the training flow's own rollouts."""

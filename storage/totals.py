@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from entente.telemetry.errors import DataError
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
 from storage.runs import RunPaths
 from storage.shards import read_shard_metadata, shard_names
-from telemetry.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Self
 
 from prefect.events import emit_event
 
+from entente.telemetry.alerts import Alert, AlertSettings, Figures, Watch
+from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
-from telemetry.alerts import Alert, AlertSettings, Figures, Watch
-from telemetry.progress import reporter
 
 BEAT_S = 5.0
 """Seconds between two checks whether the run has stalled."""

@@ -18,11 +18,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 
-from evaluation.strength import Score
-from pipeline.artifact_texts import cache_rows, result_page, score_page, step_row
+from entente.evaluation.strength import Score
+from entente.pipeline.artifact_texts import cache_rows, result_page, score_page, step_row
+from entente.telemetry.progress import reporter
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from telemetry.progress import reporter
 
 PAUSE_S = 5.0
 """Seconds between two updates of a run's page."""

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from evaluation.matches import GamePlan, GameResult, OnGame, play_match
-from evaluation.settings import EvaluationSettings, MatchSettings
-from evaluation.strength import POLICY, Score, measure_strength
-from game.snapshot import Snapshot
-from inference.engine import Engine
-from inference.host import EngineHost
-from rollouts.deciders import Decider, Tokens
-from telemetry.progress import GameProgress, reporter
+from entente.evaluation.matches import GamePlan, GameResult, OnGame, play_match
+from entente.evaluation.settings import EvaluationSettings, MatchSettings
+from entente.evaluation.strength import POLICY, Score, measure_strength
+from entente.game.snapshot import Snapshot
+from entente.inference.engine import Engine
+from entente.inference.host import EngineHost
+from entente.rollouts.deciders import Decider, Tokens
+from entente.telemetry.progress import GameProgress, reporter
 
 
 @task(

@@ -9,16 +9,16 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from game.prompt_settings import PromptSettings
-from game.snapshot import Snapshot
+from entente.game.prompt_settings import PromptSettings
+from entente.game.snapshot import Snapshot
+from entente.telemetry.process_pool import ProcessPool
+from entente.telemetry.progress import reporter
+from entente.training.settings import TinyModelSettings
 from state_cache.build import build
 from state_cache.refresh import refresh
 from state_cache.settings import CacheSettings
 from state_cache.store import open_cache, write_cache
 from storage.runs import RunPaths
-from telemetry.process_pool import ProcessPool
-from telemetry.progress import reporter
-from training.settings import TinyModelSettings
 
 
 @task(name="build-state-cache", cache_policy=NO_CACHE, persist_result=False, tags=["cache"])
@@ -53,7 +53,7 @@ def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -
 
 
 def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
-    from pipeline.resources import PRODUCER
+    from entente.pipeline.resources import PRODUCER
     from storage.on_policy import reached_positions
 
     return reached_positions(run, producer=PRODUCER, before=before, held_out=held_out)
@@ -62,7 +62,7 @@ def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
 @task(name="make-tiny-model", cache_policy=NO_CACHE, persist_result=False, tags=["model"])
 async def make_model(root: Path, settings: TinyModelSettings, prompts: PromptSettings) -> Path:
     """Make the tiny model of this recipe for these prompts if it is missing. Returns its folder."""
-    from training.tiny_model import make_tiny_model
+    from entente.training.tiny_model import make_tiny_model
 
     with _cancellable_thread() as check_cancelled:
 

@@ -9,14 +9,14 @@ import sys
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
-from telemetry.progress import reporter
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False, tags=["report"])
 async def write_report_page(paths: RunPaths) -> None:
     """Write the run's `report.html`."""
-    words = ["-P", "-m", "cli.main", "report", "--run", paths.root.name, "--runs-root", str(paths.root.parent)]
+    words = ["-P", "-m", "entente.cli.main", "report", "--run", paths.root.name, "--runs-root", str(paths.root.parent)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -3,10 +3,10 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from pipeline.dask_rollouts import DaskCluster
-from pipeline.play import Figures, Stretch, play_probe, play_stretch
-from pipeline.resources import Resources
-from pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
+from entente.pipeline.dask_rollouts import DaskCluster
+from entente.pipeline.play import Figures, Stretch, play_probe, play_stretch
+from entente.pipeline.resources import Resources
+from entente.pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
 
 
 @task(

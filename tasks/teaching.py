@@ -6,12 +6,12 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
-from pipeline.improve_rounds import ImproveSettings
-from pipeline.resources import Resources
-from pipeline.run_settings import ROLLOUT_RETRIES
-from pipeline.teach import label, visit
-from telemetry.errors import DataError, InputError
-from telemetry.process_pool import ProcessPool
+from entente.pipeline.improve_rounds import ImproveSettings
+from entente.pipeline.resources import Resources
+from entente.pipeline.run_settings import ROLLOUT_RETRIES
+from entente.pipeline.teach import label, visit
+from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.process_pool import ProcessPool
 
 
 def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

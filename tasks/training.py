@@ -5,11 +5,11 @@ import asyncio
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from pipeline.resources import Resources
+from entente.pipeline.resources import Resources
+from entente.telemetry.progress import reporter
+from entente.training.messages import TrainedStep
+from entente.training.step_metrics import mismatch_warning
 from storage.lesson_shelf import LessonQuery
-from telemetry.progress import reporter
-from training.messages import TrainedStep
-from training.step_metrics import mismatch_warning
 
 
 async def has_fresh_rows(resources: Resources) -> bool:

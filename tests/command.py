@@ -43,7 +43,7 @@ class Entente:
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `entente WORDS` in this process, in the folder."""
-        from cli.main import main
+        from entente.cli.main import main
 
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
         with self._as_if_alone(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -60,7 +60,7 @@ class Entente:
         import prefect  # noqa: F401  # reads its settings once: this process's, not those of the first command
 
         # One test's signal must not end the next test's command.
-        no_signal = mock.patch.multiple("cli.end_by_signal", _heard=0, _said=False, _nothing_is_open=False)
+        no_signal = mock.patch.multiple("entente.cli.end_by_signal", _heard=0, _said=False, _nothing_is_open=False)
         with no_signal, mock.patch.dict(os.environ, clear=True), warnings.catch_warnings(), contextlib.chdir(self.folder):
             os.environ.update(self._inherited())
             yield
@@ -69,7 +69,9 @@ class Entente:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
         return kept | self._environment
 
-    def start(self, *words: str, program: str = "from cli.main import main; main()", **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, program: str = "from entente.cli.main import main; main()", **environment: str
+    ) -> subprocess.Popen[str]:
         """Begin `entente WORDS` in a process of its own; `program` may do something before it."""
         return subprocess.Popen(
             [sys.executable, "-c", program, *words],

@@ -19,26 +19,26 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from decoding.codec import Codec
-from decoding.legal_table import END
-from decoding.open_set import nth_id, set_size
-from game.board import Board
-from game.players import player
-from game.snapshot import Snapshot
-from inference.engine import EngineStats
-from inference.host import EngineHost
-from pipeline.run_settings import layered_settings
-from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE, PolicyVersion
-from rollouts.fork import Tokens
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import END
+from entente.decoding.open_set import nth_id, set_size
+from entente.game.board import Board
+from entente.game.players import player
+from entente.game.snapshot import Snapshot
+from entente.inference.engine import EngineStats
+from entente.inference.host import EngineHost
+from entente.pipeline.run_settings import layered_settings
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.fork import Tokens
+from entente.telemetry import progress
+from entente.telemetry.errors import EngineError
+from entente.training.recipe import recipe_hash
 from storage.adapters import read_adapter
 from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
-from telemetry import progress
-from telemetry.errors import EngineError
 from tests.command import Entente
 from tests.made_once import made_once
-from training.recipe import recipe_hash
 
 # How long one example takes says how busy the machine is, and holds no rule.
 settings.register_profile("entente", deadline=None)
@@ -175,8 +175,8 @@ def model(small_model: Path) -> Path:
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, for fixtures of the session: a file of tests may have a `model` of its own."""
-    from training.settings import TinyModelSettings
-    from training.tiny_model import make_tiny_model
+    from entente.training.settings import TinyModelSettings
+    from entente.training.tiny_model import make_tiny_model
 
     settings = TinyModelSettings(**SMALL_MODEL)
     return make_tiny_model(made_once(tmp_path_factory, "models", lambda folder: make_tiny_model(folder, settings)), settings)
@@ -253,8 +253,8 @@ def write_adapter(model: Path) -> Callable[..., Path]:
     """Write an adapter of random weights for the small model: `write_adapter(folder, seed=1, scale=0.3)`."""
     import torch
 
-    from training.policy import Policy
-    from training.settings import TrainingSettings
+    from entente.training.policy import Policy
+    from entente.training.settings import TrainingSettings
 
     def write(folder: Path, *, seed: int, scale: float, rank: int = 8) -> Path:
         policy = Policy(model, TrainingSettings(lora_rank=rank, lora_alpha=2 * rank))

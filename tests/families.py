@@ -16,9 +16,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from decoding.legal_table import END, LegalTable
-from decoding.open_set import nth_id, set_size
-from records.generation import Generation, GenerationRequest
+from entente.decoding.legal_table import END, LegalTable
+from entente.decoding.open_set import nth_id, set_size
+from entente.records.generation import Generation, GenerationRequest
 
 VOCABULARY = 200
 WINDOW = 24

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 
-from decoding.legal_table import END
-from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE
+from entente.decoding.legal_table import END
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE
 
 
 class InstantEngine:

@@ -19,11 +19,11 @@ import pytest
 import yaml
 from kubernetes_validate import validate
 
-from cli.commands import command_line
+from entente.cli.commands import command_line
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.given_parameters import ADDRESSES_VARIABLE, check_given
-from pipeline.run_settings import RunSettings, layered_settings
-from telemetry.errors import InputError
 from tests.test_docs import DEPLOYMENTS as OF_ONE_MACHINE
 from tests.test_docs import OPERATIONS, PACKAGES, blocks, differing
 

@@ -19,11 +19,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from cli.commands import command_line
-from pipeline.run_settings import RunSettings, layered_settings
+from entente.cli.commands import command_line
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.telemetry.metrics import METRICS
 from storage.asking import ask, connect, ready_query
 from storage.runs import RunPaths
-from telemetry.metrics import METRICS
 from tests.cli.test_commands import LEAVES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ def spans(page: str) -> list[str]:
 
 def help_lines() -> Iterator[str]:
     """Every line of every docstring of the commands."""
-    for file in sorted((ROOT / "cli").glob("*.py")):
+    for file in sorted((ROOT / "entente" / "cli").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef):
                 yield from (ast.get_docstring(node) or "").splitlines()
@@ -99,15 +99,17 @@ def project_files() -> list[str]:
 
 def test_the_tree_of_the_readme_is_the_tree_on_disk():
     told = [line.split()[0] for line in between(README, "tree").splitlines() if line.strip()]
-    on_disk = {path.parts[0] + "/" * (len(path.parts) > 1) for path in map(Path, project_files())} - UNTOLD
-    assert sorted(told) == sorted(on_disk)
+    files = [Path(name) for name in project_files()]
+    on_disk = {path.parts[0] + "/" * (len(path.parts) > 1) for path in files} - UNTOLD
+    rooms = {f"{path.parts[1]}/" for path in files if path.parts[0] == "entente" and len(path.parts) > 2}
+    assert sorted(told) == sorted([*on_disk, *rooms])
 
 
 def test_the_floors_of_the_architecture_page_are_those_that_the_tool_holds():
     (layers,) = [contract["layers"] for contract in PYPROJECT["tool"]["importlinter"]["contracts"] if contract["id"] == "floors"]
-    held = [{room.strip() for room in layer.split("|") if "(" not in room} for layer in layers]
-    shown = [set(re.split(r"\s{2,}", line)[0].split(" | ")) for line in blocks(ARCHITECTURE, "")[0].splitlines()]
-    assert shown == held
+    held = [{room.strip().removeprefix("entente.") for room in layer.split("|")} for layer in layers[1:]]
+    shown = [re.split(r"\s{2,}", line)[0].split(" | ") for line in blocks(ARCHITECTURE, "")[0].splitlines()[1:]]
+    assert [{room.removesuffix("/") for room in floor} for floor in shown] == held
 
 
 def test_a_command_that_is_shown_can_be_typed_and_one_that_is_named_exists():
@@ -187,7 +189,7 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
             from torch.distributed.run import get_args_parser
 
             given = get_args_parser().parse_args(words)
-            assert given.module and given.training_script == "training.serve_steps", line
+            assert given.module and given.training_script == "entente.training.serve_steps", line
         elif tool == "buildah":
             assert words[-1] == "." and (ROOT / "Containerfile").is_file(), line
         elif tool == "kubectl":
@@ -217,8 +219,8 @@ def test_every_test_that_is_said_to_pin_a_formula_is_there():
 
 
 def test_the_prompt_that_is_shown_is_the_one_that_the_code_writes():
-    from game.board import Board
-    from game.prompts import board_text, power_text, rules_text
+    from entente.game.board import Board
+    from entente.game.prompts import board_text, power_text, rules_text
 
     board = Board.start()
     france = board.legal_orders()["FRANCE"]

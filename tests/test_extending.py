@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evaluation.contestants import resolve_contestant
-from game.board import Board
-from game.players import player
-from pipeline.run_settings import layered_settings, settings_of
+from entente.evaluation.contestants import resolve_contestant
+from entente.game.board import Board
+from entente.game.players import player
+from entente.pipeline.run_settings import layered_settings, settings_of
+from entente.telemetry.errors import InputError
 from storage.rewards import returns_of, reward_of
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
-from telemetry.errors import InputError
 from tests.command import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -106,9 +106,9 @@ def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):
 def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
     import torch
 
-    from training.choose_loss import policy_loss
-    from training.losses import DrawnTokens
-    from training.settings import TrainingSettings
+    from entente.training.choose_loss import policy_loss
+    from entente.training.losses import DrawnTokens
+    from entente.training.settings import TrainingSettings
 
     now, then, worth = [-0.1, -2.0, -1.0], [-0.4, -1.0, -900.0], [1.0, -2.0, 1.0]
     tokens = DrawnTokens(
@@ -125,10 +125,10 @@ def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
 
 
 def test_the_chat_template_of_the_page_holds_a_prompt(model: Path, tmp_path: Path):
-    from decoding.codec import Codec
-    from game.prompt_settings import PromptSettings
-    from game.prompts import board_text, power_text
-    from rollouts.deciders import Tokens
+    from entente.decoding.codec import Codec
+    from entente.game.prompt_settings import PromptSettings
+    from entente.game.prompts import board_text, power_text
+    from entente.rollouts.deciders import Tokens
     from tests.chat_models import chat_model
 
     folder = chat_model(model, tmp_path / "model", BLOCKS["chat_template.jinja"])
@@ -170,7 +170,7 @@ DETACHED = "TokenLoss(loss=torch.ones(4), clipped_low=no, clipped_high=no, left_
     ],
 )
 def test_a_part_that_cannot_be_used_is_refused_in_one_sentence(package, kind: str, code: str, said: str):
-    from training.choose_loss import policy_loss
+    from entente.training.choose_loss import policy_loss
 
     package({"broken.py": code})
     get = {"bot": player, "loss": policy_loss, "reward": reward_of}[kind]
@@ -233,12 +233,12 @@ def test_the_lora_targets_of_the_page_are_the_layers_of_the_real_model_and_can_b
     import torch
     from transformers import AutoModelForCausalLM, Phi3Config
 
-    from decoding import architectures
-    from training.policy import Policy
-    from training.settings import TrainingSettings
+    from entente.decoding import architectures
+    from entente.training.policy import Policy
+    from entente.training.settings import TrainingSettings
 
     monkeypatch.setattr(architectures, "FAMILIES", dict(architectures.FAMILIES))
-    exec(BLOCKS["decoding/architectures.py"], dict(vars(architectures)))
+    exec(BLOCKS["entente/decoding/architectures.py"], dict(vars(architectures)))
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Phi3Config(**sizes, num_key_value_heads=2, vocab_size=100, pad_token_id=0)
     model = AutoModelForCausalLM.from_config(config)
@@ -251,18 +251,18 @@ def test_the_lora_targets_of_the_page_are_the_layers_of_the_real_model_and_can_b
 
 
 def test_the_recipe_of_the_page_says_how_prompts_of_an_adapter_are_written(tmp_path: Path):
-    from decoding.model_files import recipe_prompts
-    from game.prompt_settings import PromptSettings
+    from entente.decoding.model_files import recipe_prompts
+    from entente.game.prompt_settings import PromptSettings
 
     (tmp_path / "recipe.json").write_text(BLOCKS["recipe.json"])
     assert recipe_prompts(tmp_path) == PromptSettings(**json.loads(BLOCKS["recipe.json"])["prompts"])
 
 
 def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(tokens):
-    from records.generation import GenerationRequest
-    from records.policy_version import PolicyVersion
+    from entente.records.generation import GenerationRequest
+    from entente.records.policy_version import PolicyVersion
 
-    engine = module("inference/uniform_engine.py").UniformEngine()
+    engine = module("entente/inference/uniform_engine.py").UniformEngine()
     for power, legal in Board.start().legal_orders().items():
         table = tokens.tables.table(legal)
         request = GenerationRequest(request_id=power, prompt_ids=[1], table=table, seed=7)
@@ -280,10 +280,10 @@ def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(t
 
 
 def test_the_metric_of_the_page_is_one_once_it_is_registered():
-    registry = importlib.import_module("telemetry.metrics")
+    registry = importlib.import_module("entente.telemetry.metrics")
     inside = {"METRICS": dict(registry.METRICS), "_group": registry._group}
     before = set(inside["METRICS"])
-    exec(BLOCKS["telemetry/metrics.py"], inside)
+    exec(BLOCKS["entente/telemetry/metrics.py"], inside)
     (name,) = set(inside["METRICS"]) - before
     with pytest.raises(KeyError, match=name):
         registry.check({name: 1.0})
@@ -291,9 +291,11 @@ def test_the_metric_of_the_page_is_one_once_it_is_registered():
 
 
 def test_the_alert_of_the_page_is_raised_by_a_slow_step(tmp_path: Path):
-    inside: dict[str, Any] = dict(vars(importlib.import_module("telemetry.alerts")))
-    (function,) = [node.name for node in ast.parse(BLOCKS["telemetry/alerts.py"]).body if isinstance(node, ast.FunctionDef)]
-    exec(textwrap.dedent(BLOCKS["telemetry/alerts.py"]), inside)
+    inside: dict[str, Any] = dict(vars(importlib.import_module("entente.telemetry.alerts")))
+    (function,) = [
+        node.name for node in ast.parse(BLOCKS["entente/telemetry/alerts.py"]).body if isinstance(node, ast.FunctionDef)
+    ]
+    exec(textwrap.dedent(BLOCKS["entente/telemetry/alerts.py"]), inside)
     seconds = [2.0, 3.0, 2.0, 2.0, 3.0, 2.0]
     rule = MethodType(inside[function], SimpleNamespace(_values=lambda name: seconds if name == "time/step_s" else []))
     assert rule() is None
@@ -305,7 +307,7 @@ def test_the_command_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     from cyclopts import App
 
     app = App()
-    app.default(module("cli/versions.py").versions)
+    app.default(module("entente/cli/versions.py").versions)
     RunPaths(tmp_path / "mine").create()
     app(["--run", "mine", "--runs-root", str(tmp_path)], result_action="return_value")
     assert capsys.readouterr().out == "\n"

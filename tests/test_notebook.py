@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import entente
-from reports.replay_page import replay_html
-from reports.replayed import read_game
+from entente.reports.replay_page import replay_html
+from entente.reports.replayed import read_game
+from entente.telemetry.errors import DataError, EntenteError, InputError
 from storage.asking import connect
 from storage.runs import MODEL_FOLDER, RunPaths
-from telemetry.errors import DataError, EntenteError, InputError
 from tests.reports.conftest import Page
 from tests.test_project import HEAVY, ROOT
 
@@ -26,7 +26,7 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 def test_a_run_is_found_without_loading_what_reads_or_trains_it(stored_run: RunPaths):
     program = f"""
 import sys, entente
-rooms = {{"cli", "storage", "pipeline", "game", "duckdb"}}
+rooms = {{"entente.cli", "entente.pipeline", "entente.game", "storage", "duckdb"}}
 assert not rooms & set(sys.modules), rooms & set(sys.modules)
 import entente.bots
 assert entente.API_VERSION == 1 and "run" in dir(entente)

@@ -42,9 +42,10 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(names: set[
     on_disk = (path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file() and path.suffix != ".pyc")
     assert {name for name in names if ".dist-info/" not in name} == {str(path.relative_to(ROOT)) for path in on_disk}
     presets = {
-        f"pipeline/presets/{preset}.toml" for preset in ("laptop", "lm", "gpu-24", "gpu-40", "gpu-80", "gpu-141", "cluster")
+        f"entente/pipeline/presets/{preset}.toml"
+        for preset in ("laptop", "lm", "gpu-24", "gpu-40", "gpu-80", "gpu-141", "cluster")
     }
-    assert {*presets, "storage/select_batch.sql", "reports/page.html.jinja"} <= names
+    assert {*presets, "storage/select_batch.sql", "entente/reports/page.html.jinja"} <= names
 
 
 def test_the_licence_and_the_notice_travel_and_tests_and_scraps_do_not(names: set[str]):
@@ -61,7 +62,7 @@ def test_the_wheel_says_what_it_needs_and_what_command_it_brings(wheel: Path):
     assert metadata["Requires-Python"].replace(" ", "") in (">=3.11,<3.14", "<3.14,>=3.11")
     core = [text for text in metadata.get_all("Requires-Dist", []) if "extra ==" not in text]
     assert len(core) == len(PROJECT["project"]["dependencies"])
-    assert "entente = cli.main:main" in entry_points
+    assert "entente = entente.cli.main:main" in entry_points
 
 
 class Installed:

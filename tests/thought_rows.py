@@ -5,8 +5,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from decoding.model_files import eos_token_id
-from records.rows import Decision, Ply
+from entente.decoding.model_files import eos_token_id
+from entente.records.rows import Decision, Ply
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, publish_shard
 

@@ -20,17 +20,17 @@ import numpy as np
 
 from benchmarks.laptop_run import record_rows
 from benchmarks.outcome import Outcome, Target, cpu_seconds, require_found
-from decoding.model_files import resolve_model
-from pipeline.find_model import TINY
-from pipeline.run_settings import RunSettings
+from entente.decoding.model_files import resolve_model
+from entente.pipeline.find_model import TINY
+from entente.pipeline.run_settings import RunSettings
+from entente.telemetry.errors import EntenteError, InputError
+from entente.telemetry.progress import reporter
+from entente.training.policy import Policy
+from entente.training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSettings
+from entente.training.tiny_model import make_tiny_model
+from entente.training.trie_plan import plan
+from entente.training.update import Updater
 from storage.runs import MODEL_FOLDER
-from telemetry.errors import EntenteError, InputError
-from telemetry.progress import reporter
-from training.policy import Policy
-from training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSettings
-from training.tiny_model import make_tiny_model
-from training.trie_plan import plan
-from training.update import Updater
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Linear layers that an adapter changes by default."""

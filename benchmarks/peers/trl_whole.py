@@ -28,29 +28,29 @@ import numpy as np
 from benchmarks.laptop_run import cache_of
 from benchmarks.outcome import Outcome
 from benchmarks.peers.bench import ROWS_EACH_OF_A_MODEL, ask, check_python, model_of, start, trl_settings
-from decoding.codec import Codec
-from decoding.legal_table import LegalTable
-from evaluation.strength import Score, measure_strength
-from game.board import POWERS, Board
-from game.legal import LegalOrders
-from game.players import player
-from game.prompts import board_text, power_text
-from game.scores import components
-from game.snapshot import Snapshot
-from inference.adapter_check import version_in
-from inference.torch_engine import TorchEngine
-from outside.reading import read_answer
-from pipeline.run_settings import RunSettings
-from rollouts.deciders import DecisionRequest
-from rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
-from rollouts.opponents import draw_opponents
-from rollouts.roll_out import SETTLED_YEARS
-from rollouts.seeds import dice
-from rollouts.settings import RolloutSettings
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import LegalTable
+from entente.evaluation.strength import Score, measure_strength
+from entente.game.board import POWERS, Board
+from entente.game.legal import LegalOrders
+from entente.game.players import player
+from entente.game.prompts import board_text, power_text
+from entente.game.scores import components
+from entente.game.snapshot import Snapshot
+from entente.inference.adapter_check import version_in
+from entente.inference.torch_engine import TorchEngine
+from entente.outside.reading import read_answer
+from entente.pipeline.run_settings import RunSettings
+from entente.rollouts.deciders import DecisionRequest
+from entente.rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
+from entente.rollouts.opponents import draw_opponents
+from entente.rollouts.roll_out import SETTLED_YEARS
+from entente.rollouts.seeds import dice
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.errors import EngineError, InputError
+from entente.telemetry.progress import reporter
 from state_cache.sampling import sample_start_positions
 from state_cache.store import StateCache, open_cache
-from telemetry.errors import EngineError, InputError
-from telemetry.progress import reporter
 
 ARMS = ("free", "masked")
 _ANSWER = "answer"

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import decode
 from benchmarks.decode_cases import requests_for
 from benchmarks.played_steps import RunInputs, record_step
-from game.snapshot import Snapshot
-from rollouts.settings import RolloutSettings
+from entente.game.snapshot import Snapshot
+from entente.rollouts.settings import RolloutSettings
 from tests.instant_engine import InstantEngine
 
 # -- cases -------------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from benchmarks import game_ground
 from benchmarks.game_ground import bench_game, played_games
 from benchmarks.outcome import Target
 from benchmarks.storage_figures import bench_storage
-from cli import bench, main
-from game.board import Board
-from telemetry.errors import EngineError, InputError
+from entente.cli import bench, main
+from entente.game.board import Board
+from entente.telemetry.errors import EngineError, InputError
 
 
 def test_the_game_that_is_measured_is_played_as_noted():
@@ -72,7 +72,7 @@ def test_nothing_to_measure_is_the_users_mistake(bench):
 def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(bench._BENCHMARKS, "game", lambda rounds: bench_game(phases=10, rounds=rounds))
     monkeypatch.setattr(Target, "holds", lambda target, value: False)
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
     assert main.run(["bench", "game", "--seed", "1"]) == 2 and "has no use for --seed" in capsys.readouterr().err
     assert main.run(["bench", "game", "--rounds", "1", "--json"]) == 0
     *table, last = capsys.readouterr().out.splitlines()

@@ -9,14 +9,14 @@ from benchmarks.peers.bench import take_turns
 from benchmarks.peers.trl_program import Walks, padded
 from benchmarks.peers.trl_whole import Arm, Question, questions_of
 from benchmarks.trainer_cases import Case, made_up_batch
-from cli import main
-from decoding.legal_table import END
-from game.board import Board
-from game.players import player
-from game.snapshot import Snapshot
-from pipeline.run_settings import RunSettings, layered_settings
-from rollouts.fork import Tokens
-from rollouts.seeds import dice
+from entente.cli import main
+from entente.decoding.legal_table import END
+from entente.game.board import Board
+from entente.game.players import player
+from entente.game.snapshot import Snapshot
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.rollouts.fork import Tokens
+from entente.rollouts.seeds import dice
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ def test_arms_take_turns_and_the_first_round_does_not_count():
     ],
 )
 def test_the_command_refuses_at_once_what_it_cannot_measure(words: list[str], why: str, capsys, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
     assert main.run(["bench", "peers", "--trl-python", str(tmp_path / "python"), *words]) == 2
     assert why in capsys.readouterr().err
 

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import storage_figures
 from benchmarks.storage_figures import bench_storage
+from entente.telemetry.errors import DataError
 from storage.index import Index
-from telemetry.errors import DataError
 
 SMALL = 0.005
 

@@ -12,10 +12,10 @@ from benchmarks.old_step import OldTrainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
 from benchmarks.trainer_arms import Arms, Steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
-from decoding.architectures import read_architecture
-from pipeline.run_settings import layered_settings
-from telemetry.errors import InputError
-from training.trie_plan import plan
+from entente.decoding.architectures import read_architecture
+from entente.pipeline.run_settings import layered_settings
+from entente.telemetry.errors import InputError
+from entente.training.trie_plan import plan
 
 SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512, tied=True)
 SMALL = Case(positions=2, forks=3, own=40, completion=12)
@@ -60,7 +60,7 @@ def test_the_two_paths_agree_and_a_wrong_one_shows(monkeypatch: pytest.MonkeyPat
     with one_thread():
         honest = exactness(SMALL, SHAPE, seed=0)
         assert honest["loss_diff"] <= 1e-6 and honest["grad_rel_error"] <= 1e-5
-        from training import layout, trie_plan
+        from entente.training import layout, trie_plan
 
         def crooked(*given):
             """As if the answers of a group stood at each other's places."""

@@ -75,7 +75,7 @@ class Servers:
                 [
                     sys.executable,
                     "-m",
-                    "cli.main",
+                    "entente.cli.main",
                     "serve",
                     "--model",
                     str(self._model()),
@@ -160,7 +160,7 @@ class Servers:
         return next(iter((self.runs / "_models").glob("tiny-*")))
 
     def _entente(self, *words: str) -> None:
-        line = [sys.executable, "-m", "cli.main", *words]
+        line = [sys.executable, "-m", "entente.cli.main", *words]
         done = subprocess.run(line, cwd=self.folder, env=self._environment(), capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"entente {' '.join(words)}: {done.stderr.strip()}")
@@ -203,7 +203,7 @@ class Run:
 
     def trainer(self) -> psutil.Process:
         """Its trainer."""
-        return next(child for child in self.flow().children() if runs(child, "training.serve_steps"))
+        return next(child for child in self.flow().children() if runs(child, "entente.training.serve_steps"))
 
     def step_s(self) -> float:
         """Median seconds between two steps."""

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cli.sql import sql
+from entente.cli.sql import sql
 from storage.asking import QUERIES, ask, connect, ready_query
 from storage.run_views import VIEWS
 

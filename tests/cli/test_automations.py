@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cli.automations import (
+from entente.cli.automations import (
     NOTIFIED,
     WHOLE_MACHINE,
     apply,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run_settings import layered_settings
+from entente.pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 from tests.cli.test_commands import LEAVES
 from tests.cli.test_dry_run import WORDS
@@ -137,7 +137,7 @@ def test_help_and_commands_that_only_look_or_plan_load_nothing_heavy(entente, fo
     asked += [([*words, "--dry-run"], HEAVY[1:]) for words in WORDS.values()]
     program = f"""
 import json, sys
-from cli.main import run
+from entente.cli.main import run
 found = [(words, run(words), [name for name in absent if name in sys.modules]) for words, absent in {asked}]
 print(json.dumps(found), file=sys.stderr)
 """

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from cyclopts import App
 
-from cli.commands import COMMANDS, command_line, overview
-from cli.main import run
+from entente.cli.commands import COMMANDS, command_line, overview
+from entente.cli.main import run
 
 
 def leaves(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., object]]]:
@@ -26,7 +26,7 @@ NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 @pytest.fixture(autouse=True)
 def _environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
 
 
 def test_the_overview_names_every_command_on_one_screen():

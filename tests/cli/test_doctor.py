@@ -1,7 +1,6 @@
 """The doctor finds what really keeps a run from working, in environments that lack or hide something."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.doctor import check_size, check_versions, verdict
-from tests.command import ROOT
+from entente.cli.doctor import check_size, check_versions, verdict
 
 
 @pytest.fixture
@@ -48,21 +46,6 @@ def test_a_sound_environment_is_ready_and_nothing_is_written(entente):
     done = entente("doctor")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.splitlines()[-1].startswith("ready")
     assert list(entente.folder.iterdir()) == []
-
-
-def test_a_foreign_package_before_ours_is_named(problems, site: Path):
-    (site / "tasks").mkdir()
-    (site / "tasks" / "__init__.py").touch()
-    assert problems()["packages"] == f"Python finds `tasks` in {site / 'tasks'}, not in {ROOT}"
-
-
-def test_a_foreign_package_that_hides_what_every_command_needs_is_one_sentence(entente, site: Path):
-    (site / "telemetry").mkdir()
-    (site / "telemetry" / "__init__.py").touch()
-    done = entente.process("doctor", PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 1
-    assert line.startswith("entente: the package `telemetry` that Python finds first is not this application's")
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from inference.memory_plan import Machine, read_shape
-from pipeline import dry_run
-from pipeline.dry_run import plan_train
-from pipeline.find_model import tiny_shape
-from pipeline.rehearse_forks import unique_tokens
-from pipeline.run_settings import layered_settings
+from entente.inference.memory_plan import Machine, read_shape
+from entente.pipeline import dry_run
+from entente.pipeline.dry_run import plan_train
+from entente.pipeline.find_model import tiny_shape
+from entente.pipeline.rehearse_forks import unique_tokens
+from entente.pipeline.run_settings import layered_settings
+from entente.training.settings import TinyModelSettings
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
 from tests.command import Entente
-from training.settings import TinyModelSettings
 
 WORDS = {
     "train": ["train"],

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from cli.run_flow import run_flow
+from entente.cli.run_flow import run_flow
 
 CASES = [(signal.SIGINT, 130, "entente: interrupted\n"), (signal.SIGTERM, 143, "entente: told to end (SIGTERM)\n")]
 OPEN = """
@@ -48,7 +48,7 @@ def begun(command: list[subprocess.Popen[str]], work: str, first: str = "") -> s
         import signal
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         import subprocess, sys, time
-        from cli import end_by_signal, main
+        from entente.cli import end_by_signal, main
         {first}
         def work(*_, **__):
             {work}

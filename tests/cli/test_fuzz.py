@@ -17,9 +17,9 @@ from cyclopts import App
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cli.commands import command_line
-from cli.main import run
-from pipeline.run_settings import layered_settings
+from entente.cli.commands import command_line
+from entente.cli.main import run
+from entente.pipeline.run_settings import layered_settings
 from storage.runs import RunPaths
 
 READS = {("cache", "show"), ("model", "show"), ("sql",), ("doctor",)}
@@ -42,10 +42,10 @@ def begins(*_: object, **__: object) -> None:
 def no_work() -> Iterator[None]:
     """Nothing starts, and this process keeps its environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cli.environment.prepare_environment", lambda **how: None)
-        patch.setattr("cli.train.progress_shown", begins)
-        patch.setattr("cli.screen.progress_shown", begins)
-        patch.setattr("inference.torch_engine.TorchEngine", begins)
+        patch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+        patch.setattr("entente.cli.train.progress_shown", begins)
+        patch.setattr("entente.cli.screen.progress_shown", begins)
+        patch.setattr("entente.inference.torch_engine.TorchEngine", begins)
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from cli import main
-from cli.environment import prepare_environment
-from telemetry.errors import DataError, EngineError, InputError
+from entente.cli import main
+from entente.cli.environment import prepare_environment
+from entente.telemetry.errors import DataError, EngineError, InputError
 
 
 class _Foreign(BaseModel):
@@ -29,13 +29,13 @@ def foreign_complaint() -> ValidationError:
 @pytest.fixture
 def run_into(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Run a command that ends with the given error, in this process: `run_into(error)`; its exit code."""
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
 
     def run(error: BaseException, **how: Any) -> int:
         def fail(*paths: object) -> None:
             raise error
 
-        monkeypatch.setattr("pipeline.run_settings.settings_of", fail)
+        monkeypatch.setattr("entente.pipeline.run_settings.settings_of", fail)
         return main.run(["sql", "select 1", "--run", "mine"], **how)
 
     return run

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from telemetry.errors import InputError
+from entente.telemetry.errors import InputError
 
 CACHE = ["cache", "build", "--train-snapshots", "2", "--held-out-snapshots", "2", "--last-year", "1902"]
 
@@ -31,7 +31,7 @@ def test_a_server_that_does_not_answer_is_named_before_anything_is_written(enten
 
 
 def test_a_run_without_a_server_writes_nothing(entente, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("cli.train.prefect_server", Mock(side_effect=InputError("no Prefect server answers")))
+    monkeypatch.setattr("entente.cli.train.prefect_server", Mock(side_effect=InputError("no Prefect server answers")))
     done = entente("train", "--run", "mine")
     assert (done.returncode, done.stderr) == (2, "entente: no Prefect server answers\n") and names(entente.folder) == []
 
@@ -68,7 +68,9 @@ def test_a_child_whose_parent_ended_before_it_looked_ends_too():
     """A server that still imports modules when its command is killed."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    late = f"from telemetry.parent import end_with_parent; end_with_parent(parent={ended.pid}); import time; time.sleep(600)"
+    late = (
+        f"from entente.telemetry.parent import end_with_parent; end_with_parent(parent={ended.pid}); import time; time.sleep(600)"
+    )
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", late], cwd=root, timeout=30).returncode == 1
 
@@ -78,10 +80,10 @@ def test_commands_begun_at_once_on_a_fresh_home_have_servers_that_answer_to_thei
     """Neither a page in a browser nor another user of the machine can ask one anything, whatever host they say they want."""
     program = """
 import asyncio, os, urllib.error, urllib.request
-from cli.environment import prepare_environment
+from entente.cli.environment import prepare_environment
 prepare_environment(debug=False)
 from prefect.client.orchestration import get_client
-from cli.prefect_server import prefect_server
+from entente.cli.prefect_server import prefect_server
 
 async def flows():
     async with get_client() as client:
@@ -146,7 +148,7 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
 
 GARBAGE = """
 import threading, time
-from cli import serve_prefect
+from entente.cli import serve_prefect
 serve_prefect.BEAT_S = 0.01
 serve_prefect.collect_in_thread()
 class Held:

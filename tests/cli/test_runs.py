@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cli import main
-from cli.commands import command_line
-from pipeline.check_settings import check_settings
-from pipeline.run_settings import RunSettings
-from reports.read_run import list_runs
+from entente.cli import main
+from entente.cli.commands import command_line
+from entente.pipeline.check_settings import check_settings
+from entente.pipeline.run_settings import RunSettings
+from entente.reports.read_run import list_runs
+from entente.telemetry.errors import InputError
 from storage.runs import RunPaths, resolve_run
-from telemetry.errors import InputError
 
 NOW = 1_700_000_000
 
@@ -34,7 +34,7 @@ def make_run(name: str, *, age: float, done: int = 0, steps: int = 4, summary: b
 def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run in each state, and what is no run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
     make_run("done", age=30, done=4, summary=True)
     make_run("cut", age=20, done=2)
     make_run("begun", age=10)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cli.screen import LineReporter, progress_shown
-from telemetry.progress import GameProgress, LogReporter, reporter
+from entente.cli.screen import LineReporter, progress_shown
+from entente.telemetry.progress import GameProgress, LogReporter, reporter
 
 
 def test_progress_goes_to_standard_error_for_the_length_of_the_block_only(capsys: pytest.CaptureFixture):
@@ -30,7 +30,7 @@ def test_a_long_stage_is_a_line_a_minute(capsys):
 def test_games_report_each_movement_phase_and_a_game_that_ends_early_counts_as_whole(monkeypatch):
     seen: list[tuple[int, int]] = []
     monkeypatch.setattr(LogReporter, "stage", lambda self, name, done, total: seen.append((done, total)))
-    monkeypatch.setattr("telemetry.progress._reporter", LogReporter())
+    monkeypatch.setattr("entente.telemetry.progress._reporter", LogReporter())
     progress = GameProgress("games", 2, 20)
     for phase in ("S1901M", "F1901M", "F1901R", "W1901A"):
         progress.played("first", phase)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.server_key import key_file, send_key, want_key
-from telemetry.errors import InputError
+from entente.cli.server_key import key_file, send_key, want_key
+from entente.telemetry.errors import InputError
 
 SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 

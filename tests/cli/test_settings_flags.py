@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from cli.commands import command_line
-from cli.settings_from_flags import settings_from
-from pipeline.run_settings import RunSettings, layered_settings
+from entente.cli.commands import command_line
+from entente.cli.settings_from_flags import settings_from
+from entente.pipeline.run_settings import RunSettings, layered_settings
 
 
 def leaves(settings: BaseModel, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
-from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.setting_names import FIRST_SETTINGS, setting_names
+from entente.cli.main import run
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.pipeline.setting_names import FIRST_SETTINGS, setting_names
 
 LONGEST, LONGEST_ALL, WIDEST = 50, 160, 120
 
@@ -16,7 +16,7 @@ LONGEST, LONGEST_ALL, WIDEST = 50, 160, 120
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """What the words print, where nothing is a terminal."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
 
     def ask(*words: str) -> str:
         assert run(list(words)) == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from cli import main
-from pipeline.run_settings import RunSettings
+from entente.cli import main
+from entente.pipeline.run_settings import RunSettings
 from storage.interruptible import THREAD
 from storage.runs import RunPaths
 from storage.shards import publish_shard
@@ -29,7 +29,7 @@ Ask = Callable[..., tuple[int, str, str]]
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
     """`entente sql WORDS` in this process, of a run with a few rows: exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
     paths = RunPaths(Path("runs/mine")).create()
     paths.settings.write_text(RunSettings(run="mine").model_dump_json())
     decisions, plies = make_shard_rows(random.Random(0), range(1), "local")
@@ -165,7 +165,7 @@ def test_tokens_have_their_text(ask: Ask, model: Path):
     Path("runs/mine/settings.json").write_text(json.dumps(settings))
     code, shown, said = ask("select token, text from tokens", "--format", "json")
     rows = [json.loads(line) for line in shown.splitlines()]
-    from decoding.codec import Codec
+    from entente.decoding.codec import Codec
 
     assert (code, said) == (0, "") and rows
     assert all(row["text"] == Codec(model).decode([row["token"]]) for row in rows[:20])

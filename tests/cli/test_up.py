@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from cli import automations
-from cli.automations import WHOLE_MACHINE, asker
-from telemetry.errors import InputError
+from entente.cli import automations
+from entente.cli.automations import WHOLE_MACHINE, asker
+from entente.telemetry.errors import InputError
 from tests.command import Entente
 from tests.waiting import free_port
 
@@ -40,7 +40,7 @@ def entente(folder: Path, *words: str, **environment: str) -> subprocess.Complet
     """In a process of its own, which what it begins outlives."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", *words],
+        [sys.executable, "-m", "entente.cli.main", *words],
         cwd=folder,
         env=kept | {"PYTHONPATH": str(ROOT), "PREFECT_WORKER_QUERY_SECONDS": "2"} | environment,
         capture_output=True,

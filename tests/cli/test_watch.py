@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from cli.watch import sparkline
+from entente.cli.watch import sparkline
 from storage.runs import RunPaths
 from tests.conftest import Entente
 
@@ -51,7 +51,7 @@ def test_a_run_at_work_is_watched_until_it_is_done(workplace: Entente, trained):
     paths.summary.unlink()
     terminal, theirs = pty.openpty()
     words = ["watch", "--run", "first", "--runs-root", str(paths.root.parent), "--beat-s", "0.2"]
-    command = [sys.executable, "-m", "cli.main", *words]
+    command = [sys.executable, "-m", "entente.cli.main", *words]
     watching = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100", "TERM": "xterm"})
     os.close(theirs)
     read: list[str] = []

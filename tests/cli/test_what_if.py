@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from game.board import POWERS, Board
-from game.players import player
-from rollouts.seeds import dice
+from entente.game.board import POWERS, Board
+from entente.game.players import player
+from entente.rollouts.seeds import dice
 from storage.played_games import HUMAN, SavedGame, SavedTurn
 from storage.runs import RunPaths
 from tests.command import Entente

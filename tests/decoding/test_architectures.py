@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.architectures import FAMILIES, architecture_of, read_architecture
-from telemetry.errors import InputError
+from entente.decoding.architectures import FAMILIES, architecture_of, read_architecture
+from entente.telemetry.errors import InputError
 from tests.families import CONFIGS, config_of
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from decoding import chat_format as module
-from decoding.codec import Codec
-from decoding.model_files import model_fingerprint
-from decoding.prompt_form import PromptForm, sample_prompts
-from game.board import Board
-from game.prompt_settings import PromptSettings
-from game.prompts import ANSWER_CUE, board_text, power_text, rules_text
-from game.worked_examples import worked_examples
-from rollouts.deciders import Tokens
-from telemetry.errors import InputError
+from entente.decoding import chat_format as module
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import model_fingerprint
+from entente.decoding.prompt_form import PromptForm, sample_prompts
+from entente.game.board import Board
+from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import ANSWER_CUE, board_text, power_text, rules_text
+from entente.game.worked_examples import worked_examples
+from entente.rollouts.deciders import Tokens
+from entente.telemetry.errors import InputError
 from tests.chat_models import GEMMA, LLAMA, NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, TEMPLATES, chat_model
 
 SETTINGS = PromptSettings()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from decoding.codec import Codec
-from decoding.model_files import eos_token_id, model_fingerprint, resolve_model
-from game.board import Board
-from game.prompts import board_text
-from rollouts.deciders import Tokens
-from telemetry.errors import InputError
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import eos_token_id, model_fingerprint, resolve_model
+from entente.game.board import Board
+from entente.game.prompts import board_text
+from entente.rollouts.deciders import Tokens
+from entente.telemetry.errors import InputError
 
 
 def test_text_after_other_text_is_spelled_as_in_the_whole_or_not_at_all(tokens: Tokens):

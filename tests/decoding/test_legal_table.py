@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from decoding.codec import Codec
-from decoding.legal_table import END, TableBuilder
-from game.board import POWERS, Board
-from game.legal import LegalOrders, OrderKind
-from game.prompt_settings import PromptSettings
-from game.prompts import rules_text
-from rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
-from telemetry.errors import DataError, InputError
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import END, TableBuilder
+from entente.game.board import POWERS, Board
+from entente.game.legal import LegalOrders, OrderKind
+from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import rules_text
+from entente.rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
+from entente.telemetry.errors import DataError, InputError
 
 MOVEMENT = LegalOrders(
     power="FRANCE",

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from decoding.codec import Codec
-from decoding.legal_table import END
-from game.board import Board
-from game.legal import LegalOrders, OrderKind
-from game.players import player
-from game.prompt_settings import PromptSettings
-from game.prompts import board_text, power_text, rules_text
-from rollouts.deciders import Tokens
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import END
+from entente.game.board import Board
+from entente.game.legal import LegalOrders, OrderKind
+from entente.game.players import player
+from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import board_text, power_text, rules_text
+from entente.rollouts.deciders import Tokens
 from tests.chat_models import MISTRAL
 
 mistral_common = pytest.importorskip("mistral_common")

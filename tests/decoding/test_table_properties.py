@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decoding.codec import Codec
-from decoding.legal_table import END, LegalTable, TableBuilder
-from decoding.option_trie import TokenLines, assemble
-from game.legal import LegalOrders, OrderKind
-from rollouts.fork import Tokens
-from telemetry.errors import InputError
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import END, LegalTable, TableBuilder
+from entente.decoding.option_trie import TokenLines, assemble
+from entente.game.legal import LegalOrders, OrderKind
+from entente.rollouts.fork import Tokens
+from entente.telemetry.errors import InputError
 
 PLACES = ("BUL", "CON", "GRE", "MAO", "SPA", "STP")
 ENDS = ("", "/NC", "/SC", "/EC")

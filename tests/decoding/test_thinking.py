@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from decoding.codec import Codec
-from decoding.legal_table import END, LegalTable, TableBuilder
-from decoding.open_set import excluded_ids, nth_id, open_set, open_sets, set_size
-from decoding.thinking import ThoughtRule, thinking_of
-from decoding.thoughts import Thought, read_thought, thought_of
-from game.legal import LegalOrders, OrderKind
-from rollouts.fork import Tokens
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import END, LegalTable, TableBuilder
+from entente.decoding.open_set import excluded_ids, nth_id, open_set, open_sets, set_size
+from entente.decoding.thinking import ThoughtRule, thinking_of
+from entente.decoding.thoughts import Thought, read_thought, thought_of
+from entente.game.legal import LegalOrders, OrderKind
+from entente.rollouts.fork import Tokens
+from entente.telemetry.errors import DataError
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 RETREAT = LegalOrders(
     power="ITALY", kind=OrderKind.RETREAT, sites=("A VEN",), options=(("A VEN D", "A VEN R ROM", "A VEN R TUS"),), picks=1

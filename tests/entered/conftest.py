@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from play.game import Choice
-from rollouts.deciders import DecisionRequest
+from entente.play.game import Choice
+from entente.rollouts.deciders import DecisionRequest
 from tests.entered.server_process import ServerProcess
 
 
@@ -21,7 +21,7 @@ class FirstOrders:
         self.asked: list[tuple[str, str]] = []
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
-        """See `play.game.Players`."""
+        """See `entente.play.game.Players`."""
         self.asked.append((request.board.phase, request.power))
         if request.board.phase in self.slow:
             await asyncio.sleep(self.slow_s)

@@ -5,7 +5,7 @@ The package hashes each password for about a second on purpose, and blocks every
 
 import bcrypt
 
-from game.diplomacy_server import main
+from entente.game.diplomacy_server import main
 
 if __name__ == "__main__":
     salt = bcrypt.gensalt

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from diplomacy.communication import requests, responses
 from diplomacy.utils import strings
 
-from game.server_client import ServerClient, ServerGame, connect
+from entente.game.server_client import ServerClient, ServerGame, connect
 
 ROOT = Path(__file__).resolve().parents[2]
 _Found = TypeVar("_Found")

@@ -1,4 +1,4 @@
-"""Rules of `play.enter` that need no server: what is refused, and that errors end."""
+"""Rules of `entente.play.enter` that need no server: what is refused, and that errors end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from diplomacy import Game
 
-from game.server_client import JoinedGame, RefusedError, ServerGame
-from play import enter
-from play.enter import EnteredGames, Entry, check_game
+from entente.game.server_client import JoinedGame, RefusedError, ServerGame
+from entente.play import enter
+from entente.play.enter import EnteredGames, Entry, check_game
+from entente.telemetry.errors import EntenteError, InputError
 from storage.played_games import SavedGame
-from telemetry.errors import EntenteError, InputError
 
 GAME = ServerGame(
     game="friday",

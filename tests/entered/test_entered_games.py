@@ -8,10 +8,10 @@ import pytest
 from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
-from game.board import POWERS, Board
-from game.recorded import recorded_orders
-from play.enter import Entry, keep_game
-from rollouts.seeds import dice
+from entente.game.board import POWERS, Board
+from entente.game.recorded import recorded_orders
+from entente.play.enter import Entry, keep_game
+from entente.rollouts.seeds import dice
 from storage.played_games import play_again, read_game
 
 CONTROLLERS = {power: "rosa" if power < "G" else "theo" for power in POWERS}

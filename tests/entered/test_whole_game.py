@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from game.server_client import ServerGame
+from entente.game.server_client import ServerGame
 from storage.played_games import read_game
 from tests.command import Entente
 from tests.entered.server_process import ROOT, ServerProcess

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.intervals import FEWEST_CLUSTERS, Estimate, estimate, format_count
+from entente.evaluation.intervals import FEWEST_CLUSTERS, Estimate, estimate, format_count
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,9 +50,9 @@ def test_a_share_equal_in_all_clusters_gets_wilsons_interval():
 
 
 def test_only_the_intervals_module_resamples():
-    """Only `evaluation.intervals` resamples, so all intervals of the project are of one kind."""
-    owner = ROOT / "evaluation" / "intervals.py"
-    folders = ("benchmarks", "cli", "evaluation", "flows", "reports", "tasks", "telemetry", "training", "inference", "storage")
+    """Only `entente.evaluation.intervals` resamples, so all intervals of the project are of one kind."""
+    owner = ROOT / "entente" / "evaluation" / "intervals.py"
+    folders = ("benchmarks", "entente", "flows", "storage", "tasks")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py") if file != owner]
     resampling = re.compile(r"default_rng\([^)]*\)\.(integers|choice)\(|1\.96|bootstrap\(")
     assert len(files) > 100 and [str(file) for file in files if resampling.search(file.read_text())] == []

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.contestants import Contestant, check_searches, resolve_contestants
-from evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
-from evaluation.match_table import match_table
-from evaluation.matches import GameResult, plan_match, play_match
-from evaluation.settings import MatchSettings
+from entente.evaluation.contestants import Contestant, check_searches, resolve_contestants
+from entente.evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
+from entente.evaluation.match_table import match_table
+from entente.evaluation.matches import GameResult, plan_match, play_match
+from entente.evaluation.settings import MatchSettings
+from entente.game.board import POWERS, Board
+from entente.game.players import player
+from entente.rollouts.deciders import PolicyDecider
+from entente.rollouts.seeds import dice
+from entente.search.settings import SearchSettings
+from entente.telemetry.errors import EngineError, InputError
 from flows.open_players import open_players
 from flows.play_match import conclusions
-from game.board import POWERS, Board
-from game.players import player
-from rollouts.deciders import PolicyDecider
-from rollouts.seeds import dice
-from search.settings import SearchSettings
 from storage.runs import RunPaths
-from telemetry.errors import EngineError, InputError
 from tests.evaluation.test_strength import Holds
 
 MIXED = MatchSettings(players=("dumbbot", "mover", "random"), years=1)

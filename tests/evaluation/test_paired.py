@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluation.paired import ScoreDifference, score_difference
-from evaluation.score_files import ScoreRecord
-from evaluation.settings import EvaluationSettings
-from evaluation.strength import POLICY, Gain, Score
+from entente.evaluation.paired import ScoreDifference, score_difference
+from entente.evaluation.score_files import ScoreRecord
+from entente.evaluation.settings import EvaluationSettings
+from entente.evaluation.strength import POLICY, Gain, Score
 
 SETTINGS = EvaluationSettings(positions=24, powers_per_position=1)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from evaluation.matches import GAMES_PER_ROUND, plan_match
-from evaluation.protocols import check_protocol, part_of_protocol, protocol_match, protocols
-from evaluation.settings import MatchSettings
-from game.board import POWERS
-from telemetry.errors import InputError
+from entente.evaluation.matches import GAMES_PER_ROUND, plan_match
+from entente.evaluation.protocols import check_protocol, part_of_protocol, protocol_match, protocols
+from entente.evaluation.settings import MatchSettings
+from entente.game.board import POWERS
+from entente.telemetry.errors import InputError
 
 
 def asked(name: str, *players: str, opponents: str = "", **settings: object) -> MatchSettings:

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluation.score_files import ScoreRecord, read_score, read_scores, write_score
-from evaluation.settings import SCORE_SEED, EvaluationSettings
-from evaluation.strength import POLICY, measure_strength
-from game.board import Board
-from game.players import player
-from rollouts.deciders import DecisionRequest
-from rollouts.seeds import dice
+from entente.evaluation.score_files import ScoreRecord, read_score, read_scores, write_score
+from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
+from entente.evaluation.strength import POLICY, measure_strength
+from entente.game.board import Board
+from entente.game.players import player
+from entente.rollouts.deciders import DecisionRequest
+from entente.rollouts.seeds import dice
+from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.runs import RunPaths
-from telemetry.errors import DataError, EngineError, InputError
 
 SETTINGS = EvaluationSettings(positions=8, powers_per_position=2)
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.score_files import ScoreRecord, read_track, track_label, write_score
-from evaluation.settings import EvaluationSettings
-from evaluation.strength import POLICY, Score
+from entente.evaluation.score_files import ScoreRecord, read_track, track_label, write_score
+from entente.evaluation.settings import EvaluationSettings
+from entente.evaluation.strength import POLICY, Score
+from entente.telemetry.errors import InputError
 from flows.open_players import check_same_base
 from flows.score_policy import due
 from storage.runs import RunPaths
-from telemetry.errors import InputError
 
 
 def kept(paths: RunPaths, label: str, version: int, mean: float) -> None:
@@ -31,7 +31,7 @@ def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
 
 
 def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
-    from pipeline.run_settings import layered_settings
+    from entente.pipeline.run_settings import layered_settings
 
     settings = layered_settings("laptop", overrides={"steps": 20, "evaluation": {"every": 5}})
     assert [version for version in range(1, 21) if due(settings, version)] == [5, 10, 15]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from evaluation.what_if import Continuation, RecordedPosition, WhatIf, asked_power, other_orders, play_pairs
-from game.board import POWERS, Board
-from game.players import player
-from game.scores import horizon_reached
-from rollouts.deciders import DecisionRequest
-from rollouts.seeds import dice
-from telemetry.errors import InputError
+from entente.evaluation.what_if import Continuation, RecordedPosition, WhatIf, asked_power, other_orders, play_pairs
+from entente.game.board import POWERS, Board
+from entente.game.players import player
+from entente.game.scores import horizon_reached
+from entente.rollouts.deciders import DecisionRequest
+from entente.rollouts.seeds import dice
+from entente.telemetry.errors import InputError
 
 HOLD = Continuation(forks=6, years=1, players=("hold",))
 DUMBBOT = Continuation(forks=6, years=2)

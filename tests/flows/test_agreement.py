@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from entente.pipeline.run_settings import RunSettings
 from flows import check_agreement
-from pipeline.run_settings import RunSettings
 
 
 class Run:

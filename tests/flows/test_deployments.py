@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cli import environment
-from cli.automations import SILENT_S, crash_silent_runs
+from entente.cli import environment
+from entente.cli.automations import SILENT_S, crash_silent_runs
+from entente.pipeline.run_settings import layered_settings
 from flows.recover_training import SILENT
-from pipeline.run_settings import layered_settings
 from tests.test_deploy import DEPLOYMENTS, PODS, TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import psutil
 import pyarrow.ipc
 import pytest
 
-from evaluation.intervals import format_count
+from entente.evaluation.intervals import format_count
 from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.runs import RunPaths
 
@@ -139,11 +139,11 @@ def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace,
     """The engine draws at temperature 0.7 what its rows say was drawn at 1. That the trainer sees it, and is asked before each
     first step, quick tests say; here a whole run ends so."""
     program = """
-from inference.legal_draw import PartialCompletion
+from entente.inference.legal_draw import PartialCompletion
 
 honest = PartialCompletion.__init__
 PartialCompletion.__init__ = lambda partial, table, seed, temperature: honest(partial, table, seed, 0.7)
-from cli.main import main
+from entente.cli.main import main
 main()
 """
     done = workplace.process("train", "--config", "small.toml", "--run", "liar", program=program)

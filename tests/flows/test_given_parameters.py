@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from evaluation.settings import EvaluationSettings, MatchSettings
+from entente.evaluation.settings import EvaluationSettings, MatchSettings
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.build_state_cache import build_state_cache
 from flows.evaluate_policy import evaluate_policy
@@ -16,8 +18,6 @@ from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_giv
 from flows.improve_policy import improve_policy
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
-from pipeline.run_settings import RunSettings, layered_settings
-from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 Begin = Callable[[], Coroutine[Any, Any, Any]]

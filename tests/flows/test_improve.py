@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from evaluation.score_files import read_track
-from reports.run_facts import read_facts
+from entente.evaluation.score_files import read_track
+from entente.reports.run_facts import read_facts
 from storage.adapters import read_adapter
 from storage.ledger import read_ledger, recorded_steps
 from storage.lesson_shelf import lesson_uses

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.telemetry.cards import Card, CardPlan
+from entente.telemetry.errors import InputError
 from flows import open_run
-from pipeline.run_settings import RunSettings, layered_settings
 from storage.files import held
-from telemetry.cards import Card, CardPlan
-from telemetry.errors import InputError
 
 
 @pytest.fixture

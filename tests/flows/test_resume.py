@@ -147,7 +147,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(w
 def test_ctrl_c_while_the_tiny_model_is_made_does_not_wait_for_it(workplace, trained):
     """Also in the background of a script, where the shell has a command ignore SIGINT. Of a command without Prefect and a model
     tests/cli/test_end_by_signal.py says the same in seconds."""
-    background = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from cli.main import main; main()"
+    background = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from entente.cli.main import main; main()"
     words = ["--tiny-model.imitation-steps", "5000"]
     process = workplace.start("train", "--config", "small.toml", "--run", "early", *words, program=background)
     assert process.stderr is not None

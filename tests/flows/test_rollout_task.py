@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.play import Stretch, add_up
-from pipeline.resources import PRODUCER, Resources
-from rollouts.settings import RolloutSettings
+from entente.pipeline.play import Stretch, add_up
+from entente.pipeline.resources import PRODUCER, Resources
+from entente.rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.index import open_index
 from storage.selection import SelectionQuery

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow.ipc
 import pytest
 
-from inference.server_process import free_port
+from entente.inference.server_process import free_port
 from storage.runs import RunPaths
 from storage.shards import open_shard
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = "import pipeline.dask_rollouts as dask; dask.SCHEDULER_BACK_S = 2; from cli.main import main; main()"
+PATIENCE = "import entente.pipeline.dask_rollouts as dask; dask.SCHEDULER_BACK_S = 2; from entente.cli.main import main; main()"
 """The command, which waits less for a scheduler that is lost."""
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from evaluation.score_files import read_track
-from evaluation.strength import Score
+from entente.evaluation.score_files import read_track
+from entente.evaluation.strength import Score
+from entente.pipeline.run_settings import layered_settings
+from entente.telemetry.metrics import check
+from entente.telemetry.timing import Spans
 from flows import score_policy as scores
-from pipeline.run_settings import layered_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from telemetry.metrics import check
-from telemetry.timing import Spans
 
 
 @pytest.mark.parametrize(

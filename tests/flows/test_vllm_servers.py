@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment
-from inference.server_process import free_port
-from inference.settings import KEY_VARIABLE, InferenceSettings
+from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment
+from entente.inference.server_process import free_port
+from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from storage.runs import RunPaths
 from storage.shards import open_shard
 from tests.command import Entente

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from game.board import Board
-from game.legal import LegalOrders, OrderKind
-from game.players import PLAYERS, Player, mover
+from entente.game.board import Board
+from entente.game.legal import LegalOrders, OrderKind
+from entente.game.players import PLAYERS, Player, mover
 
 Turn = tuple[Board, dict[str, LegalOrders], dict[str, list[str]]]
 SelfPlay = Callable[..., Iterator[Turn]]

@@ -6,9 +6,9 @@ from typing import Any
 import diplomacy
 import pytest
 
-from game.adjudicator import Adjudicator, new_game
-from game.board import Board
-from game.snapshot import Snapshot
+from entente.game.adjudicator import Adjudicator, new_game
+from entente.game.board import Board
+from entente.game.snapshot import Snapshot
 
 
 def state_of(game: diplomacy.Game) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from game.adjudicator import MAPS, Adjudicator
-from game.board import POWERS, Board
-from game.snapshot import Snapshot, board_key, position_id, powers_with_units
-from telemetry.errors import DataError, InputError
+from entente.game.adjudicator import MAPS, Adjudicator
+from entente.game.board import POWERS, Board
+from entente.game.snapshot import Snapshot, board_key, position_id, powers_with_units
+from entente.telemetry.errors import DataError, InputError
 
 
 def freeze(board: Board) -> Snapshot:
@@ -64,7 +64,7 @@ def test_prepared_forks_compute_neither_legal_orders_nor_the_position_again(monk
     twin = board.fork()
     with monkeypatch.context() as patch:
         patch.setattr(Adjudicator, "get_all_possible_orders", None)
-        patch.setattr("game.board.freeze", None)
+        patch.setattr("entente.game.board.freeze", None)
         assert twin.legal_orders() and twin.snapshot(game_id="", seed=0, source="") == apart
     twin.step({"FRANCE": ["A PAR - BUR"]})
     assert twin.snapshot(game_id="", seed=0, source="").position != apart.position

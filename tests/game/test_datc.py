@@ -12,10 +12,9 @@ import pytest
 from diplomacy.tests import test_datc as package
 from diplomacy.utils.order_results import DISBAND, VOID
 
-import game.adjudicator
-import game.plain
-from game.board import Board, BoardPath
-from game.plain import PlainGame
+from entente.game import adjudicator, plain
+from entente.game.board import Board, BoardPath
+from entente.plain import PlainGame
 
 Cases = package.TestDATC
 NAMES = sorted(name for name in vars(Cases) if name.startswith("test_"))
@@ -104,8 +103,8 @@ def played_at(path: BoardPath, restored: bool, results: list[Mapping[str, Any]])
 @pytest.mark.parametrize("case", NAMES)
 def test_the_packages_cases_come_out_as_they_say(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[Mapping[str, Any]] = []
-    in_words = game.adjudicator.marks_by_unit
-    for module in (game.adjudicator, game.plain):
+    in_words = adjudicator.marks_by_unit
+    for module in (adjudicator, plain):
         monkeypatch.setattr(module, "marks_by_unit", lambda found: results.append(found) or in_words(found))
     for path, restored in ((BoardPath.FAST, False), (BoardPath.FAST, True), (BoardPath.PLAIN, True)):
         getattr(played_at(path, restored, results)(), case)()

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from game.adjudicator import Adjudicator, freeze
-from game.board import POWERS, Board, BoardPath
-from game.legal import WAIVE
-from game.plain import PlainGame
-from game.players import uniform
-from telemetry.errors import InputError
+from entente.game.adjudicator import Adjudicator, freeze
+from entente.game.board import POWERS, Board, BoardPath
+from entente.game.legal import WAIVE
+from entente.game.plain import PlainGame
+from entente.game.players import uniform
+from entente.telemetry.errors import InputError
 
 CRASHERS = [
     "WAIVE",

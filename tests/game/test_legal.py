@@ -7,8 +7,8 @@ from itertools import combinations, product
 
 import pytest
 
-from game.board import POWERS, Board
-from game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
+from entente.game.board import POWERS, Board
+from entente.game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
 
 
 def legal(kind: OrderKind, picks: int, *sizes: int) -> LegalOrders:
@@ -143,9 +143,9 @@ def free_homes(board: Board, power: str) -> set[str]:
 _DIGEST = """
 import random
 from hashlib import sha256
-from game.board import Board
-from game.players import mover
-from game.prompts import board_text, power_text
+from entente.game.board import Board
+from entente.game.players import mover
+from entente.game.prompts import board_text, power_text
 digest, rng, board = sha256(), random.Random(5), Board.start()
 for _ in range(25):
     legal = board.legal_orders()

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-import game.adjudicator
-from game.adjudicator import freeze
-from game.board import POWERS, Board, BoardPath
-from game.plain import PlainGame
-from game.snapshot import Snapshot, position_id
-from telemetry.errors import EngineError
+from entente.game import adjudicator
+from entente.game.adjudicator import freeze
+from entente.game.board import POWERS, Board, BoardPath
+from entente.game.plain import PlainGame
+from entente.game.snapshot import Snapshot, position_id
+from entente.telemetry.errors import EngineError
 
 
 def convoy_heavy(rng: random.Random) -> Snapshot:
@@ -74,8 +74,8 @@ def test_fast_and_plain_play_the_same_games(blind_players, convoys: bool, phases
 
 
 def test_another_release_of_the_engine_is_refused_by_the_fast_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(game.adjudicator, "version", lambda name: "1.2.0")
-    game.adjudicator._template.cache_clear()
+    monkeypatch.setattr(adjudicator, "version", lambda name: "1.2.0")
+    adjudicator._template.cache_clear()
     with pytest.raises(EngineError, match=r"needs diplomacy 1\.1\.2, and 1\.2\.0 is installed"):
         Board.start()
     assert Board.start(path=BoardPath.PLAIN).phase == "S1901M"

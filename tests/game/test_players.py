@@ -8,12 +8,12 @@ from math import comb
 import numpy as np
 import pytest
 
-from game.board import POWERS, Board
-from game.dumbbot import _Position
-from game.geography import geography, province
-from game.legal import WAIVE, LegalOrders, OrderKind
-from game.players import PLAYERS, player
-from telemetry.errors import InputError
+from entente.game.board import POWERS, Board
+from entente.game.dumbbot import _Position
+from entente.game.geography import geography, province
+from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.game.players import PLAYERS, player
+from entente.telemetry.errors import InputError
 
 
 @pytest.mark.parametrize("name", sorted(PLAYERS))

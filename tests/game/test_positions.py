@@ -10,15 +10,15 @@ from typing import Any, get_args
 
 import pytest
 
-from game.board import POWERS, Board
-from game.legal import OrderKind
-from game.players import player
-from game.positions import board_of_game, board_of_state
-from game.prompt_settings import OwnLine, PromptSettings
-from game.prompts import board_text, power_text, rules_text
-from game.read_prompt import read_prompt
-from game.recorded import as_recorded
-from telemetry.errors import InputError
+from entente.game.board import POWERS, Board
+from entente.game.legal import OrderKind
+from entente.game.players import player
+from entente.game.positions import board_of_game, board_of_state
+from entente.game.prompt_settings import OwnLine, PromptSettings
+from entente.game.prompts import board_text, power_text, rules_text
+from entente.game.read_prompt import read_prompt
+from entente.game.recorded import as_recorded
+from entente.telemetry.errors import InputError
 
 
 def games(count: int, last_year: int, name: str = "random") -> Iterator[tuple[list[Board], dict[str, Any]]]:

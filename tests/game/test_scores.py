@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from game.board import POWERS, Board
-from game.scores import COMPONENTS, Standing, components, compute_standing, horizon_reached
-from telemetry.errors import InputError
+from entente.game.board import POWERS, Board
+from entente.game.scores import COMPONENTS, Standing, components, compute_standing, horizon_reached
+from entente.telemetry.errors import InputError
 
 
 @pytest.mark.parametrize(

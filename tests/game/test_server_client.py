@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from game.server_client import ForeignServerError, RefusedError, ServerClient, ServerLostError, connect
+from entente.game.server_client import ForeignServerError, RefusedError, ServerClient, ServerLostError, connect
 
 Handler = Callable[[web.WebSocketResponse, dict], Awaitable[None]]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from inference.engine import Engine
-from inference.host import EngineHost
-from inference.settings import InferenceSettings
-from inference.supervisor import EngineSupervisor
+from entente.inference.engine import Engine
+from entente.inference.host import EngineHost
+from entente.inference.settings import InferenceSettings
+from entente.inference.supervisor import EngineSupervisor
 
 KEY = "a key for the contract"
 
@@ -34,7 +34,7 @@ class Contender:
 
 
 def _torch_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
-    from inference.torch_engine import TorchEngine
+    from entente.inference.torch_engine import TorchEngine
 
     engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=32))
     host.submit(engine.start()).result(timeout=60)
@@ -43,7 +43,7 @@ def _torch_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
 
 
 def _http_contender(model: Path, host: EngineHost) -> Iterator[Contender]:
-    from inference.vllm_client import VllmClient
+    from entente.inference.vllm_client import VllmClient
     from tests.inference.vllm_double import VllmDouble
 
     server = VllmDouble(model, key=KEY)
@@ -77,7 +77,7 @@ def fresh_contender(request: pytest.FixtureRequest, model: Path, host: EngineHos
 @pytest.fixture(scope="session")
 def contract_served(model: Path, host: EngineHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contender]:
     """vLLM's own server, as a run has it."""
-    from inference.served_vllm import ServedVllm
+    from entente.inference.served_vllm import ServedVllm
 
     settings = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32, adapter_slots=32, threads=1)
     log = tmp_path_factory.mktemp("served") / "vllm.log"

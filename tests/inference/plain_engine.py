@@ -10,11 +10,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from decoding.legal_table import END
-from inference.engine import EngineStats
-from records.generation import Generation, GenerationCost, GenerationRequest
-from records.policy_version import BASE, BASE_VERSION, PolicyVersion
-from telemetry.errors import EngineError, VersionGoneError
+from entente.decoding.legal_table import END
+from entente.inference.engine import EngineStats
+from entente.records.generation import Generation, GenerationCost, GenerationRequest
+from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from entente.telemetry.errors import EngineError, VersionGoneError
 
 
 def expected_tokens(request: GenerationRequest, version: int) -> list[int]:

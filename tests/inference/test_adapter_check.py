@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.adapter_check import adapter_hash_of, check_adapter, version_in
-from records.policy_version import PolicyVersion
+from entente.inference.adapter_check import adapter_hash_of, check_adapter, version_in
+from entente.records.policy_version import PolicyVersion
+from entente.telemetry.errors import DataError
 from storage.adapters import publish_adapter
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -22,8 +22,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 @pytest.fixture(scope="module")
 def good(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter of rank 8 as the trainer writes it."""
-    from training.policy import Policy
-    from training.settings import TrainingSettings
+    from entente.training.policy import Policy
+    from entente.training.settings import TrainingSettings
 
     folder = tmp_path_factory.mktemp("good") / "adapter"
     Policy(model, TrainingSettings(lora_rank=8, lora_alpha=16)).save_adapter(folder)
@@ -112,8 +112,8 @@ def test_what_the_trainer_publishes_passes_under_the_hash_that_storage_gives_it(
 
 
 def test_an_adapter_on_named_layers_changes_these_alone(model, tmp_path):
-    from training.policy import Policy
-    from training.settings import TrainingSettings
+    from entente.training.policy import Policy
+    from entente.training.settings import TrainingSettings
 
     Policy(model, TrainingSettings(lora_rank=8, lora_targets=("v_proj", "q_proj"))).save_adapter(tmp_path)
     assert json.loads((tmp_path / CONFIG).read_text())["target_modules"] == ["q_proj", "v_proj"]

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoding.legal_table import TableBuilder
-from decoding.thinking import thinking_of
-from game.board import Board
-from inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
-from inference.host import EngineHost
-from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE, PolicyVersion
-from telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
+from entente.decoding.legal_table import TableBuilder
+from entente.decoding.thinking import thinking_of
+from entente.game.board import Board
+from entente.inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
+from entente.inference.host import EngineHost
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.conftest import Contender
 
 SLOW_S = 60

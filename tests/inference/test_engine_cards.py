@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from inference import engine_cards as module
-from inference import torch_engine
-from inference.choose_engine import engine_kind
-from inference.engine_cards import engine_cards, has_cuda
-from inference.settings import InferenceSettings
-from telemetry import cards
-from telemetry.errors import InputError
+from entente.inference import engine_cards as module
+from entente.inference import torch_engine
+from entente.inference.choose_engine import engine_kind
+from entente.inference.engine_cards import engine_cards, has_cuda
+from entente.inference.settings import InferenceSettings
+from entente.telemetry import cards
+from entente.telemetry.errors import InputError
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,7 +29,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Build:
     def make(count: int = 2, *, vllm: str | None = "cuda", torch: tuple[int, int] | None = (13, 0), visible: str | None = None):
         FakeNvml(cards=[FakeCard(uuid=f"GPU-{place}") for place in range(count)]).install(monkeypatch.setattr)
         monkeypatch.setattr(module, "vllm_build", lambda: vllm)
-        monkeypatch.setattr("inference.choose_engine.vllm_build", lambda: vllm)
+        monkeypatch.setattr("entente.inference.choose_engine.vllm_build", lambda: vllm)
         monkeypatch.setattr(module, "torch_cuda", lambda: torch)
         monkeypatch.setattr(cards, "_found", [])
         monkeypatch.delenv(cards.VARIABLE, raising=False)
@@ -110,11 +110,11 @@ def test_choosing_an_engine_and_planning_its_memory_calls_no_cuda_and_imports_no
     """Whoever initialises CUDA in the flow's process keeps vLLM from its cards; `is_available` alone does already."""
     program = """
 import sys
-from inference.choose_engine import choose_engine, engine_here
-from inference.host import EngineHost
-from inference.settings import InferenceSettings
-from pipeline.find_model import check_room
-from pipeline.run_settings import layered_settings
+from entente.inference.choose_engine import choose_engine, engine_here
+from entente.inference.host import EngineHost
+from entente.inference.settings import InferenceSettings
+from entente.pipeline.find_model import check_room
+from entente.pipeline.run_settings import layered_settings
 engine_here(InferenceSettings())
 check_room(layered_settings("laptop"), trains=True)
 print([name for name in ("torch", "vllm") if name in sys.modules])

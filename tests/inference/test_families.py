@@ -14,16 +14,16 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from inference.adapter_check import check_adapter, version_in
-from inference.served_vllm import ServedVllm
-from inference.settings import InferenceSettings
-from inference.torch_engine import TorchEngine
-from records.generation import Generation, GenerationRequest
+from entente.inference.adapter_check import check_adapter, version_in
+from entente.inference.served_vllm import ServedVllm
+from entente.inference.settings import InferenceSettings
+from entente.inference.torch_engine import TorchEngine
+from entente.records.generation import Generation, GenerationRequest
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.update import Updater
 from storage.gather import Batch
 from tests.families import CONFIGS, gaps, requests_beyond_the_window, save_family
-from training.policy import Policy
-from training.settings import TrainingSettings
-from training.update import Updater
 
 SETTINGS = TrainingSettings(lora_rank=8, lora_alpha=16, learning_rate=0.03, device="cpu")
 BOUND = 1e-4

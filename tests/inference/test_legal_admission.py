@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoding.legal_table import END, LegalTable
-from game.legal import LegalOrders, OrderKind
-from inference.legal_admission import DRAW_KEY, TABLE_KEY, TableCache, admit, draw_of
-from telemetry.errors import DataError
+from entente.decoding.legal_table import END, LegalTable
+from entente.game.legal import LegalOrders, OrderKind
+from entente.inference.legal_admission import DRAW_KEY, TABLE_KEY, TableCache, admit, draw_of
+from entente.telemetry.errors import DataError
 
 
 def table(salt: int) -> LegalTable:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.legal_table import END, LegalTable
-from decoding.open_set import nth_id
-from decoding.thinking import ThoughtRule
-from inference.legal_arena import LegalArena
-from inference.legal_draw import PartialCompletion, draw
-from inference.legal_rows import LegalRows
-from inference.uniforms import seed_array, uniforms
+from entente.decoding.legal_table import END, LegalTable
+from entente.decoding.open_set import nth_id
+from entente.decoding.thinking import ThoughtRule
+from entente.inference.legal_arena import LegalArena
+from entente.inference.legal_draw import PartialCompletion, draw
+from entente.inference.legal_rows import LegalRows
+from entente.inference.uniforms import seed_array, uniforms
 
 VOCABULARY = 40
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoding.legal_table import END, LegalTable
-from decoding.thinking import ThoughtRule
-from inference import legal_draw
-from inference.legal_draw import PartialCompletion, draw
-from inference.uniforms import seed_array, uniforms
+from entente.decoding.legal_table import END, LegalTable
+from entente.decoding.thinking import ThoughtRule
+from entente.inference import legal_draw
+from entente.inference.legal_draw import PartialCompletion, draw
+from entente.inference.uniforms import seed_array, uniforms
 
 
 def table(*nodes: dict[int, int]) -> LegalTable:

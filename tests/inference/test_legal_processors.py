@@ -18,12 +18,12 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from decoding.legal_table import END, LegalTable, TableBuilder
-from decoding.thinking import Thinking, thinking_of
-from game.legal import LegalOrders, OrderKind
-from inference import legal_arena
-from inference.legal_admission import START_KEY, TABLE_KEY
-from rollouts.fork import Tokens
+from entente.decoding.legal_table import END, LegalTable, TableBuilder
+from entente.decoding.thinking import Thinking, thinking_of
+from entente.game.legal import LegalOrders, OrderKind
+from entente.inference import legal_arena
+from entente.inference.legal_admission import START_KEY, TABLE_KEY
+from entente.rollouts.fork import Tokens
 
 vllm: Any = SimpleNamespace()
 """What these tests use of vLLM, and our processor in it; imported once they run, since that takes long."""
@@ -35,7 +35,7 @@ def imported() -> None:
     from vllm import SamplingParams
     from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
-    from inference.legal_processor import LegalOrderProcessor
+    from entente.inference.legal_processor import LegalOrderProcessor
 
     vllm.SamplingParams, vllm.BatchUpdate, vllm.Move = SamplingParams, BatchUpdate, MoveDirectionality
     vllm.Processor = LegalOrderProcessor

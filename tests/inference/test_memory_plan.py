@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.memory_plan import (
+from entente.inference.memory_plan import (
     CONTEXT_BYTES,
     ENGINE_PROCESS_BYTES,
     GIB,
@@ -21,9 +21,9 @@ from inference.memory_plan import (
     trainer_memory,
     trainer_share,
 )
-from inference.settings import InferenceSettings
-from telemetry.cards import Card, CardPlan
-from telemetry.errors import InputError
+from entente.inference.settings import InferenceSettings
+from entente.telemetry.cards import Card, CardPlan
+from entente.telemetry.errors import InputError
 
 SEVEN_B = ModelShape(
     family="qwen2",

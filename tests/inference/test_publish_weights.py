@@ -9,8 +9,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from inference.publish_weights import WEIGHTS, add_adapter
-from telemetry.errors import DataError
+from entente.inference.publish_weights import WEIGHTS, add_adapter
+from entente.telemetry.errors import DataError
 
 
 def test_merged_weights_equal_those_that_peft_merges(model: Path, make_adapter):

@@ -8,13 +8,13 @@ import numpy as np
 import psutil
 import pytest
 
-from game.board import Board
-from inference.adapter_check import version_in
-from inference.host import EngineHost
-from inference.settings import InferenceSettings
-from inference.supervisor import EngineSupervisor
-from records.generation import Generation, GenerationRequest
-from records.policy_version import PolicyVersion
+from entente.game.board import Board
+from entente.inference.adapter_check import version_in
+from entente.inference.host import EngineHost
+from entente.inference.settings import InferenceSettings
+from entente.inference.supervisor import EngineSupervisor
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import PolicyVersion
 from tests.inference.conftest import Contender
 from tests.telemetry.test_child import is_gone
 
@@ -68,7 +68,7 @@ def child_of(engine: EngineSupervisor) -> int:
 def test_it_draws_what_the_torch_engine_draws_for_the_base_and_two_adapters_also_after_its_core_was_killed(
     contract_served: Contender, host: EngineHost, model: Path, ask, versions: list[PolicyVersion]
 ):
-    from inference.torch_engine import TorchEngine
+    from entente.inference.torch_engine import TorchEngine
 
     served = contract_served.engine
     assert isinstance(served, EngineSupervisor)

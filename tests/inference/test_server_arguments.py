@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from inference import server_arguments as module
-from inference.server_arguments import command_text, server_arguments, server_environment, slot_rank, start_limit_s
-from inference.settings import InferenceSettings
-from telemetry.cards import Card
+from entente.inference import server_arguments as module
+from entente.inference.server_arguments import command_text, server_arguments, server_environment, slot_rank, start_limit_s
+from entente.inference.settings import InferenceSettings
+from entente.telemetry.cards import Card
 
 CARD = Card(
     uuid="GPU-a", index=0, name="H100", total=80 << 30, free=79 << 30, driver="580", mig=False,
@@ -26,7 +26,7 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
     monkeypatch.setattr(module, "computes_on_card", lambda settings: False)
     found = options(SETTINGS)
     assert found["--model"] == "folder of a model" and found["--port"] == "4321" and found["--host"] == "127.0.0.1"
-    assert found["--logits-processors"] == "inference.legal_processor:LegalOrderProcessor"
+    assert found["--logits-processors"] == "entente.inference.legal_processor:LegalOrderProcessor"
     assert found["--logprobs-mode"] == "processed_logits" and found["--max-num-seqs"] == "7"
     assert found["--max-loras"] == found["--max-cpu-loras"] == "6", "the last slot stays empty"
     assert found["--max-lora-rank"] == "16"

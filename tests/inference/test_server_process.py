@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.server_process import ServerProcess
-from telemetry.errors import EngineError
+from entente.inference.server_process import ServerProcess
+from entente.telemetry.errors import EngineError
 from tests.telemetry.test_child import ROOT, is_gone
 
 FAKE = """
@@ -133,7 +133,7 @@ def test_a_server_ends_when_its_parent_is_killed(fake, tmp_path: Path):
     fake("serves")  # writes the module
     seen = tmp_path / "seen"
     parent = (
-        "import asyncio\nfrom pathlib import Path\nfrom inference.server_process import ServerProcess\n"
+        "import asyncio\nfrom pathlib import Path\nfrom entente.inference.server_process import ServerProcess\n"
         f"server = ServerProcess('fake_server', lambda port: [str(port), 'serves'], {{'ADDED': ''}}, key_variable='FAKE_KEY', "
         f"log=Path({str(tmp_path / 'log')!r}))\n"
         "async def play():\n    await server.start(limit_s=60)\n"

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference import server_arguments
-from inference.host import EngineHost
-from inference.settings import InferenceSettings
-from inference.start_engine import start_engine
-from telemetry.errors import EngineError
+from entente.inference import server_arguments
+from entente.inference.host import EngineHost
+from entente.inference.settings import InferenceSettings
+from entente.inference.start_engine import start_engine
+from entente.telemetry.errors import EngineError
 
 
 @pytest.fixture

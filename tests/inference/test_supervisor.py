@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from inference.supervisor import EngineSupervisor
-from records.generation import GenerationRequest
-from records.policy_version import BASE, PolicyVersion
-from telemetry.errors import EngineLostError
+from entente.inference.supervisor import EngineSupervisor
+from entente.records.generation import GenerationRequest
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import EngineLostError
 from tests.inference.plain_engine import PlainEngine, expected_tokens
 from tests.inference.test_vllm_client import request_for
 

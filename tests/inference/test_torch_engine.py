@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from decoding.legal_table import END, LegalTable
-from decoding.thinking import ThoughtRule
-from inference import torch_lane, torch_model
-from inference.adapter_check import adapter_hash_of, version_in
-from inference.settings import InferenceSettings
-from inference.torch_engine import TorchEngine
-from records.generation import Generation, GenerationRequest
-from telemetry.errors import EngineError, EngineLostError, InputError
+from entente.decoding.legal_table import END, LegalTable
+from entente.decoding.thinking import ThoughtRule
+from entente.inference import torch_lane, torch_model
+from entente.inference.adapter_check import adapter_hash_of, version_in
+from entente.inference.settings import InferenceSettings
+from entente.inference.torch_engine import TorchEngine
+from entente.records.generation import Generation, GenerationRequest
+from entente.telemetry.errors import EngineError, EngineLostError, InputError
 from tests import families
 from tests.families import ladder
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from game.board import Board
-from inference import vllm_roster
-from inference.adapter_check import version_in
-from inference.settings import InferenceSettings
-from inference.vllm_client import VllmClient
-from inference.vllm_roster import ClientTimes
-from inference.vllm_wire import read_series
-from records.generation import Generation, GenerationRequest
-from telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
+from entente.game.board import Board
+from entente.inference import vllm_roster
+from entente.inference.adapter_check import version_in
+from entente.inference.settings import InferenceSettings
+from entente.inference.vllm_client import VllmClient
+from entente.inference.vllm_roster import ClientTimes
+from entente.inference.vllm_wire import read_series
+from entente.records.generation import Generation, GenerationRequest
+from entente.telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.inference.vllm_double import LIES, VllmDouble, before_the_mask, illegal_path, probability_one
 from tests.waiting import wait_until
 

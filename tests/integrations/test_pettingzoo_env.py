@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from benchmarks.game_ground import Notes, played_games
-from game.board import Board
-from game.read_prompt import read_prompt
-from game.scores import Standing, components
-from game.snapshot import POWERS, Snapshot
+from entente.game.board import Board
+from entente.game.read_prompt import read_prompt
+from entente.game.scores import Standing, components
+from entente.game.snapshot import POWERS, Snapshot
 
 pytest.importorskip("pettingzoo", reason="PettingZoo is not installed: the extra `pettingzoo` brings it")
 from pettingzoo.test import api_test, render_test, seed_test
 
-from integrations.board_features import CHANNELS, PHASE_KINDS, PROVINCES, province_rows
-from integrations.pettingzoo_env import REWARDS, DiplomacyEnv, env
-from integrations.unit_actions import PASS, UnitChoices, action_of, action_texts
-from telemetry.errors import InputError
+from entente.integrations.board_features import CHANNELS, PHASE_KINDS, PROVINCES, province_rows
+from entente.integrations.pettingzoo_env import REWARDS, DiplomacyEnv, env
+from entente.integrations.unit_actions import PASS, UnitChoices, action_of, action_texts
+from entente.telemetry.errors import InputError
 
 quiet = pytest.mark.filterwarnings(
     # Of PettingZoo's test: it warns of every space but a Box, of names without a number, and of the empty mask of who is out.

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from game.board import Board
-from game.legal import LegalOrders, OrderKind
-from game.players import player
-from integrations.unit_actions import PASS, UnitChoices, action_of, action_texts
+from entente.game.board import Board
+from entente.game.legal import LegalOrders, OrderKind
+from entente.game.players import player
+from entente.integrations.unit_actions import PASS, UnitChoices, action_of, action_texts
 
 CENTRES, UNITS = ("BRE", "MAR", "PAR"), ("A PAR", "A RUH", "F BRE")
 BUILDS = [("A BRE B", "F BRE B"), ("A MAR B", "F MAR B"), ("A PAR B",)]

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from outside import client as client_module
-from outside.client import LOST_AFTER, EndpointClient, Reply
-from outside.endpoint import OutsideSettings, read_endpoint
-from telemetry.errors import EngineError, EngineLostError, InputError
+from entente.outside import client as client_module
+from entente.outside.client import LOST_AFTER, EndpointClient, Reply
+from entente.outside.endpoint import OutsideSettings, read_endpoint
+from entente.telemetry.errors import EngineError, EngineLostError, InputError
 from tests.outside.endpoint_server import (
     Behaviour,
     EndpointServer,

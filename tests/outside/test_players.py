@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.contestants import resolve_contestants
-from evaluation.match_files import answers_file, append_game, match_label, read_games
-from evaluation.match_table import match_table
-from evaluation.matches import GameResult, plan_match, play_match
-from evaluation.settings import MatchSettings
+from entente.evaluation.contestants import resolve_contestants
+from entente.evaluation.match_files import answers_file, append_game, match_label, read_games
+from entente.evaluation.match_table import match_table
+from entente.evaluation.matches import GameResult, plan_match, play_match
+from entente.evaluation.settings import MatchSettings
+from entente.game.board import POWERS, Board
+from entente.outside import client as client_module
+from entente.outside import players as players_module
+from entente.outside.endpoint import OutsideSettings
+from entente.outside.players import OutsidePlayers
+from entente.outside.reading import AnswerCounts
+from entente.pipeline.check_settings import check_settings
+from entente.pipeline.run_settings import layered_settings
+from entente.rollouts import roll_out as roll_out_module
+from entente.rollouts.deciders import DecisionRequest
+from entente.rollouts.opponents import read_opponents, read_table
+from entente.rollouts.roll_out import StartGroup, roll_out
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.errors import EngineError, InputError
 from flows import given_parameters
 from flows.play_match import conclusions, table_rows
-from game.board import POWERS, Board
-from outside import client as client_module
-from outside import players as players_module
-from outside.endpoint import OutsideSettings
-from outside.players import OutsidePlayers
-from outside.reading import AnswerCounts
-from pipeline.check_settings import check_settings
-from pipeline.run_settings import layered_settings
-from rollouts import roll_out as roll_out_module
-from rollouts.deciders import DecisionRequest
-from rollouts.opponents import read_opponents, read_table
-from rollouts.roll_out import StartGroup, roll_out
-from rollouts.settings import RolloutSettings
-from telemetry.errors import EngineError, InputError
 from tests.outside.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, slow
 
 QUICK = OutsideSettings()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from game.board import Board
-from game.legal import WAIVE, LegalOrders, OrderKind
-from outside.question import messages
-from outside.reading import AnswerCounts, no_answer, read_answer
+from entente.game.board import Board
+from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.outside.question import messages
+from entente.outside.reading import AnswerCounts, no_answer, read_answer
 
 LEGAL = Board.start().legal_orders()["FRANCE"]
 WANTED = ["F BRE - MAO", "A MAR - SPA", "A PAR S A MAR - BUR"]

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pipeline.cancel_on_sigterm import cancelled_by_sigterm
+from entente.pipeline.cancel_on_sigterm import cancelled_by_sigterm
 
 
 def test_the_end_of_an_inner_block_leaves_the_outer_one_its_signal():

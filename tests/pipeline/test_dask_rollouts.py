@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pipeline import dask_rollouts, rollout_side
-from pipeline.dask_rollouts import check_scheduler, close_sides, play_here
-from pipeline.play import Stretch
-from pipeline.resources import PRODUCER
-from pipeline.run_settings import settings_of
+from entente.pipeline import dask_rollouts, rollout_side
+from entente.pipeline.dask_rollouts import check_scheduler, close_sides, play_here
+from entente.pipeline.play import Stretch
+from entente.pipeline.resources import PRODUCER
+from entente.pipeline.run_settings import settings_of
+from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
 from storage.shards import shard_path
-from telemetry.errors import InputError
 
 FIRST = 100
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.play import publish_when_there_is_room
-from records.rows import Ply
+from entente.pipeline.play import publish_when_there_is_room
+from entente.records.rows import Ply
 from storage.index import open_index
 from storage.runs import RunPaths
 from storage.shards import publish_shard

@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from inference.publish_weights import WEIGHTS
-from pipeline.init_from import settings_from_step
-from pipeline.run_settings import settings_of
+from entente.inference.publish_weights import WEIGHTS
+from entente.pipeline.init_from import settings_from_step
+from entente.pipeline.run_settings import settings_of
+from entente.telemetry.errors import InputError
+from entente.training.policy import Policy
 from storage.adapters import read_adapter
 from storage.runs import RunPaths
-from telemetry.errors import InputError
-from training.policy import Policy
 
 
 def files_of(paths: RunPaths) -> dict[Path, bytes]:

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from pipeline.league import League, check_opponent_versions, league_members, tally_fork, weigh
-from pipeline.past_versions import PastVersions
-from pipeline.play import Stretch
-from pipeline.resources import RolloutResources
-from records.policy_version import BASE, PolicyVersion
-from rollouts.settings import RolloutSettings
+from entente.pipeline.league import League, check_opponent_versions, league_members, tally_fork, weigh
+from entente.pipeline.past_versions import PastVersions
+from entente.pipeline.play import Stretch
+from entente.pipeline.resources import RolloutResources
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.errors import InputError
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.adapters import ADAPTER_FILES, publish_adapter
 from storage.asking import connect
 from storage.runs import RunPaths
 from tasks.rollouts import roll_out_groups
-from telemetry.errors import InputError
 
 SETTINGS = RolloutSettings(start_groups=4, forks_per_group=2, horizon_years=1, opponents="hold,league*2", opponents_by="seat")
 CENTRES = {"AUSTRIA": 3, "ENGLAND": 4, "FRANCE": 5, "GERMANY": 6, "ITALY": 4, "RUSSIA": 4, "TURKEY": 4}
@@ -39,7 +39,7 @@ def published(paths: RunPaths, *versions: int) -> RunPaths:
 
 @pytest.fixture(autouse=True)
 def every_second_version_joins(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.league.LEAGUE_EVERY", 2)
+    monkeypatch.setattr("entente.pipeline.league.LEAGUE_EVERY", 2)
 
 
 @pytest.fixture

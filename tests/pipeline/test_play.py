@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.play import Stretch, _roll_out, play_stretch
-from rollouts.settings import RolloutSettings
+from entente.pipeline.play import Stretch, _roll_out, play_stretch
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.timing import Spans
 from storage.runs import RunPaths
-from telemetry.timing import Spans
 
 
 class Keeping:
@@ -39,7 +39,7 @@ def test_prefixes_are_forgotten_before_games_are_played(monkeypatch: pytest.Monk
         engine.calls.append(f"play against {sorted(deciders)}")
         return "rows"
 
-    monkeypatch.setattr("pipeline.play.roll_out", play)
+    monkeypatch.setattr("entente.pipeline.play.roll_out", play)
     assert asyncio.run(_roll_out(resources, [], RolloutSettings(opponents="v3"), "x", lambda number: None)) == "rows"
     assert engine.calls == ["forget", "play against ['openai:m@http://host/v1', 'policy:3']"]
 
@@ -50,8 +50,8 @@ def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: 
     async def play(*given: Any) -> None:
         played.append(given[5].horizon_years)
 
-    monkeypatch.setattr("pipeline.play._play_groups", play)
-    monkeypatch.setattr("pipeline.play.start_positions", lambda resources, step: [("position", "FRANCE")] * 2)
+    monkeypatch.setattr("entente.pipeline.play._play_groups", play)
+    monkeypatch.setattr("entente.pipeline.play.start_positions", lambda resources, step: [("position", "FRANCE")] * 2)
     resources: Any = SimpleNamespace(
         paths=RunPaths(tmp_path),
         spans=Spans(),

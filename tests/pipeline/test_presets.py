@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_memory
-from pipeline.find_model import trainer_bytes, trainer_gpu_bytes
-from pipeline.run_settings import RunSettings, layered_settings
-from telemetry.errors import InputError
-from training.settings import usual_rate
+from entente.inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_memory
+from entente.pipeline.find_model import trainer_bytes, trainer_gpu_bytes
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.telemetry.errors import InputError
+from entente.training.settings import usual_rate
 
 CONTEXTS = 2 * GIB
 """Room for what two processes hold beside their tensors; an engine that is started again needs its share free beside them."""

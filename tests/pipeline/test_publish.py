@@ -19,24 +19,24 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from decoding.codec import Codec
-from decoding.model_files import recipe_prompts, weights_hash
-from evaluation.adapter_folders import adapter_prompts, check_weights
-from evaluation.contestants import Contestant, resolve_contestant
-from game.board import Board
-from game.prompts import board_text, power_text
-from game.snapshot import Snapshot
-from inference.legal_orders import LegalPlayer
-from inference.settings import InferenceSettings
-from inference.torch_engine import TorchEngine
-from pipeline import publish as publishing
-from pipeline.publish import export_adapter, find_model, find_version, publish_model
-from pipeline.run_settings import changed_settings, layered_settings
-from rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import recipe_prompts, weights_hash
+from entente.evaluation.adapter_folders import adapter_prompts, check_weights
+from entente.evaluation.contestants import Contestant, resolve_contestant
+from entente.game.board import Board
+from entente.game.prompts import board_text, power_text
+from entente.game.snapshot import Snapshot
+from entente.inference.legal_orders import LegalPlayer
+from entente.inference.settings import InferenceSettings
+from entente.inference.torch_engine import TorchEngine
+from entente.pipeline import publish as publishing
+from entente.pipeline.publish import export_adapter, find_model, find_version, publish_model
+from entente.pipeline.run_settings import changed_settings, layered_settings
+from entente.rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
+from entente.telemetry.errors import DataError, InputError
+from entente.training.imitation.settings import ImitationSettings
 from storage.runs import RunPaths
-from telemetry.errors import DataError, InputError
 from tests.test_models import check_model
-from training.imitation.settings import ImitationSettings
 
 IDS = torch.arange(1, 40)[None]
 
@@ -117,7 +117,7 @@ def test_an_exported_adapter_orders_what_its_run_s_version_orders(exported: Path
 
 
 def test_the_program_in_the_folder_draws_legal_orders_with_their_probability_under_the_mask(exported: Path):
-    assert (exported / "legal_orders.py").read_bytes() == Path("inference/legal_orders.py").read_bytes()
+    assert (exported / "legal_orders.py").read_bytes() == Path("entente/inference/legal_orders.py").read_bytes()
     player, board = LegalPlayer(exported), Board.start()
     legal = board.legal_orders()["TURKEY"]
     orders, logprob = player.draw(board, "TURKEY", np.random.default_rng(3))

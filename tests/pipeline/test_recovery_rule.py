@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.recovery_rule import PAUSE_S, Attempts, Facts, decide
+from entente.pipeline.recovery_rule import PAUSE_S, Attempts, Facts, decide
 
 LOST = Facts(
     run="mine",

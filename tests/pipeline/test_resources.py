@@ -5,13 +5,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from pipeline.resources import Resources
-from records.policy_version import BASE, PolicyVersion
-from rollouts.settings import RolloutSettings
+from entente.pipeline.resources import Resources
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.settings import RolloutSettings
+from entente.training.messages import ResumePoint, TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from training.messages import ResumePoint, TrainedStep
 
 
 class Told:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipeline import rollout_queue
-from pipeline.play import Figures, Stretch
-from pipeline.rollout_queue import RolloutQueue
-from records.policy_version import BASE, PolicyVersion
+from entente.pipeline import rollout_queue
+from entente.pipeline.play import Figures, Stretch
+from entente.pipeline.rollout_queue import RolloutQueue
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.timing import Spans
+from entente.training.messages import ResumePoint, TrainedStep
 from storage.runs import RunPaths
 from storage.totals import Eligible
-from telemetry.timing import Spans
 from tests.waiting import Found, run_in_virtual_time
-from training.messages import ResumePoint, TrainedStep
 
 START_GROUPS = 6
 LAST_STEP = 6

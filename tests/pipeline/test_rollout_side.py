@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from pipeline import rollout_side
-from pipeline.play import play_missing
-from pipeline.rollout_side import RolloutSide
-from pipeline.run_settings import settings_of
-from pipeline.teach import visited_positions
+from entente.pipeline import rollout_side
+from entente.pipeline.play import play_missing
+from entente.pipeline.rollout_side import RolloutSide
+from entente.pipeline.run_settings import settings_of
+from entente.pipeline.teach import visited_positions
+from entente.telemetry.errors import DataError, InputError
 from storage.asking import connect
 from storage.control import read_control
 from storage.runs import RunPaths
-from telemetry.errors import DataError, InputError
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from inference import engine_cards
-from pipeline import find_model as module
-from pipeline.find_model import check_room, run_cards
-from pipeline.run_settings import RunSettings, layered_settings
-from telemetry import cards
-from telemetry.errors import InputError
+from entente.inference import engine_cards
+from entente.pipeline import find_model as module
+from entente.pipeline.find_model import check_room, run_cards
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.telemetry import cards
+from entente.telemetry.errors import InputError
 from tests.telemetry.fake_nvml import GIB, FakeCard, FakeNvml
 
 

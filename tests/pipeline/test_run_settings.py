@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from game.prompt_settings import PromptSettings
-from inference.settings import InferenceSettings
-from pipeline.rollout_queue import groups_per_task
-from pipeline.run_settings import (
+from entente.game.prompt_settings import PromptSettings
+from entente.inference.settings import InferenceSettings
+from entente.pipeline.rollout_queue import groups_per_task
+from entente.pipeline.run_settings import (
     PipelineSettings,
     RunSettings,
     check_prompts,
@@ -25,10 +25,10 @@ from pipeline.run_settings import (
     resumed_settings,
     settings_of,
 )
-from pipeline.threads import apply_threads, plan_threads
+from entente.pipeline.threads import apply_threads, plan_threads
+from entente.telemetry.errors import InputError
+from entente.training.settings import usual_rate
 from storage.runs import RunPaths
-from telemetry.errors import InputError
-from training.settings import usual_rate
 
 
 def test_a_file_overrides_the_preset_and_a_flag_overrides_both(tmp_path: Path):
@@ -163,7 +163,7 @@ def test_threads_fit_the_cores_or_are_refused_with_both_values(cores: int, overl
 def test_a_run_shares_the_cores_only_where_both_compute_here_at_once(
     monkeypatch: pytest.MonkeyPatch, pipeline: dict, urls: tuple[str, ...], threads: tuple[int, int]
 ):
-    monkeypatch.setattr("pipeline.run_settings.usable_cores", lambda: 4)
+    monkeypatch.setattr("entente.pipeline.run_settings.usable_cores", lambda: 4)
     assert RunSettings(pipeline=PipelineSettings(**pipeline), inference=InferenceSettings(urls=urls)).threads == threads
 
 

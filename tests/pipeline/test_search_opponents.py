@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from game.board import POWERS, Board
-from pipeline import search_opponents as searching
-from pipeline.league import tally_fork
-from pipeline.search_opponents import SharedSearch, search_opponents
-from rollouts.deciders import DecisionRequest
-from rollouts.roll_out import RolledOut, StartGroup, roll_out
-from rollouts.settings import RolloutSettings
-from search.search import SearchDecider
-from search.settings import SearchSettings
+from entente.game.board import POWERS, Board
+from entente.pipeline import search_opponents as searching
+from entente.pipeline.league import tally_fork
+from entente.pipeline.search_opponents import SharedSearch, search_opponents
+from entente.rollouts.deciders import DecisionRequest
+from entente.rollouts.roll_out import RolledOut, StartGroup, roll_out
+from entente.rollouts.settings import RolloutSettings
+from entente.search.search import SearchDecider
+from entente.search.settings import SearchSettings
 
 QUICK = SearchSettings(proposals=2, playouts=4, player=("hold",))
 SETTINGS = RolloutSettings(start_groups=1, forks_per_group=3, horizon_years=1)

@@ -3,11 +3,11 @@
 import asyncio
 import pickle
 
-from game.board import Board
-from pipeline.search_teacher import SearchTeacher
-from rollouts.deciders import DecisionRequest
-from search.search import SearchDecider
-from search.settings import SearchSettings
+from entente.game.board import Board
+from entente.pipeline.search_teacher import SearchTeacher
+from entente.rollouts.deciders import DecisionRequest
+from entente.search.search import SearchDecider
+from entente.search.settings import SearchSettings
 
 QUICK = SearchSettings(proposals=3, playouts=6, player=("random",))
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.play import start_positions
-from pipeline.resources import PRODUCER, Resources
-from rollouts.settings import RolloutSettings
+from entente.pipeline.play import start_positions
+from entente.pipeline.resources import PRODUCER, Resources
+from entente.rollouts.settings import RolloutSettings
 from state_cache.sampling import learnable_weights, sample_start_positions
 from tests.task_resources import resources_of
 

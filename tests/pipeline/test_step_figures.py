@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from inference.engine import EngineStats
-from outside.endpoint import OutsideSettings
-from outside.players import OutsidePlayers
-from outside.reading import AnswerCounts
-from pipeline.play import Figures
-from pipeline.rollout_queue import StepRollouts
-from pipeline.step_figures import StepClock, outside_figures
-from telemetry.metrics import check
-from telemetry.timing import Spans
+from entente.inference.engine import EngineStats
+from entente.outside.endpoint import OutsideSettings
+from entente.outside.players import OutsidePlayers
+from entente.outside.reading import AnswerCounts
+from entente.pipeline.play import Figures
+from entente.pipeline.rollout_queue import StepRollouts
+from entente.pipeline.step_figures import StepClock, outside_figures
+from entente.telemetry.metrics import check
+from entente.telemetry.timing import Spans
 
 NONE = EngineStats()
 REPORT: Figures = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run_settings import RunSettings
-from pipeline.sweep import SweepPoint, base_question, read_sweep, score_of, sweep_points, sweep_results
-from telemetry.errors import InputError
+from entente.pipeline.run_settings import RunSettings
+from entente.pipeline.sweep import SweepPoint, base_question, read_sweep, score_of, sweep_points, sweep_results
+from entente.telemetry.errors import InputError
 
 RATES = '[settings]\n"training.learning_rate" = [1e-3, 2e-3, 4e-3]\n'
 

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from game.board import Board
-from pipeline import teach
-from pipeline.improve_rounds import ImproveSettings, begin_round, check_improve, check_student, end_round, open_rounds
-from pipeline.resources import RolloutResources
-from pipeline.run_settings import RunSettings
-from pipeline.teach import Question, answer, label, teacher_probabilities, visit
-from records.policy_version import BASE, PolicyVersion
-from rollouts.settings import RolloutSettings
-from search.search import SearchResult
-from search.settings import SearchSettings
+from entente.game.board import Board
+from entente.pipeline import teach
+from entente.pipeline.improve_rounds import ImproveSettings, begin_round, check_improve, check_student, end_round, open_rounds
+from entente.pipeline.resources import RolloutResources
+from entente.pipeline.run_settings import RunSettings
+from entente.pipeline.teach import Question, answer, label, teacher_probabilities, visit
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.settings import RolloutSettings
+from entente.search.search import SearchResult
+from entente.search.settings import SearchSettings
+from entente.telemetry.errors import DataError, InputError
 from storage.index import open_index
 from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_plies, open_shard, shard_path
-from telemetry.errors import DataError, InputError
 
 SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=6, player=("random",))
 IMPROVE = ImproveSettings(positions=5, search=SEARCH)

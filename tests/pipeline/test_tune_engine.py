@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.run_settings import RunSettings, layered_settings
-from pipeline.tune_engine import NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
-from telemetry.child import ChildResult
+from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.pipeline.tune_engine import NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
+from entente.telemetry.child import ChildResult
 
 
 @pytest.fixture

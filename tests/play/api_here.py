@@ -4,11 +4,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from inference.engine import Engine
-from inference.host import EngineHost
-from play.http_server import bind, make_server
-from play.orders_server import Draws, ServedPolicy, orders_app
-from rollouts.deciders import Tokens
+from entente.inference.engine import Engine
+from entente.inference.host import EngineHost
+from entente.play.http_server import bind, make_server
+from entente.play.orders_server import Draws, ServedPolicy, orders_app
+from entente.rollouts.deciders import Tokens
 from tests.waiting import wait_until
 
 MODEL = "mine:v3"

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from game.players import player
-from game.snapshot import POWERS
-from play.game import HUMAN, Choice, PlayedGame
-from rollouts.deciders import DecisionRequest
-from rollouts.seeds import dice
+from entente.game.players import player
+from entente.game.snapshot import POWERS
+from entente.play.game import HUMAN, Choice, PlayedGame
+from entente.rollouts.deciders import DecisionRequest
+from entente.rollouts.seeds import dice
+from entente.telemetry.errors import EngineError
 from storage.played_games import SavedProposal
-from telemetry.errors import EngineError
 
 
 class Bots:

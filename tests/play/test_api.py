@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoding.codec import Codec
-from game.board import Board
-from game.players import player
-from game.prompt_settings import PromptSettings
-from game.prompts import board_text, power_text
-from game.recorded import as_recorded
-from play.orders_request import read_question, read_request
-from records.generation import GenerationRequest
-from rollouts.deciders import Tokens
-from telemetry.errors import EngineError, EngineLostError
+from entente.decoding.codec import Codec
+from entente.game.board import Board
+from entente.game.players import player
+from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import board_text, power_text
+from entente.game.recorded import as_recorded
+from entente.play.orders_request import read_question, read_request
+from entente.records.generation import GenerationRequest
+from entente.rollouts.deciders import Tokens
+from entente.telemetry.errors import EngineError, EngineLostError
 from tests.conftest import UniformEngine
 from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 from tests.waiting import wait_until

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from decoding.codec import Codec
-from decoding.model_files import recipe_prompts
-from game.board import Board
-from game.legal import OrderKind
-from game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from game.prompts import board_text, power_text, rules_text
-from inference.settings import InferenceSettings
-from inference.torch_engine import TorchEngine
-from rollouts.deciders import Tokens
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import recipe_prompts
+from entente.game.board import Board
+from entente.game.legal import OrderKind
+from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.game.prompts import board_text, power_text, rules_text
+from entente.inference.settings import InferenceSettings
+from entente.inference.torch_engine import TorchEngine
+from entente.rollouts.deciders import Tokens
 from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 
 pytest.importorskip("openai")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from game.snapshot import POWERS
-from play.game import PlayedGame, StaleError
-from play.game_file import GameFile, open_game, saved
-from play.page import as_data
+from entente.game.snapshot import POWERS
+from entente.play.game import PlayedGame, StaleError
+from entente.play.game_file import GameFile, open_game, saved
+from entente.play.page import as_data
+from entente.telemetry.errors import EngineError, InputError
 from storage.played_games import SavedProposal, read_game
-from telemetry.errors import EngineError, InputError
 
 
 def order(game: PlayedGame, power: str, *orders: str) -> None:

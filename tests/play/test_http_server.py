@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.types import Scope
 
-from play import http_server
-from play.http_server import BoundedBodies, bind, headers_of, is_too_long, make_server
+from entente.play import http_server
+from entente.play.http_server import BoundedBodies, bind, headers_of, is_too_long, make_server
 from tests.waiting import wait_until
 
 POST = b"POST /echo HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n"

@@ -5,13 +5,13 @@ from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
 
+from entente.game.board import Board
+from entente.play.game import Choice
+from entente.play.seats import SeatedPlayers
+from entente.rollouts.deciders import Decider, DecisionRequest
+from entente.search.search import SearchDecider
+from entente.search.settings import SearchSettings
 from flows.open_players import OpenPlayers
-from game.board import Board
-from play.game import Choice
-from play.seats import SeatedPlayers
-from rollouts.deciders import Decider, DecisionRequest
-from search.search import SearchDecider
-from search.settings import SearchSettings
 
 SEARCH = SearchSettings(proposals=3, playouts=6, player=("mover",))
 

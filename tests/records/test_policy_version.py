@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from records.policy_version import BASE, PolicyVersion
-from telemetry.errors import DataError
-from training.messages import ResumePoint, TrainedStep
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import DataError
+from entente.training.messages import ResumePoint, TrainedStep
 
 THREE = PolicyVersion(version=3, adapter_hash="ab" * 16, adapter=Path("/runs/a/adapters/v000003"))
 

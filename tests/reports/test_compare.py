@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cli import main
-from cli.commands import command_line
-from evaluation.score_files import ScoreRecord, write_score
-from evaluation.settings import EvaluationSettings
-from evaluation.strength import POLICY, Gain, Score
-from pipeline.run_settings import RunSettings
-from reports import sentences
-from reports.compare_page import commands, html_of
-from reports.compared import TOTALS, Compared, compare_runs
-from reports.return_curve import MOST_POINTS, return_curve
+from entente.cli import main
+from entente.cli.commands import command_line
+from entente.evaluation.score_files import ScoreRecord, write_score
+from entente.evaluation.settings import EvaluationSettings
+from entente.evaluation.strength import POLICY, Gain, Score
+from entente.pipeline.run_settings import RunSettings
+from entente.reports import sentences
+from entente.reports.compare_page import commands, html_of
+from entente.reports.compared import TOTALS, Compared, compare_runs
+from entente.reports.return_curve import MOST_POINTS, return_curve
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.runs import RunPaths
 from tests.reports.conftest import Page
@@ -153,7 +153,7 @@ def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Pa
     root = tmp_path / "runs"
     for name in ("first", "again"):
         shutil.copytree(paths.root, root / name, ignore=shutil.ignore_patterns("wandb"))
-    monkeypatch.setattr("cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
     assert main.run(["compare", "first", "again", "--runs-root", str(root)]) == 0
     assert "finished steps" in capsys.readouterr().out
     facts = compared(*(RunPaths(root / name) for name in ("first", "again")))

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from reports.explain import explain_run, explain_step
-from reports.read_run import read_run
+from entente.reports.explain import explain_run, explain_step
+from entente.reports.read_run import read_run
+from entente.telemetry.stages import STAGES
 from storage.runs import RunPaths
-from telemetry.stages import STAGES
 from tests.conftest import Entente
 
 SETTINGS = {"pipeline": {"buffer_depth": 0}, "inference": {"max_sequences": 32}}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from cli.commands import command_line
-from evaluation.score_files import read_score, track_label, write_score
-from reports.page import closest_preset
-from reports.read_run import read_run
-from reports.run_facts import read_facts
+from entente.cli.commands import command_line
+from entente.evaluation.score_files import read_score, track_label, write_score
+from entente.reports.page import closest_preset
+from entente.reports.read_run import read_run
+from entente.reports.run_facts import read_facts
 from storage.asking import connect
 from storage.files import held
 from storage.runs import RunPaths

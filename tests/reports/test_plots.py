@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from evaluation.contestants import Contestant
-from evaluation.match_files import MatchRecord
-from evaluation.match_table import MEASURES, Estimate, MatchTable, PairDifference, PlayerResult
-from evaluation.score_files import TrackPoint
-from evaluation.settings import MatchSettings
-from reports import plots, sentences
+from entente.evaluation.contestants import Contestant
+from entente.evaluation.match_files import MatchRecord
+from entente.evaluation.match_table import MEASURES, Estimate, MatchTable, PairDifference, PlayerResult
+from entente.evaluation.score_files import TrackPoint
+from entente.evaluation.settings import MatchSettings
+from entente.reports import plots, sentences
 from tests.reports.conftest import facts
 
 STEP = {

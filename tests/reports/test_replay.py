@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from game.board import Board
-from game.snapshot import POWERS
-from reports.order_odds import odds_by_line
-from reports.replay_page import as_data, replay_html
-from reports.replayed import ReplayedGame, read_game
+from entente.game.board import Board
+from entente.game.snapshot import POWERS
+from entente.reports.order_odds import odds_by_line
+from entente.reports.replay_page import as_data, replay_html
+from entente.reports.replayed import ReplayedGame, read_game
+from entente.telemetry.errors import DataError, InputError
 from storage.runs import MODEL_FOLDER, RunPaths
-from telemetry.errors import DataError, InputError
 from tests.conftest import Entente
 from tests.damage import flip
 from tests.reports.conftest import Page

@@ -2,11 +2,11 @@
 
 import pytest
 
-from evaluation.score_files import ScoreRecord
-from evaluation.settings import EvaluationSettings
-from evaluation.strength import Score
-from reports.page import named_scores
-from reports.sentences import verdict
+from entente.evaluation.score_files import ScoreRecord
+from entente.evaluation.settings import EvaluationSettings
+from entente.evaluation.strength import Score
+from entente.reports.page import named_scores
+from entente.reports.sentences import verdict
 
 
 def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy", games: int = 7) -> ScoreRecord:

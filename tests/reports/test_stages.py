@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reports import plots
-from reports.explain import explain_run
-from reports.page import html_of
-from telemetry.stages import STAGES, TRAINER_STAGES, stages_of, trainer_stages_of
+from entente.reports import plots
+from entente.reports.explain import explain_run
+from entente.reports.page import html_of
+from entente.telemetry.stages import STAGES, TRAINER_STAGES, stages_of, trainer_stages_of
 from tests.reports.conftest import facts
 
 STEP = {

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from game.board import POWERS
-from rollouts.deciders import PolicyDecider
-from rollouts.opponents import draw_opponents, read_opponents, read_table, table_text
-from rollouts.roll_out import StartGroup, roll_out
-from rollouts.settings import RolloutSettings
+from entente.game.board import POWERS
+from entente.rollouts.deciders import PolicyDecider
+from entente.rollouts.opponents import draw_opponents, read_opponents, read_table, table_text
+from entente.rollouts.roll_out import StartGroup, roll_out
+from entente.rollouts.settings import RolloutSettings
 
 MIX = RolloutSettings(start_groups=4, forks_per_group=3, horizon_years=1, opponents="hold, mover,territorial")
 PAST = MIX.model_copy(update={"opponents": "v12"})

@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from game.adjudicator import Adjudicator
-from game.board import POWERS, Board
-from game.scores import COMPONENTS as NAMED
-from game.scores import components, compute_standing
-from game.snapshot import Snapshot
-from records.generation import Generation, GenerationRequest
-from records.rows import Ply
-from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
-from rollouts.settings import RolloutSettings
+from entente.game.adjudicator import Adjudicator
+from entente.game.board import POWERS, Board
+from entente.game.scores import COMPONENTS as NAMED
+from entente.game.scores import components, compute_standing
+from entente.game.snapshot import Snapshot
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Ply
+from entente.rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.errors import EngineError, VersionGoneError
 from storage.schema import COMPONENTS, to_table
-from telemetry.errors import EngineError, VersionGoneError
 
 
 def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **given) -> RolledOut:

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decoding.codec import Codec
-from decoding.open_set import set_size
-from game.board import POWERS
-from game.prompt_settings import PromptSettings
-from game.prompts import rules_text
-from pipeline.play import rollout_figures
-from pipeline.rehearse_forks import rehearse
-from records.generation import Generation, GenerationRequest
-from rollouts.fork import Tokens
-from rollouts.roll_out import RolledOut, plan_start_groups, roll_out
-from rollouts.settings import RolloutSettings
+from entente.decoding.codec import Codec
+from entente.decoding.open_set import set_size
+from entente.game.board import POWERS
+from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import rules_text
+from entente.pipeline.play import rollout_figures
+from entente.pipeline.rehearse_forks import rehearse
+from entente.records.generation import Generation, GenerationRequest
+from entente.rollouts.fork import Tokens
+from entente.rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
 from storage.schema import check_tokens, to_table
 from storage.shards import coverage, publish_shard
-from telemetry.errors import InputError
 from tests.conftest import UniformEngine
 from tests.pipeline.test_step_figures import NONE, figures_of
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from search.halving import Halved, halve
+from entente.search.halving import Halved, halve
 
 
 def halved(values, budget: int) -> tuple[Halved, list[list[tuple[int, int]]]]:

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from game.board import Board
-from search.playouts import play_out, play_out_apart
-from search.settings import SearchSettings
-from telemetry.errors import EngineError, InputError
-from telemetry.process_pool import ProcessPool
+from entente.game.board import Board
+from entente.search.playouts import play_out, play_out_apart
+from entente.search.settings import SearchSettings
+from entente.telemetry.errors import EngineError, InputError
+from entente.telemetry.process_pool import ProcessPool
 
 SETTINGS = SearchSettings(years=2, player=("dumbbot", "mover"), value="squares")
 SETS = [([f"A MAR {what}", "F BRE H", "A PAR H"], f"g/{number}") for what in ("H", "- SPA") for number in range(3)]

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from game.board import POWERS, Board
-from game.players import player
-from rollouts.deciders import DecisionRequest
-from rollouts.fork import ForkPlan, play_fork
-from rollouts.seeds import dice
-from search.playouts import play_out, seats_of, value_of
-from search.settings import SearchSettings
+from entente.game.board import POWERS, Board
+from entente.game.players import player
+from entente.rollouts.deciders import DecisionRequest
+from entente.rollouts.fork import ForkPlan, play_fork
+from entente.rollouts.seeds import dice
+from entente.search.playouts import play_out, seats_of, value_of
+from entente.search.settings import SearchSettings
 
 
 def played_to(phase: str) -> Board:

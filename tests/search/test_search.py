@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-import search.search as search_module
-from game.board import Board
-from game.players import player
-from rollouts.deciders import DecisionRequest, PolicyDecider
-from search.playouts import play_out
-from search.search import SearchDecider, check_search, propose, search
-from search.settings import SearchSettings
-from telemetry.errors import InputError
+import entente.search.search as search_module
+from entente.game.board import Board
+from entente.game.players import player
+from entente.rollouts.deciders import DecisionRequest, PolicyDecider
+from entente.search.playouts import play_out
+from entente.search.search import SearchDecider, check_search, propose, search
+from entente.search.settings import SearchSettings
+from entente.telemetry.errors import InputError
 
 QUICK = SearchSettings(proposals=3, playouts=6, player=("mover",))
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.run_settings import layered_settings
-from smoke.recommend import as_toml, base_preset, recommend, smallest_near_best
+from entente.pipeline.run_settings import layered_settings
+from entente.smoke.recommend import as_toml, base_preset, recommend, smallest_near_best
 
 GIB = 2**30
 STEP = {

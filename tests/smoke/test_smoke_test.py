@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from smoke.job import STAGES, Found, Job, StageFailed, chosen_stages, figures_so_far
-from smoke.smoke_test import plan_job, run_stage, smoke_test
-from telemetry.cards import VARIABLE
-from telemetry.child import ChildResult
-from telemetry.errors import InputError
+from entente.smoke.job import STAGES, Found, Job, StageFailed, chosen_stages, figures_so_far
+from entente.smoke.smoke_test import plan_job, run_stage, smoke_test
+from entente.telemetry.cards import VARIABLE
+from entente.telemetry.child import ChildResult
+from entente.telemetry.errors import InputError
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 
 ONE_CARD = FakeNvml(cards=(FakeCard(uuid="GPU-1", name="NVIDIA H200 141GB"),))
@@ -102,7 +102,7 @@ def test_whatever_a_stage_does_is_a_result(job: Job, monkeypatch: pytest.MonkeyP
 
 
 def test_every_stage_has_its_function():
-    from smoke import engine_stages, trainer_stages
+    from entente.smoke import engine_stages, trainer_stages
 
     modules = {"engine": engine_stages, "trainer": trainer_stages}
     assert [stage.name for stage in STAGES if not callable(getattr(modules[stage.module], stage.name.replace("-", "_")))] == []

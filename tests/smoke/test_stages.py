@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from smoke import trainer_stages
-from smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs
-from smoke.job import Job, StageFailed
-from smoke.trainer_stages import try_budgets
-from telemetry.errors import TrainingError
+from entente.smoke import trainer_stages
+from entente.smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs
+from entente.smoke.job import Job, StageFailed
+from entente.smoke.trainer_stages import try_budgets
+from entente.telemetry.errors import TrainingError
 from tests.instant_engine import InstantEngine
 
 

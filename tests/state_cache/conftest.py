@@ -2,7 +2,7 @@
 
 import pytest
 
-from game.snapshot import Snapshot
+from entente.game.snapshot import Snapshot
 from state_cache.build import build
 from state_cache.settings import CacheSettings
 

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from game.board import Board
-from game.players import player
-from game.snapshot import Snapshot, board_key, position_id
+from entente.game.board import Board
+from entente.game.players import player
+from entente.game.snapshot import Snapshot, board_key, position_id
+from entente.telemetry.errors import InputError
 from state_cache.build import SNAPSHOTS_PER_GAME
 from state_cache.refresh import refresh
 from state_cache.settings import CacheSettings
-from telemetry.errors import InputError
 
 
 def played_on(starts: list[Snapshot], phases: int = 4) -> list[Snapshot]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from game.board import Board
+from entente.game.board import Board
+from entente.telemetry.errors import DataError, InputError
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache, version_name, write_cache
-from telemetry.errors import DataError, InputError
 
 FILES = ["train.arrow", "held_out.arrow", "manifest.json"]
 

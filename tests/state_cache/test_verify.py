@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from game.snapshot import Snapshot, position_id
+from entente.game.snapshot import Snapshot, position_id
+from entente.telemetry.errors import DataError
 from state_cache.store import write_cache
 from state_cache.verify import verify
-from telemetry.errors import DataError
 
 
 def other_text(snapshot: Snapshot) -> Snapshot:

@@ -4,8 +4,8 @@ import json
 import random
 from typing import Any
 
-from records.lesson import Lesson, lesson_id
-from records.rows import Decision, Ply, decision_id
+from entente.records.lesson import Lesson, lesson_id
+from entente.records.rows import Decision, Ply, decision_id
 
 
 def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Decision:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from entente.telemetry.errors import DataError
 from storage.adapters import publish_adapter, published_versions, read_adapter
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 
 def weights(folder: Path, content: bytes) -> Path:

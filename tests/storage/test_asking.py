@@ -12,14 +12,14 @@ import duckdb
 import pyarrow.csv
 import pytest
 
-from decoding.open_set import open_set
+from entente.decoding.open_set import open_set
+from entente.telemetry.errors import InputError
 from storage.answers import Form, json_lines
 from storage.asking import ask, connect, ready_query
 from storage.interruptible import THREAD, run_interruptible
 from storage.lessons import lesson_path, publish_lessons
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-from telemetry.errors import InputError
 from tests.storage.make_rows import make_decision, make_lesson, make_ply
 
 ODD = {

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from records.policy_version import BASE, PolicyVersion
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import DataError
 from storage.control import ControlDesk, program_differences, program_marks, read_control
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 
 @pytest.fixture
@@ -43,4 +43,4 @@ def test_a_control_file_that_was_altered_is_refused_with_its_name(paths: RunPath
 def test_programs_differ_where_a_mark_does():
     marks = program_marks()
     assert program_differences(marks) == ""
-    assert program_differences((*marks[:-1], "room state_cache=0")).startswith("room state_cache is ")
+    assert program_differences((*marks[:-1], "package state_cache=0")).startswith("package state_cache is ")

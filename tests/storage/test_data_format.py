@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from records.lesson import Lesson
-from records.rows import Decision, Ply
+from entente.records.lesson import Lesson
+from entente.records.rows import Decision, Ply
 from storage import schema
 from storage.run_views import VIEWS
 from storage.runs import RunPaths

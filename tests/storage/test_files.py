@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from entente.telemetry.errors import InputError
 from storage.files import folders_in, held, names_in, publish_file, publish_once
 from storage.runs import check_runs_root
-from telemetry.errors import InputError
 
 
 @pytest.fixture(params=[True, False], ids=["links", "no links"])

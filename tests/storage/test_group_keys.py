@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from records.rows import Decision
+from entente.records.rows import Decision
 from storage.index import open_index
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS

@@ -9,13 +9,13 @@ import duckdb
 import numpy as np
 import pytest
 
+from entente.telemetry.errors import DataError, InputError
 from storage.asking import connect
 from storage.index import Index, open_index
 from storage.ledger import read_ledger, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_shard
-from telemetry.errors import DataError, InputError
 
 QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, seed=0)
 

@@ -5,11 +5,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from entente.telemetry.errors import DataError
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
-from telemetry.errors import DataError
 from tests.damage import flip
 
 

@@ -5,11 +5,11 @@ import shutil
 import pyarrow as pa
 import pytest
 
+from entente.telemetry.errors import DataError
 from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, write_ledger
 from storage.ledger_copies import check_ledgers, ledgers_to_copy, restore_ledgers
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import DataError
 from tests.damage import flip
 
 LAG = StorageSettings(max_policy_lag=2)

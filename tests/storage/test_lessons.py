@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from records.lesson import Lesson
+from entente.records.lesson import Lesson
+from entente.telemetry.errors import DataError
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lesson_shelf import LessonQuery, LessonShelf, choose_lessons, lesson_uses
 from storage.lessons import LessonRef, ledger_entry, lesson_path, open_lessons, publish_lessons
 from storage.mapped import ShardDamaged
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 from tests.storage.make_rows import make_lesson
 
 QUERY = LessonQuery(round="r", count=3, max_uses=2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from entente.telemetry.errors import DataError
 from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, write_ledger
 from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
@@ -14,7 +15,6 @@ from storage.retention import retention_facts
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_plies
-from telemetry.errors import DataError
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from game.board import Board
-from game.snapshot import Snapshot, position_id
+from entente.game.board import Board
+from entente.game.snapshot import Snapshot, position_id
+from entente.telemetry.errors import DataError
 from storage.on_policy import reached_positions
 from storage.shards import publish_shard
-from telemetry.errors import DataError
 
 
 def board_after(phases: int) -> Snapshot:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from entente.telemetry.errors import InputError
 from storage import own_selection
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
@@ -15,7 +16,6 @@ from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.settings import StorageSettings
 from storage.shards import publish_shard
-from telemetry.errors import InputError
 from tests.storage import make_rows
 from tests.storage.test_selection import one_power_runs, query, random_run
 

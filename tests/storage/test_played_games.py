@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from game.board import POWERS, Board
-from game.players import player
+from entente.game.board import POWERS, Board
+from entente.game.players import player
+from entente.telemetry.errors import InputError
 from storage.played_games import SavedGame, SavedProposal, SavedTurn, play_again, read_game
 from storage.runs import GAMES_FOLDER
-from telemetry.errors import InputError
 
 
 def store_game(folder: Path, name: str = "evening", phases: int = 12) -> Path:

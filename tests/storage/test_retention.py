@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from entente.telemetry.errors import DataError
 from storage.files import name_aside, set_aside
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.retention import (
@@ -20,7 +21,6 @@ from storage.retention import (
     remove,
 )
 from storage.runs import RunPaths
-from telemetry.errors import DataError
 
 TIGHT = RetentionSettings(keep_adapters=1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.clean import clean
+from entente.cli.clean import clean
 from storage.asking import connect
 from storage.index import Index, open_index
 from storage.ledger import write_ledger

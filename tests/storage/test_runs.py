@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from entente.telemetry.errors import DataError, InputError
 from storage.files import durable_write, publish_directory, publish_file
 from storage.runs import RunPaths, check_name
-from telemetry.errors import DataError, InputError
 
 
 def test_paths_of_a_run(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from records.rows import Decision, Ply, decision_id
+from entente.records.rows import Decision, Ply, decision_id
+from entente.telemetry.errors import DataError
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, check_tokens, row_checksums, to_table
-from telemetry.errors import DataError
 
 INT16, INT32, INT64, FLOAT32, TEXT = pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.string()
 DOCUMENTED = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from records.rows import Decision
+from entente.records.rows import Decision
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.runs import RunPaths

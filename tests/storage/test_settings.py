@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from entente.telemetry.errors import InputError
 from storage.rewards import check_blend
 from storage.schema import WEIGHTS
 from storage.settings import BLENDS, StorageSettings
-from telemetry.errors import InputError
 
 
 @pytest.mark.parametrize("name", BLENDS)

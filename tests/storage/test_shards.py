@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from records.rows import Ply
+from entente.records.rows import Ply
+from entente.telemetry.errors import DataError, InputError
 from storage import arrow_files
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.schema import SCHEMA_VERSION
 from storage.shards import open_plies, open_shard, publish_shard
-from telemetry.errors import DataError, InputError
 
 CODE = {"code": "1f3c"}
 

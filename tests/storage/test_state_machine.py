@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from records.rows import Decision
+from entente.records.rows import Decision
 from storage.index import Index
 from storage.ledger import read_ledger, write_ledger
 from storage.retention import RetentionSettings, RunAge, retire

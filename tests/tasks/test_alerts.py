@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from entente.telemetry.alerts import AlertSettings
 from storage.runs import RunPaths
 from tasks import alerts
 from tasks.alerts import AlertDesk
-from telemetry.alerts import AlertSettings
 from tests.waiting import run_in_virtual_time
 
 FIGURES = {"train/entropy": 0.5}
@@ -19,7 +19,7 @@ FIGURES = {"train/entropy": 0.5}
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The events that were sent; every entropy of the tests is below the floor but one of 2 nats."""
-    monkeypatch.setattr("telemetry.alerts.ENTROPY_FLOOR", 1.0)
+    monkeypatch.setattr("entente.telemetry.alerts.ENTROPY_FLOOR", 1.0)
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(alerts, "emit_event", lambda **event: found.append(event))
     return found

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from prefect.states import Failed
 
+from entente.telemetry.errors import DataError, EngineError, InputError
 from tasks.teaching import label_visits
-from telemetry.errors import DataError, EngineError, InputError
 
 
 @pytest.mark.parametrize(

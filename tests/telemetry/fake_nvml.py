@@ -27,7 +27,7 @@ class FakeCard:
 
 @dataclass(kw_only=True)
 class FakeNvml:
-    """The names of `pynvml` that `telemetry.cards` uses, over `cards`."""
+    """The names of `pynvml` that `entente.telemetry.cards` uses, over `cards`."""
 
     cards: Sequence[FakeCard] = ()
     driver: str = "580.65.06"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from telemetry import alerts
-from telemetry.alerts import AlertSettings, Watch
+from entente.telemetry import alerts
+from entente.telemetry.alerts import AlertSettings, Watch
 
 CALM = {
     "train/skipped": 0.0,

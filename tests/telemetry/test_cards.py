@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from telemetry import cards as module
-from telemetry.cards import (
+from entente.telemetry import cards as module
+from entente.telemetry.cards import (
     VARIABLE,
     Card,
     check_visible,
@@ -19,7 +19,7 @@ from telemetry.cards import (
     torch_cuda,
     visible_cards,
 )
-from telemetry.errors import InputError
+from entente.telemetry.errors import InputError
 from tests.telemetry.fake_nvml import GIB, FakeCard, FakeNvml
 
 TWO_SLICES = (FakeCard(uuid="MIG-aa11", total=20 * GIB, free=19 * GIB), FakeCard(uuid="MIG-bb22", total=20 * GIB, free=20 * GIB))

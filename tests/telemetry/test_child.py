@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from telemetry.child import ChildResult, run_child
+from entente.telemetry.child import ChildResult, run_child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ch
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
 
     def run(body: str, limit_s: float = 60.0) -> ChildResult:
-        program = "import os, subprocess, sys, time\nfrom pathlib import Path\nfrom telemetry.child import answer_job\n"
+        program = "import os, subprocess, sys, time\nfrom pathlib import Path\nfrom entente.telemetry.child import answer_job\n"
         (tmp_path / "tried.py").write_text(f"{program}def work(job):\n    {body}\nanswer_job(work)\n")
         return asyncio.run(run_child("tried", {"a": 1}, tmp_path / "log" / "tried.log", limit_s=limit_s))
 
@@ -56,11 +56,11 @@ def test_what_a_child_started_ends_with_it(attempt: Callable[..., ChildResult]):
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path):
     pid, program = tmp_path / "pid", tmp_path / "tried.py"
     program.write_text(
-        "import os, time\nfrom pathlib import Path\nfrom telemetry.child import answer_job\ndef work(job):\n"
+        "import os, time\nfrom pathlib import Path\nfrom entente.telemetry.child import answer_job\ndef work(job):\n"
         f"    Path({str(pid)!r}).write_text(str(os.getpid()))\n    time.sleep(60)\nanswer_job(work)\n"
     )
     parent = (
-        "import asyncio\nfrom pathlib import Path\nfrom telemetry.child import run_child\n"
+        "import asyncio\nfrom pathlib import Path\nfrom entente.telemetry.child import run_child\n"
         f"asyncio.run(run_child('tried', {{}}, Path({str(tmp_path / 'log')!r}), limit_s=60))"
     )
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

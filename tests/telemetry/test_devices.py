@@ -9,12 +9,12 @@ from typing import Any
 import pynvml
 import pytest
 
+from entente.telemetry import devices
+from entente.telemetry.cards import VARIABLE, visible_cards
+from entente.telemetry.devices import GpuSampler, append_line, read_device
+from entente.telemetry.metrics import check
 from storage.asking import ask, connect
 from storage.runs import RunPaths
-from telemetry import devices
-from telemetry.cards import VARIABLE, visible_cards
-from telemetry.devices import GpuSampler, append_line, read_device
-from telemetry.metrics import check
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 from tests.waiting import wait_until
 

@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from telemetry import errors
-from telemetry.errors import EntenteError
+from entente.telemetry import errors
+from entente.telemetry.errors import EntenteError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 

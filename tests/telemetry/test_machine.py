@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import platform
 
-from telemetry import machine
+from entente.telemetry import machine
 
 
 def test_versions_are_those_installed_and_every_value_is_a_text_for_json():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.memory import freeze_old_objects, give_back_memory, resident_mib
+from entente.telemetry.memory import freeze_old_objects, give_back_memory, resident_mib
 
 
 def test_resident_memory_is_what_the_kernel_says():
@@ -33,7 +33,7 @@ def test_freed_memory_goes_back_to_the_system():
 
 _ACTIVATIONS = """
 import resource, sys
-from telemetry.memory import keep_freed_memory
+from entente.telemetry.memory import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def step():

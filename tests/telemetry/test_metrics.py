@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from cli.watch import _CURVES
-from telemetry.metrics import METRICS, check
+from entente.cli.watch import _CURVES
+from entente.telemetry.metrics import METRICS, check
 
 
 def test_a_metric_that_is_not_registered_is_refused_by_name():

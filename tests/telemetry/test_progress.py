@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from telemetry import progress
-from telemetry.progress import LogReporter, step_line
+from entente.telemetry import progress
+from entente.telemetry.progress import LogReporter, step_line
 
 FIGURES = {
     "train/return_mean": -0.345,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.errors import DataError, InputError
-from telemetry.read_file import read_regular, read_text
+from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.read_file import read_regular, read_text
 
 
 def fifo(folder: Path) -> Path:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import wandb
 
-from telemetry import wandb_run
-from telemetry.sinks import MetricLog, TelemetrySettings
+from entente.telemetry import wandb_run
+from entente.telemetry.sinks import MetricLog, TelemetrySettings
 
 NO_WANDB = TelemetrySettings(wandb="disabled")
 

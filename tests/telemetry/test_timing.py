@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry import timing
-from telemetry.timing import Spans
+from entente.telemetry import timing
+from entente.telemetry.timing import Spans
 
 END = 60
 """Grid points at the far end of a drawn span; a point is a second."""
@@ -23,7 +23,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of `telemetry.timing`, set by hand."""
+    """The clock of `entente.telemetry.timing`, set by hand."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
     return clock

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from decoding.open_set import open_set
+from entente.decoding.open_set import open_set
 from storage.gather import Batch
 
 VOCABULARY = 64

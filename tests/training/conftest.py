@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.legal_table import END
-from game.snapshot import Snapshot
-from records.generation import Generation, GenerationRequest
-from records.policy_version import BASE
-from records.rows import Decision, Ply
-from rollouts.fork import Tokens
-from rollouts.roll_out import plan_start_groups, roll_out
-from rollouts.settings import RolloutSettings
+from entente.decoding.legal_table import END
+from entente.game.snapshot import Snapshot
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE
+from entente.records.rows import Decision, Ply
+from entente.rollouts.fork import Tokens
+from entente.rollouts.roll_out import plan_start_groups, roll_out
+from entente.rollouts.settings import RolloutSettings
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, publish_shard
 from tests.made_once import made_once

@@ -1,7 +1,7 @@
 """Losses and their slopes, written down once more: plain Python, float64, one token after another, case by case.
 
-Nothing here is imported from `training.losses`, and every slope is written from the formula, not found by differences; those
-check this file (tests/training/test_losses.py).
+Nothing here is imported from `entente.training.losses`, and every slope is written from the formula, not found by differences;
+those check this file (tests/training/test_losses.py).
 """
 
 import math

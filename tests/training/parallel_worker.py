@@ -15,11 +15,11 @@ import torch
 
 from benchmarks.trainer_arms import gradient_of
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
+from entente.training.parallel import Peers, follow
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.update import Updater
 from storage.gather import Batch
-from training.parallel import Peers, follow
-from training.policy import Policy
-from training.settings import TrainingSettings
-from training.update import Updater
 
 SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512)
 CASE = Case(positions=5, forks=3, own=30, completion=12, spread=0.4)

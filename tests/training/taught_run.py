@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from records.lesson import Lesson, lesson_id
+from entente.records.lesson import Lesson, lesson_id
 from storage.lessons import publish_lessons
 from storage.runs import RunPaths
 from storage.shards import open_shard, shard_path

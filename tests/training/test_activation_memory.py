@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from benchmarks.trainer_cases import Case, made_up_batch
-from decoding.architectures import architecture_of
-from inference.memory_plan import ModelShape, trainer_gpu_memory
-from training.masked_logprobs import masked_logprobs
-from training.trie_plan import PackedMicroBatch, plan
+from entente.decoding.architectures import architecture_of
+from entente.inference.memory_plan import ModelShape, trainer_gpu_memory
+from entente.training.masked_logprobs import masked_logprobs
+from entente.training.trie_plan import PackedMicroBatch, plan
 
 RANK = 16
 CLASSES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "gemma3_text": Gemma3TextConfig}

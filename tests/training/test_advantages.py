@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.advantages import advantages_of, leave_one_out
-from training.settings import TrainingSettings
+from entente.training.advantages import advantages_of, leave_one_out
+from entente.training.settings import TrainingSettings
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-20, 20)), min_size=1, max_size=40))

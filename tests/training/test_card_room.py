@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from entente.telemetry.cards import Card
+from entente.training.policy import leave_room
+from entente.training.process import TrainerProcess
+from entente.training.settings import CARD_SHARE, TrainingSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.cards import Card
-from training.policy import leave_room
-from training.process import TrainerProcess
-from training.settings import CARD_SHARE, TrainingSettings
 
 
 def card(place: int) -> Card:

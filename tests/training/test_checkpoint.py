@@ -14,15 +14,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from entente.telemetry.errors import DataError
+from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings, settings_hash
+from entente.training.trainer import Trainer
+from entente.training.update import Updater
 from storage.json_files import sealed
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import DataError
-from training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
-from training.policy import Policy
-from training.settings import TrainingSettings, settings_hash
-from training.trainer import Trainer
-from training.update import Updater
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=2, lora_alpha=4, device="cpu")
 

@@ -9,6 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from entente.telemetry.errors import DataError
+from entente.training.advantages import leave_one_out
+from entente.training.policy import Policy
+from entente.training.replay import replay_step
+from entente.training.results import Accumulated
+from entente.training.row_checks import RowLimits, find_trainable_lessons
+from entente.training.settings import TrainingSettings
+from entente.training.trainer import Trainer
+from entente.training.update import Updater
 from storage.adapters import read_adapter
 from storage.index import SelectionQuery, open_index
 from storage.ledger import read_ledger
@@ -17,17 +26,8 @@ from storage.lessons import recorded_lessons
 from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import DataError
 from tests.training import taught_run
 from tests.training.loss_oracle import masked
-from training.advantages import leave_one_out
-from training.policy import Policy
-from training.replay import replay_step
-from training.results import Accumulated
-from training.row_checks import RowLimits, find_trainable_lessons
-from training.settings import TrainingSettings
-from training.trainer import Trainer
-from training.update import Updater
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
 QUERY = LessonQuery(round="r", count=4, max_uses=2)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from gguf import GGUFWriter
 
-from decoding.model_files import resolve_model
-from inference.memory_plan import read_shape
-from telemetry.errors import DiskFullError, InputError
-from training import fetch_model as fetching
-from training.fetch_model import fetch_model
+from entente.decoding.model_files import resolve_model
+from entente.inference.memory_plan import read_shape
+from entente.telemetry.errors import DiskFullError, InputError
+from entente.training import fetch_model as fetching
+from entente.training.fetch_model import fetch_model
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from entente.training.choose_loss import LOSSES
+from entente.training.loss_name import BUILT_IN
+from entente.training.losses import DrawnTokens
+from entente.training.settings import TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token
-from training.choose_loss import LOSSES
-from training.loss_name import BUILT_IN
-from training.losses import DrawnTokens
-from training.settings import TrainingSettings
 
 EDGES = (1e-4, 0.8, 1.28, 3.0, 100.0)
 NAMES = sorted(LOSSES)

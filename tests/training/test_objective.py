@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from entente.training.choose_loss import LOSSES
+from entente.training.losses import DrawnTokens
+from entente.training.masked_logprobs import MaskedLogprobs, exact_kl, legal_entropy
+from entente.training.objective import Objective
+from entente.training.results import Gauges
+from entente.training.settings import TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
-from training.choose_loss import LOSSES
-from training.losses import DrawnTokens
-from training.masked_logprobs import MaskedLogprobs, exact_kl, legal_entropy
-from training.objective import Objective
-from training.results import Gauges
-from training.settings import TrainingSettings
 
 VOCABULARY = 9
 TERMS = {

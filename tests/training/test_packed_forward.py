@@ -21,16 +21,15 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-import training.layout
+from entente.training import layout, packed_attention
+from entente.training.packed_attention import RangeAttention
+from entente.training.packed_forward import packed_hidden, uncovered_reason
+from entente.training.padded_rows import pad
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.trie_plan import plan
+from entente.training.update import Updater
 from tests.training.batches import VOCABULARY, three_levels
-from training import packed_attention
-from training.packed_attention import RangeAttention
-from training.packed_forward import packed_hidden, uncovered_reason
-from training.padded_rows import pad
-from training.policy import Policy
-from training.settings import TrainingSettings
-from training.trie_plan import plan
-from training.update import Updater
 
 KINDS: dict[str, tuple[type, type]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -224,7 +223,7 @@ def test_a_packed_forward_that_is_wrong_is_found_at_the_start_and_not_used(monke
     """One visible token too many, as a wrong mask has it."""
     policy, batch = policy_of(base()), three_levels()
     _, oracle, _ = step(policy, batch, layout="padded")
-    honest = training.layout.plan
+    honest = layout.plan
 
     def wrong(*arguments: Any) -> Any:
         made = honest(*arguments)
@@ -233,7 +232,7 @@ def test_a_packed_forward_that_is_wrong_is_found_at_the_start_and_not_used(monke
             made, micro_batches=tuple(replace(m, segment_leaves=to) for m, to in zip(made.micro_batches, leaves, strict=True))
         )
 
-    monkeypatch.setattr(training.layout, "plan", wrong)
+    monkeypatch.setattr(layout, "plan", wrong)
     _, gradient, updater = step(policy, batch)
     assert not updater.layout.packed and "rows are padded" in updater.layout.fallback and "allowed" in updater.layout.fallback
     assert torch.equal(gradient, oracle)

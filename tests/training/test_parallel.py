@@ -16,20 +16,20 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.trainer_cases import Case, made_up_batch, model_of
+from entente.telemetry.errors import TrainingError
+from entente.training.parallel import split_rows
+from entente.training.policy import Policy
+from entente.training.process import TrainerProcess, trainer_command
+from entente.training.replay import replay_step
+from entente.training.settings import TrainingSettings
+from entente.training.trainer import Trainer
 from storage.gather import Batch
 from storage.ledger import ledger_path
 from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import TrainingError
 from tests.training.parallel_worker import SHAPE, two_updates
 from tests.waiting import wait_until
-from training.parallel import split_rows
-from training.policy import Policy
-from training.process import TrainerProcess, trainer_command
-from training.replay import replay_step
-from training.settings import TrainingSettings
-from training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "training" / "parallel_worker.py"

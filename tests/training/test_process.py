@@ -12,15 +12,15 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
+from entente.telemetry.errors import InputError, TrainingError
+from entente.training import process, serve_steps
+from entente.training.process import TrainerProcess
+from entente.training.settings import TrainingSettings
 from storage.adapters import read_adapter
 from storage.files import held
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.totals import count_run
-from telemetry.errors import InputError, TrainingError
-from training import process, serve_steps
-from training.process import TrainerProcess
-from training.settings import TrainingSettings
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
@@ -104,8 +104,8 @@ def test_it_ends_when_its_parent_is_killed_under_torchrun_too(model, tmp_path):
         from pathlib import Path
         from storage.runs import RunPaths
         from storage.settings import StorageSettings
-        from training.process import TrainerProcess
-        from training.settings import TrainingSettings
+        from entente.training.process import TrainerProcess
+        from entente.training.settings import TrainingSettings
         paths = RunPaths(Path({str(tmp_path / "run")!r})).create()
         two = TrainerProcess(paths, Path({str(model)!r}), TrainingSettings(processes=2), StorageSettings(), 1)
         two.ready()

@@ -11,19 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.progress import LogReporter, install
+from entente.training.policy import Policy
+from entente.training.replay import EXACT, TOLERANCES, Replay, replay_step
+from entente.training.settings import TrainingSettings
+from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path
 from storage.ledger_copies import checkpoint_steps
 from storage.outcome import Outcome, outcome_path, read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import DataError, InputError
-from telemetry.progress import LogReporter, install
 from tests.damage import flip
-from training.policy import Policy
-from training.replay import EXACT, TOLERANCES, Replay, replay_step
-from training.settings import TrainingSettings
-from training.trainer import Trainer
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=150, device="cpu")
 STEPS = 3
@@ -35,7 +35,7 @@ def made(exact_run, model, tmp_path_factory) -> tuple[RunPaths, list[dict[str, f
     paths = exact_run(tmp_path_factory.mktemp("made") / "run", groups=4, forks=4)
     trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings(max_policy_lag=STEPS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.trainer.KEEP_CHECKPOINTS", 2)
+        patch.setattr("entente.training.trainer.KEEP_CHECKPOINTS", 2)
         reported = [trainer.step(step, 1).metrics for step in range(1, STEPS + 1)]
     assert checkpoint_steps(paths) == [2, 3] and all(metrics["train/loss"] for metrics in reported)
     return paths, reported

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from entente.training.row_checks import RowLimits, find_trainable_rows, select_rows
 from storage.gather import Batch
 from tests.training.batches import VOCABULARY, three_levels, with_thoughts
-from training.row_checks import RowLimits, find_trainable_rows, select_rows
 
 MODEL = RowLimits(vocabulary=VOCABULARY, longest=128)
 BAD = 4

@@ -7,8 +7,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from training.schedule import rate_at, set_rate
-from training.settings import TrainingSettings
+from entente.training.schedule import rate_at, set_rate
+from entente.training.settings import TrainingSettings
 
 
 def settings(**given) -> TrainingSettings:

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
+from entente.telemetry.errors import TrainingError
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.trainer import Trainer
+from entente.training.update import Updater
 from storage.ledger import read_ledger
 from storage.settings import StorageSettings
-from telemetry.errors import TrainingError
-from training.policy import Policy
-from training.settings import TrainingSettings
-from training.trainer import Trainer
-from training.update import Updater
 
 SHAPE = Shape(family="qwen2", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512)
 CASE = Case(positions=4, forks=4, own=60, completion=12, spread=0.3)
@@ -51,7 +51,7 @@ def test_an_update_that_runs_out_of_memory_half_way_is_done_again_in_halves_with
         done.append(small.budget.tokens)
         return honest(self, micro, reference)
 
-    monkeypatch.setattr("training.token_budget.LEAST", 64)
+    monkeypatch.setattr("entente.training.token_budget.LEAST", 64)
     monkeypatch.setattr(type(small.policy), "masked_logprobs", with_little_memory)
     assert off(gradient_of(small, batch), expected) < 1e-6
     assert small.budget.tokens == 128 and done.count(256) == 1 and done.count(128) > 2

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage.outcome import UpdateOutcome
-from telemetry.metrics import check
-from training.branching import SHARE, probed
-from training.results import Accumulated, Gauges
-from training.step_metrics import (
+from entente.telemetry.metrics import check
+from entente.training.branching import SHARE, probed
+from entente.training.results import Accumulated, Gauges
+from entente.training.step_metrics import (
     MISMATCH_ALARM,
     Update,
     effective_share,
@@ -23,6 +22,7 @@ from training.step_metrics import (
     selection_metrics,
     update_metrics,
 )
+from storage.outcome import UpdateOutcome
 
 VERSION = 5
 VERSIONS = np.array([5, 5, 4, 3], np.int32)

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import training.thought_logprobs
+from entente.training import thought_logprobs
+from entente.training.branching import branching_tokens, probed, probed_tokens, thought_tokens
+from entente.training.padded_rows import pad
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.trie_plan import plan
+from entente.training.update import Updater
 from storage.gather import Batch
 from tests.training.batches import VOCABULARY, three_levels, with_thoughts
 from tests.training.loss_oracle import ORACLES, Part, Token
 from tests.training.test_packed_forward import SETTINGS, apart, base, gradient_of, policy_of, step
-from training.branching import branching_tokens, probed, probed_tokens, thought_tokens
-from training.padded_rows import pad
-from training.policy import Policy
-from training.settings import TrainingSettings
-from training.trie_plan import plan
-from training.update import Updater
 
 EXCLUDED, END = 7, VOCABULARY - 4
 """The head has rows behind the end, as heads that are padded to a round number. Half of the open sets end elsewhere."""
@@ -153,7 +153,7 @@ def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(monkeypatch):
     terms = {"kl_weight": 0.3, "entropy_weight": 0.1}
     policy, batch = thinking_policy(SETTINGS.model_copy(update=terms)), thinking_batch()
     whole, oracle, _ = step(policy, batch, **terms)
-    monkeypatch.setattr(training.thought_logprobs, "CHUNK_LOGITS", 5 * VOCABULARY)
+    monkeypatch.setattr(thought_logprobs, "CHUNK_LOGITS", 5 * VOCABULARY)
     chunked, gradient, _ = step(policy, batch, **terms)
     assert abs(chunked - whole) <= 1e-6 and apart(gradient, oracle) <= 1e-6
 
@@ -179,7 +179,7 @@ def test_no_more_logits_than_a_chunk_are_in_one_tensor(monkeypatch):
     model.resize_token_embeddings(vocabulary, mean_resizing=False)  # no other dimension has this size
     policy = policy_of(model, SETTINGS.model_copy(update=terms))
     probes = probed_tokens(batch, range(len(batch.returns)))
-    monkeypatch.setattr(training.thought_logprobs, "CHUNK_LOGITS", 2 * vocabulary + 1)
+    monkeypatch.setattr(thought_logprobs, "CHUNK_LOGITS", 2 * vocabulary + 1)
     updater = Updater(policy, SETTINGS.model_copy(update=terms | {"token_budget": 4096}))
     updater.layout._checked = True  # its padded forward makes logits of every order token
     with LargestLogits(model.lm_head.weight) as largest:

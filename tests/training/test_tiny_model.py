@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from decoding.codec import Codec
-from decoding.model_files import max_position
-from decoding.thinking import thinking_of
-from game.prompt_settings import PromptSettings
-from training.imitation.loss import pack
-from training.recipe import longest_sequence, recipe_hash
-from training.settings import TinyModelSettings
-from training.tiny_model import make_tiny_model
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import max_position
+from entente.decoding.thinking import thinking_of
+from entente.game.prompt_settings import PromptSettings
+from entente.training.imitation.loss import pack
+from entente.training.recipe import longest_sequence, recipe_hash
+from entente.training.settings import TinyModelSettings
+from entente.training.tiny_model import make_tiny_model
 
 
 def test_imitation_lowers_the_loss(model: Path):
@@ -40,7 +40,9 @@ def test_a_base_that_thinks_has_seen_thoughts_of_centres_and_the_orders_that_go_
     recipe = TinyModelSettings(hidden=32, layers=1, source_games=2, imitation_steps=6, imitation_positions=4)
     budget, seen = 8, []
     prompts = PromptSettings(thinking_tokens=budget)
-    monkeypatch.setattr("training.imitation.imitate.pack", lambda found, weight: (seen.extend(found), pack(found, weight))[1])
+    monkeypatch.setattr(
+        "entente.training.imitation.imitate.pack", lambda found, weight: (seen.extend(found), pack(found, weight))[1]
+    )
     folder = make_tiny_model(tmp_path, recipe, prompts=prompts)
     assert folder.name == f"tiny-{recipe_hash(recipe, prompts)}"
     assert max_position(folder) == longest_sequence(PromptSettings()) + budget

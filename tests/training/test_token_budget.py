@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from telemetry.errors import TrainingError
-from training import token_budget
-from training.settings import CPU_TOKENS, GPU_TOKENS, TrainingSettings
-from training.token_budget import LEAST, TokenBudget
+from entente.telemetry.errors import TrainingError
+from entente.training import token_budget
+from entente.training.settings import CPU_TOKENS, GPU_TOKENS, TrainingSettings
+from entente.training.token_budget import LEAST, TokenBudget
 
 CPU = torch.device("cpu")
 

@@ -8,22 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-import training.layout
-import training.trainer
+from entente.telemetry.errors import InputError, TrainingError
+from entente.training import trainer as trainer_module
+from entente.training.advantages import leave_one_out
+from entente.training.padded_rows import padded_micro_batches
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.trainer import Trainer
+from entente.training.update import Updater
 from storage.adapters import read_adapter
 from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.ledger_copies import checkpoint_steps, restore_ledgers
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from telemetry.errors import InputError, TrainingError
 from tests.damage import flip
-from training.advantages import leave_one_out
-from training.padded_rows import padded_micro_batches
-from training.policy import Policy
-from training.settings import TrainingSettings
-from training.trainer import Trainer
-from training.update import Updater
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
@@ -74,7 +73,7 @@ def test_rows_drawn_under_another_mask_or_temperature_stop_the_run(run_with_rows
 
 def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engine, model, monkeypatch):
     """The trainer's legal sets come from the rows: an altered set is another distribution."""
-    from rollouts import fork
+    from entente.rollouts import fork
 
     decide = fork._draw_decisions
 
@@ -204,7 +203,7 @@ def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had
     first, expected = undisturbed
     paths = RunPaths(tmp_path / "killed")
     shutil.copytree(first.root, paths.root)
-    honest = getattr(training.trainer, moment)
+    honest = getattr(trainer_module, moment)
 
     def cut(*arguments):
         if when == "after":
@@ -212,7 +211,7 @@ def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(training.trainer, moment, cut)
+        patch.setattr(trainer_module, moment, cut)
         trainer_for(paths, model).step(2, 1)
     trainer = trainer_for(paths, model)
     if trainer.step_done == 1:
@@ -229,7 +228,7 @@ def test_a_recorded_step_uses_its_recorded_rows_even_where_a_choice_would_now_be
     shutil.copytree(played.root, tmp_path / "run")
     paths = RunPaths(tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(training.trainer, "save_checkpoint", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(trainer_module, "save_checkpoint", lambda *_: (_ for _ in ()).throw(Killed))
         trainer_for(paths, model).step(1, 1)
     recorded = read_ledger(paths, 1)
     assert recorded is not None
@@ -268,7 +267,7 @@ def test_a_run_does_not_go_on_under_other_training_settings_but_may_have_other_t
 
 
 def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model, monkeypatch):
-    monkeypatch.setattr("training.trainer.KEEP_CHECKPOINTS", 2)
+    monkeypatch.setattr("entente.training.trainer.KEEP_CHECKPOINTS", 2)
     trainer = trainer_for(paths, model)
     for step in range(1, 5):
         trainer.step(step, 1)
@@ -277,7 +276,7 @@ def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model, monkeypatch)
 
 def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_on(paths, model, tmp_path):
     """One bit, flipped below the mapping after the shard was taken in."""
-    from records.rows import Decision, Ply
+    from entente.records.rows import Decision, Ply
     from storage.shards import open_plies, open_shard, publish_shard
 
     source, split = paths.shards / "local" / "000000.arrow", RunPaths(tmp_path / "split").create()

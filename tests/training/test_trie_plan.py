@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entente.training.branching import branching_tokens
+from entente.training.trie_plan import PackedMicroBatch, plan
 from tests.training.batches import batch_of, three_levels
-from training.branching import branching_tokens
-from training.trie_plan import PackedMicroBatch, plan
 
 ROWS = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 1), max_size=6)),

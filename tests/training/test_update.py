@@ -7,6 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from entente.training.advantages import leave_one_out
+from entente.training.policy import Policy
+from entente.training.replay import replay_step
+from entente.training.settings import TrainingSettings
+from entente.training.trainer import Trainer
+from entente.training.update import Updater, share_rows
 from storage.adapters import read_adapter
 from storage.gather import Batch
 from storage.index import SelectionQuery, open_index
@@ -14,12 +20,6 @@ from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from tests.training import batches
-from training.advantages import leave_one_out
-from training.policy import Policy
-from training.replay import replay_step
-from training.settings import TrainingSettings
-from training.trainer import Trainer
-from training.update import Updater, share_rows
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
 MOVING = SETTINGS.model_copy(
@@ -93,7 +93,7 @@ def test_a_step_with_moving_state_is_replayed_bitwise(paths, model):
 
 
 def test_a_gradient_that_is_too_long_is_scaled_down_and_told_as_it_was(paths, model, monkeypatch):
-    monkeypatch.setattr("training.update.MAX_GRADIENT_NORM", 1e-3)
+    monkeypatch.setattr("entente.training.update.MAX_GRADIENT_NORM", 1e-3)
     updater, batch = Updater(Policy(model, SETTINGS), SETTINGS), batch_of(paths)
     advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
     accumulated = updater.accumulate(batch, range(len(batch.returns)), advantages)

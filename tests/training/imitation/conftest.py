@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from decoding.codec import Codec
-from game.prompt_settings import DEFAULT_PROMPTS
+from entente.decoding.codec import Codec
+from entente.game.prompt_settings import DEFAULT_PROMPTS
+from entente.training.imitation.examples import Example, Examples
+from entente.training.imitation.positions import Positions
+from entente.training.imitation.teacher_games import make_games
 from tests.training.imitation.small import SMALL
-from training.imitation.examples import Example, Examples
-from training.imitation.positions import Positions
-from training.imitation.teacher_games import make_games
 
 
 @pytest.fixture(scope="session")

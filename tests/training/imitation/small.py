@@ -1,6 +1,6 @@
 """Settings of an imitation that takes a second."""
 
-from training.imitation.settings import ImitationSettings
+from entente.training.imitation.settings import ImitationSettings
 
 SMALL = ImitationSettings(
     teachers=("mover", "random"),

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from telemetry.errors import InputError, TrainingError
+from entente.telemetry.errors import InputError, TrainingError
+from entente.training.imitation import imitate as module
+from entente.training.imitation.imitate import Imitation, imitate
+from entente.training.imitation.settings import ImitationSettings
+from entente.training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
+from entente.training.schedule import set_rate
 from tests.command import Entente
 from tests.training.imitation.small import SMALL
-from training.imitation import imitate as module
-from training.imitation.imitate import Imitation, imitate
-from training.imitation.settings import ImitationSettings
-from training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
-from training.schedule import set_rate
 
 
 def made(models: Path, games: Path, settings: ImitationSettings = SMALL) -> Path:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from decoding.codec import Codec
-from training.imitation import loss
-from training.imitation.examples import Example
-from training.imitation.loss import backward, measure, pack
+from entente.decoding.codec import Codec
+from entente.training.imitation import loss
+from entente.training.imitation.examples import Example
+from entente.training.imitation.loss import backward, measure, pack
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
-from game.recorded import replay_recorded
-from telemetry.errors import InputError
-from training.imitation.positions import Positions
-from training.imitation.settings import ImitationSettings
-from training.imitation.teacher_games import make_games
+from entente.game.recorded import replay_recorded
+from entente.telemetry.errors import InputError
+from entente.training.imitation.positions import Positions
+from entente.training.imitation.settings import ImitationSettings
+from entente.training.imitation.teacher_games import make_games
 
 
 def record(seed: int, phases: int) -> dict[str, Any]:

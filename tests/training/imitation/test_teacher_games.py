@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from game.board import Board
-from game.legal import LegalOrders
-from game.players import player
+from entente.game.board import Board
+from entente.game.legal import LegalOrders
+from entente.game.players import player
+from entente.training.imitation import teacher_games
+from entente.training.imitation.positions import Positions
+from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games, missing_games
 from storage.arrow_files import read_arrow
 from tests.training.imitation.small import SMALL
-from training.imitation import teacher_games
-from training.imitation.positions import Positions
-from training.imitation.teacher_games import GAMES_A_SHARD, make_games, missing_games
 
 
 def quiet(stage: str, done: int, total: int) -> None:

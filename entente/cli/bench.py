@@ -1,0 +1,192 @@
+"""`entente bench`: measure this machine and compare with targets.
+
+A missed target is not a failure.
+"""
+
+import inspect
+import json as jsonlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from entente.cli.options import AsJson
+from entente.cli.settings_from_flags import ConfigFiles
+from entente.telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from benchmarks.outcome import Outcome
+
+app = App(name="bench", help="Measure this machine: benchmarks with targets, and the fastest engine settings.")
+app.command("entente.cli.tune:tune", name="tune")
+
+
+@app.default
+def bench(
+    what: Annotated[
+        Literal["game", "storage", "decode", "trainer", "e2e", "peers"],
+        Parameter(
+            help="game: the board, beside direct calls of the game engine. storage: rows. decode: the engine. "
+            "trainer: the training step. e2e: whole steps of a run. peers: TRL."
+        ),
+    ],
+    /,
+    *,
+    rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts.")] = None,
+    only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
+    steps: Annotated[int | None, Parameter(help="e2e: steps of a round.")] = None,
+    scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
+    model: Annotated[Path | None, Parameter(help="decode, trainer, peers: folder of a model; default: tiny ones.")] = None,
+    trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
+    whole_s: Annotated[
+        float | None, Parameter(help="peers: CPU seconds for TRL's whole trainer, not its step; give those of a run of ours.")
+    ] = None,
+    config: ConfigFiles = None,
+    runs_root: Annotated[Path | None, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = None,
+    seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure one part, in minutes at most.
+
+    Examples
+
+        entente bench game --json
+
+        entente bench trainer --only recorded --only g6 --rounds 3
+
+        entente bench e2e --rounds 1 --steps 8 --config four-years.toml
+    """
+    from entente.cli.screen import progress_shown
+
+    given = {
+        "rounds": rounds, "only": only, "steps": steps, "scale": scale, "model": model, "trl_python": trl_python,
+        "whole_s": whole_s, "config": config, "runs_root": runs_root, "seed": seed,
+    }  # fmt: skip
+    measure, given = _BENCHMARKS[what], {name: value for name, value in given.items() if value is not None}
+    if others := sorted(given.keys() - inspect.signature(measure).parameters):
+        raise InputError(f"`bench {what}` has no use for --{others[0].replace('_', '-')}: leave it out")
+    with progress_shown():
+        outcome = measure(**given)
+    show_outcome(outcome, json=json)
+
+
+_RUNS = Path("runs")
+
+
+def _game(rounds: int = 5, seed: int = 0) -> "Outcome":
+    from benchmarks.game_ground import bench_game
+
+    return bench_game(rounds=rounds, seed=seed)
+
+
+def _storage(rounds: int = 15, scale: float = 1.0, seed: int = 0) -> "Outcome":
+    from benchmarks.storage_figures import bench_storage
+
+    return bench_storage(rounds=rounds, scale=scale, seed=seed)
+
+
+def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
+    run = _settings((), runs_root, seed)
+    from benchmarks.decode import bench_decode
+    from benchmarks.laptop_run import cache_of
+    from benchmarks.played_steps import RunInputs
+    from entente.decoding.model_files import resolve_model
+    from entente.training.tiny_model import make_tiny_model
+    from state_cache.store import open_cache
+    from storage.runs import MODEL_FOLDER
+
+    folder = resolve_model(model) if model else make_tiny_model(runs_root / MODEL_FOLDER, run.tiny_model)
+    inputs = RunInputs(positions=open_cache(cache_of(run)).train, rollouts=run.rollouts, seed=seed)
+    return bench_decode(rounds=rounds, model=folder, inputs=inputs)
+
+
+def _trainer(
+    rounds: int = 5,
+    only: Sequence[str] = (),
+    model: Path | None = None,
+    config: Sequence[Path] = (),
+    runs_root: Path = _RUNS,
+    seed: int = 0,
+) -> "Outcome":
+    settings = _settings(config, runs_root, seed)
+    from benchmarks.trainer import bench_trainer
+    from entente.decoding.model_files import resolve_model
+
+    folder = resolve_model(model) if model else None
+    return bench_trainer(settings=settings, arguments=_config_words(config), repeats=rounds, only=only, seed=seed, model=folder)
+
+
+def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
+    settings = _settings(config, runs_root, seed)
+    from benchmarks.end_to_end import bench_e2e
+
+    return bench_e2e(settings, rounds=rounds, steps=steps, arguments=_config_words(config))
+
+
+def _peers(
+    rounds: int = 5,
+    trl_python: Path = Path(".venv-trl/bin/python"),
+    whole_s: float | None = None,
+    model: Path | None = None,
+    config: Sequence[Path] = (),
+    runs_root: Path = _RUNS,
+    seed: int = 0,
+) -> "Outcome":
+    preset = "lm" if model else "laptop"
+    settings, words = _settings(config, runs_root, seed, preset), ["--preset", preset, *_config_words(config)]
+    if model:
+        settings = settings.model_copy(update={"inference": settings.inference.model_copy(update={"model": str(model)})})
+        words += ["--inference.model", str(model)]
+    from benchmarks.peers.bench import bench_peers
+    from benchmarks.peers.trl_whole import bench_whole
+
+    if whole_s is not None:
+        return bench_whole(settings, trl_python.absolute(), whole_s)
+    return bench_peers(settings, words, trl_python.absolute(), rounds=rounds)
+
+
+_BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
+    "game": _game,
+    "storage": _storage,
+    "decode": _decode,
+    "trainer": _trainer,
+    "e2e": _e2e,
+    "peers": _peers,
+}
+
+
+def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = "laptop") -> Any:
+    """Settings of the measured run. One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
+    from benchmarks.laptop_run import run_settings
+    from entente.pipeline.threads import apply_threads
+
+    apply_threads(1)
+    return run_settings(config, runs_root=runs_root.absolute(), seed=seed, preset=preset)
+
+
+def _config_words(config: Sequence[Path]) -> list[str]:
+    """Arguments of `entente train` for these config files."""
+    return [word for file in config for word in ("--config", str(file))]
+
+
+def show_outcome(outcome: "Outcome", *, json: bool) -> None:
+    """Print the figures with their targets; with `json` one object as the last line."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    name, _, settings = outcome.benchmark.partition(", ")
+    if settings:
+        Console().print(f"bench {name} with {settings}", soft_wrap=True, highlight=False)
+    table.add_column(f"bench {name}", no_wrap=True)
+    table.add_column("figure", justify="right", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, value in outcome.metrics.items():
+        target = outcome.targets.get(name)
+        bounds = ", ".join(f"{word.replace('_', ' ')} {bound:,g}" for word, bound in target.as_object().items()) if target else ""
+        verdict = "" if target is None else "[green]holds[/]" if target.holds(value) else "[yellow]missed[/]"
+        table.add_row(name, f"{value:,.4g}" if value < 1000 else f"{value:,.0f}", bounds, verdict)
+    Console().print(table)
+    if json:
+        print(jsonlib.dumps(outcome.as_object()))

@@ -1,0 +1,158 @@
+"""`entente cache`: build, refresh, show and verify state caches."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from entente.cli.options import which_run
+from entente.cli.run_flow import run_flow
+from state_cache.settings import CacheSettings
+
+if TYPE_CHECKING:
+    from entente.game.snapshot import Snapshot
+
+app = App(name="cache", help="Frozen mid-game positions that rollouts start from.")
+
+RunsRoot = Annotated[Path, Parameter(help="Folder of runs and caches.")]
+CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any setting of the cache.")]
+
+_PHASE_WORDS = {"M": "movement", "R": "retreats", "A": "adjustments"}
+_BAR = 24
+"""Characters of the longest bar."""
+
+
+@app.command
+def build(
+    *,
+    runs_root: RunsRoot = Path("runs"),
+    settings: CacheFlags = None,
+) -> None:
+    """Play scripted games and freeze positions. A cache with the same settings is built only once.
+
+    Examples
+
+        entente cache build
+
+        entente cache build --train-snapshots 2000 --last-year 1910 --seed 3
+    """
+    from entente.cli.prefect_server import prefect_server
+    from entente.cli.screen import progress_shown
+    from flows.build_state_cache import build_state_cache
+
+    with prefect_server(), progress_shown():
+        path = run_flow(build_state_cache(settings or CacheSettings(), runs_root))
+    assert path is not None, "no run was named"
+    print(path)
+
+
+@app.command
+def refresh(
+    *,
+    run: Annotated[str, Parameter(help="Run whose cache is refreshed with positions that its rollouts reached.")],
+    share: Annotated[float, Parameter(help="Share of the training positions that come from the run.")] = 0.25,
+    runs_root: RunsRoot = Path("runs"),
+) -> None:
+    """Publish a version of a run's cache with positions of its policy. Held-out positions and versions in use are kept.
+
+    Examples
+
+        entente cache refresh --run mine --share 0.25
+    """
+    from entente.telemetry.errors import InputError
+    from state_cache.store import open_cache
+
+    if not run:
+        raise InputError("--run is empty: name the run whose positions are added")
+    run = which_run(run, runs_root)
+    from entente.cli.prefect_server import prefect_server
+    from entente.cli.screen import progress_shown
+    from flows.build_state_cache import build_state_cache
+
+    with prefect_server(), progress_shown():
+        path = run_flow(build_state_cache(None, runs_root, run=run, share=share))
+    if path is None:  # no run has trained yet; the flow has reported it
+        return
+    cache = open_cache(path)
+    reached = sum(snapshot.source.startswith("policy:") for snapshot in cache.train)
+    print(f"{reached} of {len(cache.train)} positions to train from were reached by run {cache.settings.from_run}")
+    print(
+        "a run with the same cache settings starts from them with "
+        f"--cache.from-run {cache.settings.from_run} --cache.from-groups {cache.settings.from_groups} "
+        f"--cache.on-policy-share {cache.settings.on_policy_share:g}"
+    )
+    print(path)
+
+
+@app.command
+def show(*, runs_root: RunsRoot = Path("runs")) -> None:
+    """List the caches: positions, source games, and positions by year, kind of phase and balance of power.
+
+    Example
+
+        entente cache show
+    """
+    from state_cache.store import open_cache
+
+    for folder in _folders(runs_root):
+        cache = open_cache(folder)
+        for part, snapshots in (("train", cache.train), ("held out", cache.held_out)):
+            games = len({snapshot.game_id for snapshot in snapshots})
+            print(f"{folder.name}, {part}: {len(snapshots)} positions from {games} source games")
+            Console().print(_strata_table(snapshots))
+
+
+@app.command
+def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
+    """Check every file of every cache and restore every position. Prints one line per cache; exit code 1 if one is damaged.
+
+    Example
+
+        entente cache verify
+    """
+    from entente.telemetry.errors import DataError
+    from state_cache.verify import verify
+
+    damaged = 0
+    for folder in _folders(runs_root):
+        try:
+            cache = verify(folder)
+        except DataError as error:
+            damaged += 1
+            print(f"damaged  {folder.name}: {error}")
+        else:
+            print(f"whole    {folder.name}: {len(cache.train)} positions to train from, {len(cache.held_out)} held out")
+    if damaged:
+        raise SystemExit(1)
+
+
+def _folders(runs_root: Path) -> list[Path]:
+    from entente.telemetry.errors import InputError
+    from state_cache.verify import list_caches
+    from storage.runs import CACHE_FOLDER
+
+    folders = list_caches(runs_root / CACHE_FOLDER)
+    if not folders:
+        raise InputError(f"there is no state cache in '{runs_root / CACHE_FOLDER}': build one with `entente cache build`")
+    return folders
+
+
+def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
+    """One line per stratum, with a bar in proportion to the largest stratum."""
+    from state_cache.strata import BALANCES, count_strata
+
+    counts = count_strata(snapshots)
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for title in ("year", "phases", "leading power"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("positions", justify="right")
+    table.add_column("", no_wrap=True)
+    for stratum, count in counts.items():
+        bar = "█" * max(1, round(_BAR * count / max(counts.values())))
+        table.add_row(
+            str(stratum.year), _PHASE_WORDS[stratum.phase_type], BALANCES[stratum.balance][1], str(count), f"[cyan]{bar}[/]"
+        )
+    return table

@@ -1,0 +1,123 @@
+"""`entente runs clean`: list what is old, then remove it."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from entente.cli.options import RunsRoot
+from entente.cli.terminal import cell, output_console
+from entente.inference.memory_plan import size_text
+from entente.telemetry.errors import DataError, EntenteError, InputError
+from storage.files import held
+from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove
+from storage.runs import LATEST, RunPaths, check_name, run_names
+
+_Names = Annotated[list[str] | None, Parameter(help="Only these runs, and no caches.", negative="")]
+
+
+def clean(
+    *,
+    run: _Names = None,
+    runs_root: RunsRoot = Path("runs"),
+    dry_run: Annotated[bool, Parameter(help="Say what would go, and remove nothing.", negative="")] = False,
+    settings: Annotated[RetentionSettings | None, Parameter(name="*", help="How long what is kept.")] = None,
+) -> None:
+    """Remove old adapters and checkpoints, local W&B folders, and leftovers of killed processes.
+
+    Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards stay
+    unless --shards-gb limits them. A run that a process works on is skipped.
+
+    Examples
+
+        entente runs clean --dry-run                     what would go
+
+        entente runs clean --run mine --keep-adapters 5
+
+        entente runs clean --run mine --shards-gb 20 --dry-run
+    """
+    chosen = settings or RetentionSettings()
+    runs = [_known_run(runs_root, name) for name in run] if run else _all_runs(runs_root)
+    found: list[Removable] = []
+    with ExitStack() as stack:
+        for paths in runs:
+            if _at_rest(stack, paths, dry_run):
+                found += _removable(paths, chosen)
+                found += _old_shards(paths, chosen)
+        if not run:
+            found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder)]
+        _show(found)
+        if not dry_run:
+            for each in found:
+                remove(each)
+    total = size_text(sum(each.size for each in found))
+    print(f"{total} {'would be' if dry_run else 'were'} freed" if found else "nothing is old enough to go")
+    if dry_run:
+        print("nothing was removed")
+
+
+def _removable(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
+    try:
+        return removable_in_run(paths, settings)
+    except DataError as error:
+        print(f"{paths.root}: skipped, because {error}")
+        return []
+
+
+def _old_shards(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
+    if settings.shards_gb == 0:
+        return []
+    from entente.pipeline.run_settings import settings_of
+    from storage.retention import RunAge, newest_versions, removable_shards
+
+    try:
+        age = RunAge.of(paths, settings_of(paths).storage)
+        return removable_shards(paths, newest_versions(paths), age, settings)
+    except EntenteError as error:
+        print(f"{paths.root}: its shards are skipped, because {error}")
+        return []
+
+
+def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
+    """Whether no process works on the run. Unless `dry_run`, the run stays locked until `stack` is closed."""
+    for lock in (paths.lock, paths.trainer_lock):
+        if (lock.exists() or not dry_run) and not stack.enter_context(held(lock)):
+            print(f"{paths.root}: left alone, a process is at work on it")
+            return False
+    return True
+
+
+def _all_runs(runs_root: Path) -> list[RunPaths]:
+    if not runs_root.is_dir():
+        raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
+    found = (RunPaths(runs_root / name) for name in run_names(runs_root))
+    return [paths for paths in found if not paths.root.is_symlink() and paths.settings.exists()]
+
+
+def _known_run(runs_root: Path, name: str) -> RunPaths:
+    if name == LATEST:
+        raise InputError(f"'{LATEST}' is not enough to remove anything: name the run")  # another run may have started since
+    paths = RunPaths(runs_root / check_name(name, "run"))
+    if paths.root.is_symlink() or not paths.settings.exists():
+        raise InputError(f"there is no run '{name}' in '{runs_root}'")
+    return paths
+
+
+def _shared_folders(runs_root: Path) -> list[Path]:
+    from storage.runs import CACHE_FOLDER, MODEL_FOLDER
+
+    return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
+
+
+def _show(found: Iterable[Removable]) -> None:
+    table = Table("where", "what", "how many", "names", "size", box=None, padding=(0, 2, 0, 0))
+    for (folder, why), group in groupby(found, key=lambda each: (each.path.parent, each.why)):
+        some = list(group)
+        names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
+        table.add_row(cell(str(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))
+    if table.row_count:
+        output_console().print(table)

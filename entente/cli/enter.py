@@ -1,0 +1,144 @@
+"""`entente enter`: a version plays on a server of others."""
+
+import asyncio
+import getpass
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter, validators
+
+from entente.cli.options import Run, RunsRoot
+from entente.search.settings import SearchSettings
+from entente.telemetry.errors import EntenteError, InputError
+from storage.runs import GAMES_FOLDER, LATEST
+
+if TYPE_CHECKING:
+    from entente.evaluation.contestants import Contestant
+    from entente.evaluation.settings import PlaySettings
+    from entente.play.enter import Entry
+
+_ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
+_SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
+
+
+def enter(
+    address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server.")],
+    *,
+    game: Annotated[str, Parameter(help="Ids of games to play, with commas.")],
+    power: Annotated[str, Parameter(help="Power to take; default: a free one.")] = "",
+    player: Annotated[
+        str, Parameter(help="Who orders: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
+    ] = "newest",
+    run: Run = LATEST,
+    draw_after: Annotated[
+        int, Parameter(help="Vote for a draw in each phase after this game year; 0: never.", validator=validators.Number(gte=0))
+    ] = 0,
+    seed: Annotated[int, Parameter(help="Seed of the dice.")] = 0,
+    temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
+    runs_root: RunsRoot = Path("runs"),
+    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
+) -> None:
+    """Play on the diplomacy package's own server, several games at once, until they are over; the results come home.
+
+    Account and password are read from ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or asked for; the server makes a new account. The
+    password of a private game is read from ENTENTE_GAME_PASSWORD. After a kill, of this command or of the server, the same
+    command goes on where the server is. Press is not read.
+
+    Examples
+
+        entente enter league.example:8432 --game friday --power france --run mine --player newest
+
+        entente enter 127.0.0.1:8432 --game a,b --player models/dumbbot-192 --draw-after 1910
+    """
+    from entente.evaluation.settings import PlaySettings
+
+    how = PlaySettings.model_validate(
+        {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
+    )
+    _check_address(address)
+    ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
+    wanted = _power(power)
+    account, password = _secret(_ACCOUNT, "account", hidden=False), _secret(_PASSWORD, "password")
+    if not ids:
+        raise InputError("--game names no game: give the ids of games, with commas")
+    who = _resolved(player, run, runs_root)
+    from entente.play.enter import Entry
+
+    entry = Entry(
+        address=address,
+        account=account,
+        password=password,
+        games=ids,
+        power=wanted,
+        game_password=os.environ.get(_GAME_PASSWORD) or None,
+        draw_after=draw_after,
+        player=who.name,
+        seed=seed,
+    )
+    _play(entry, who, how, runs_root)
+
+
+def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Path) -> None:
+    from entente.play.enter import EnteredGames
+
+    entered = EnteredGames(entry, runs_root / GAMES_FOLDER, _say)
+    asyncio.run(entered.check())  # before seconds of imports
+
+    from entente.cli.prefect_server import prefect_server
+    from entente.play.seats import SeatedPlayers
+    from flows.open_players import open_players
+
+    async def play() -> None:
+        async with open_players([who], runs_root, how) as opened:
+            await entered.play(SeatedPlayers([who.name], opened, how.temperature))
+
+    with prefect_server() if who.run else nullcontext():  # a run may have to make its tiny model
+        asyncio.run(play())
+    if entered.lost:
+        raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
+
+
+def _resolved(player: str, run: str, runs_root: Path) -> "Contestant":
+    from entente.cli.play import with_run
+    from entente.evaluation.contestants import resolve_contestant
+
+    found = resolve_contestant(with_run(player, run, runs_root), "", runs_root)
+    if found.is_endpoint:
+        raise InputError(f"'{found.name}' plays in matches and rollouts only: name another player")
+    return found
+
+
+def _power(text: str) -> str:
+    from entente.game.snapshot import POWERS
+
+    if text and text.strip().upper() not in POWERS:
+        raise InputError(f"there is no power '{text.strip().upper()}': the powers are {', '.join(POWERS)}")
+    return text.strip().upper()
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    scheme = address.partition("://")[0] if "://" in address else "ws"
+    if scheme not in ("ws", "wss") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"'{address[:100]}' is no address of a server: give HOST:PORT, such as 127.0.0.1:8432")
+
+
+def _secret(variable: str, what: str, *, hidden: bool = True) -> str:
+    """What the variable holds, or else what the user types."""
+    if found := os.environ.get(variable):
+        return found
+    if not sys.stdin.isatty():
+        raise InputError(f"the {what} is missing: set {variable} to it, or give the command in a terminal, which asks for it")
+    found = getpass.getpass(f"{what}: ") if hidden else input(f"{what}: ")
+    if not found:
+        raise InputError(f"the {what} is empty")
+    return found
+
+
+def _say(sentence: str) -> None:
+    from entente.telemetry.plain_text import shown
+
+    print(shown(sentence), flush=True)

@@ -1,0 +1,253 @@
+"""`entente evaluate`: the strength of a policy version, alone or beside other players, or of models without a run."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from entente.cli.dry_run import show_plan
+from entente.cli.options import AsJson, DryRun, Run, RunsRoot, which_run
+from entente.cli.run_flow import run_flow
+from entente.evaluation.protocols import protocols
+from entente.outside.endpoint import OutsideSettings
+from entente.search.settings import SearchSettings
+from storage.runs import LATEST
+
+_MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
+_SEARCH = Group("Search", help="With --pick search, or for players such as v20+search and dumbbot+search.")
+_OUTSIDE = Group("Outside", help="For players such as openai:model@http://host:port/v1.")
+
+
+def evaluate(
+    *,
+    run: Run = LATEST,
+    version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
+    runs_root: RunsRoot = Path("runs"),
+    positions: Annotated[int | None, Parameter(help="Held-out positions; default: as the run was set.")] = None,
+    opponents: Annotated[
+        list[str] | None, Parameter(help="Scripted opponents; default: as the run was set. In a match: one name.", negative="")
+    ] = None,
+    players: Annotated[
+        str,
+        Parameter(
+            group=_MATCH,
+            help="Who plays, with commas: base, newest, v20, other:v20, the folder of a model or adapter such as models/small, "
+            "or scripted players, each also with +search; or an endpoint openai:model@URL.",
+        ),
+    ] = "",
+    protocol: Annotated[
+        str,
+        Parameter(
+            group=_MATCH,
+            help="Named settings of a match, beside --players and --games: "
+            + "; ".join(f"{name}: {each.about}" for name, each in protocols().items())
+            + ".",
+        ),
+    ] = "",
+    games: Annotated[
+        int | None,
+        Parameter(group=_MATCH, help="Games of each player, or in all where all share one table; rounded up to rounds of seven."),
+    ] = None,
+    measure: Annotated[
+        Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,
+        Parameter(group=_MATCH, help="What players are compared by; default: sos, the share of squares."),
+    ] = None,
+    start: Annotated[
+        Literal["standard", "held-out"] | None, Parameter(group=_MATCH, help="Where games begin; default: spring 1901.")
+    ] = None,
+    years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
+    at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
+    temperature: Annotated[float | None, Parameter(help="Temperature of a version's draws; default: 1.")] = None,
+    pick: Annotated[Literal["draw", "search"], Parameter(help="How versions choose: as drawn, or by search.")] = "draw",
+    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
+    outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="How endpoints are asked.")] = None,
+    json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Score a policy version on held-out positions, or play whole games between versions, models and scripted players.
+
+    A match without a version of the run needs no run; its files are then in `_matches`, a folder beside the runs.
+
+    A figure has a 95 % interval from six independent games on; games that are not independent count as one. An interrupted match
+    continues when the same command is given again: games that had ended are kept, and games in progress begin anew. With a larger
+    --games it plays only the missing games.
+
+    An OpenAI-compatible endpoint plays too. Its key is in the environment: for https://api.example.com in
+    ENTENTE_KEY_API_EXAMPLE_COM, for http://127.0.0.1:8000 in ENTENTE_KEY_127_0_0_1_8000.
+
+    Examples
+
+        entente evaluate --run mine
+
+        entente evaluate --run mine --version 0 --opponents random --json
+
+        entente evaluate --run mine --players newest,base,random,mover,territorial,dumbbot --games 70
+
+        entente evaluate --run mine --players newest,other:v20 --start held-out --years 3 --measure centres
+
+        entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
+
+        entente evaluate --players models/small --protocol six-dumbbots-1908
+
+        entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
+
+        entente evaluate --run mine --pick search --search.playouts 32
+
+        entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
+    """
+    from entente.rollouts.opponents import is_endpoint
+
+    asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once}
+    match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
+    play = _play(temperature, pick, search)
+    if search is not None and pick != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
+        from entente.telemetry.errors import InputError
+
+        raise InputError(
+            "--search settings are given, but nobody searches: add --pick search, or name a player such as v20+search"
+        )
+    if outside is not None and (match is None or not any(is_endpoint(name) for name in (*match.players, match.opponents))):
+        from entente.telemetry.errors import InputError
+
+        raise InputError("--outside settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
+    if match is not None:
+        asks = {"outside": outside.model_dump()} if outside is not None else {}
+        match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | asks)
+    from entente.evaluation.contestants import check_searches, needs_run, resolve_contestants
+
+    names = () if match is None else (*match.players, match.opponents)
+    alone = match is not None and run == LATEST and match.start == "standard" and not needs_run(names)
+    run = "" if alone else which_run(run, runs_root)
+    uses_engine = match is None
+    if match is not None:
+        for some in (match.players, (match.opponents,) if match.opponents else ()):
+            found = resolve_contestants(some, run, runs_root)
+            check_searches(found, match)
+            uses_engine |= any(player.run for player in found)
+    elif play.pick == "search":
+        from entente.search.search import check_search
+
+        check_search(play.search)
+    evaluation = None if alone else evaluation_of(run, runs_root, positions, None if match else opponents, uses_engine)
+    if dry_run:
+        from entente.pipeline.dry_run import plan_evaluate, plan_match
+
+        if match is not None:
+            return show_plan(plan_match(run, runs_root, match), json=json)
+        assert evaluation is not None, "only a match needs no run"
+        return show_plan(plan_evaluate(run, version, runs_root, evaluation), json=json)
+    result = _run(run, version, runs_root, evaluation, match, play)
+    _show_score(result) if match is None else _show_match(result)
+    if json:
+        print(jsonlib.dumps(result))
+
+
+def _run(run: str, version: int, runs_root: Path, evaluation: Any, match: Any, play: Any) -> dict[str, Any]:
+    """The result of the flow `evaluate_policy`, with a Prefect server and progress on standard error."""
+    from entente.cli.prefect_server import prefect_server
+    from entente.cli.screen import progress_shown
+    from flows.evaluate_policy import evaluate_policy
+
+    with prefect_server(), progress_shown():
+        return run_flow(evaluate_policy(run, version, runs_root, evaluation, match, play=play))
+
+
+def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
+    """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
+    from entente.pipeline.check_settings import check_settings
+    from entente.pipeline.find_model import check_room
+    from entente.pipeline.run_settings import settings_of
+    from storage.runs import RunPaths
+
+    settings = settings_of(RunPaths(runs_root / run))
+    wished: dict[str, object] = {}
+    if positions is not None:
+        wished["positions"] = positions
+    if opponents is not None:
+        wished["opponents"] = tuple(opponents)
+    evaluation = type(settings.evaluation).model_validate(settings.evaluation.model_dump() | wished)
+    settings = settings.model_copy(update={"evaluation": evaluation})
+    check_settings(settings)
+    if uses_engine:
+        check_room(settings, trains=False)
+    return evaluation
+
+
+def _play(temperature: float | None, pick: str, search: SearchSettings | None) -> Any:
+    """How versions play; only what was asked for is set."""
+    from entente.evaluation.settings import PlaySettings
+
+    asked: dict[str, Any] = {"pick": pick} if pick == "search" else {}
+    if temperature is not None:
+        asked["temperature"] = temperature
+    if search is not None:
+        asked["search"] = search.model_dump(exclude_unset=True)
+    return PlaySettings.model_validate(asked)
+
+
+def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict[str, Any]) -> Any:
+    """Settings of the match that is asked for; None if none is."""
+    from entente.evaluation.protocols import protocol_match
+    from entente.evaluation.settings import MatchSettings
+    from entente.telemetry.errors import InputError
+
+    if not players and not asked and not protocol:
+        return None
+    if opponents and len(opponents) > 1:
+        raise InputError(f"a match has one kind of opponents in the six other seats, not {len(opponents)}: name one")
+    named = tuple(name.strip() for name in players.split(",") if name.strip())
+    if protocol:
+        return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
+    if named:
+        asked["players"] = named
+    return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
+
+
+def _show_score(result: dict[str, Any]) -> None:
+    from entente.evaluation.intervals import describe_interval, format_count
+
+    if result["how"]:
+        print(result["how"])
+    for name, score in result["against"].items():
+        said = describe_interval(score["ci"], score["source_games"], "+.2f", "source games")
+        print(
+            f"policy version {result['policy_version']} against {name}: {score['score']:+.2f} centres, {said}; {score['forks']} "
+            f"forks of {format_count(score['positions'], 'positions')} from {format_count(score['source_games'], 'source games')}"
+        )
+
+
+def _show_match(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from entente.cli.terminal import cell
+
+    table = Table(box=None, padding=(0, 2, 0, 0), title=Text(f"{result['games']} games, {result['how']}"), title_justify="left")
+    table.add_column("player", overflow="fold")
+    answers = result["answers"]
+    for name in ("seats", "centres", "squares", "win", "survival", "solo", *(["default"] if answers else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for player in result["players"]:
+        cells = [
+            _cell(player["measures"][name], share=name != "centres") for name in ("centres", "sos", "win", "survival", "solo")
+        ]
+        counts = answers.get(player["player"])
+        default = [f"{counts['missing'] / max(1, counts['orders']):.1%}" if counts else ""] if answers else []
+        table.add_row(cell(player["player"]), str(player["seats"]), *cells, *default)
+    Console(width=160).print(table)
+    print("intervals: 95 %; win: most centres, ties split")
+    for sentence in result["told"]:
+        print(sentence)
+
+
+def _cell(estimate: dict[str, Any], *, share: bool) -> str:
+    from entente.evaluation.intervals import format_interval
+
+    found = None if estimate["low"] is None else (estimate["low"], estimate["high"])
+    return (
+        f"{estimate['mean']:.1%} {format_interval(found, '.0%')}"
+        if share
+        else f"{estimate['mean']:.2f} {format_interval(found, '.2f')}"
+    )

@@ -1,0 +1,62 @@
+"""`entente improve`: rounds in which a run's policy learns from search."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from entente.cli.options import AsJson, Run, RunsRoot, which_run
+from entente.cli.prefect_server import prefect_server
+from entente.cli.run_flow import run_flow
+from entente.cli.screen import progress_shown
+from entente.pipeline.improve_rounds import ImproveSettings, check_improve, open_rounds, with_steps
+from storage.runs import LATEST, RunPaths
+
+_Flags = Annotated[ImproveSettings | None, Parameter(name="*")]
+
+
+def improve(
+    *,
+    run: Run = LATEST,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
+    settings: _Flags = None,
+) -> None:
+    """Improve a run's policy by search: visit positions that it reaches, label them by search, train on the labels; repeat.
+
+    The run must exist (`entente train`) and must not be training. Each step publishes a version, as in training. A round ends
+    with a score by the run's `evaluation` settings. After a kill the same command continues from the run's files. `--rounds`
+    counts all rounds of the run.
+
+    Examples
+
+        entente improve --run mine
+
+        entente improve --run mine --rounds 2 --positions 500 --search.playouts 32
+
+        entente improve --run mine --search.scripted dumbbot,dumbbot --temperature 0
+
+        entente improve --run mine --rollouts                with new start groups in each step
+    """
+    from entente.pipeline.run_settings import settings_of
+
+    run, settings = which_run(run, runs_root), settings or ImproveSettings()
+    paths = RunPaths(runs_root / run)
+    stored = settings_of(paths).model_copy(update={"runs_root": runs_root})
+    check_improve(stored, settings)
+    left = open_rounds(paths, settings)
+    from flows.improve_policy import improve_policy
+    from flows.open_run import check_inputs
+
+    if left:
+        check_inputs(with_steps(stored), resume=True)
+    with prefect_server(), progress_shown():
+        result = run_flow(improve_policy(run, runs_root, settings))
+    for each in result["rounds"]:
+        loss = f", distillation loss {each['train/distil_loss']:.3f} nats a token" if "train/distil_loss" in each else ""
+        score = f", {each['score/track']:+.2f} centres" if "score/track" in each else ""
+        print(f"round {each['round']}: {each['lessons']} lessons, then version {each['version']}{loss}{score}")
+    print(f"how strong it is now: entente evaluate --run {run}{'' if runs_root == Path('runs') else f' --runs-root {runs_root}'}")
+    if json:
+        print(jsonlib.dumps(result))

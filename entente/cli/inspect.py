@@ -1,0 +1,166 @@
+"""`entente runs inspect`: look at one decision or one group of forks of a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from entente.cli.options import Run, RunsRoot, which_run
+from entente.cli.terminal import cell, output_console
+from entente.telemetry.errors import InputError
+from storage.runs import LATEST
+
+if TYPE_CHECKING:
+    from entente.decoding.thoughts import Thought
+    from entente.reports.inspect_rows import Decided, Inspector
+
+app = App(name="inspect", help="Look at one decision or one group of forks of a run.")
+Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
+
+
+@app.command
+def decision(
+    decision_id: Annotated[int, Parameter(help="Its id, from the column decision_id.")],
+    *,
+    run: Run = LATEST,
+    runs_root: RunsRoot = Path("runs"),
+    board: Picture = None,
+) -> None:
+    """One decision: prompt, thought if there is one, orders with their probabilities, and every token with its legal set.
+
+    Example
+
+        entente runs inspect decision 8561340446102613373 --run mine --board board.svg
+    """
+    run = which_run(run, runs_root)
+    with _opened(run, runs_root) as rows:
+        found = rows.decision(decision_id)
+        _draw(found, board)
+    prompt = _text(found.prompt)
+    prompt.stylize("dim")
+    thought, answer = _thought(found.thought), _text(found.answer)
+    _print(_title(found), _outcome(found), prompt, *thought, answer, _orders(found), _tokens(found))
+
+
+@app.command
+def group(
+    start_group: Annotated[int, Parameter(help="Its number, from the column start_group.")],
+    *,
+    run: Run = LATEST,
+    power: Annotated[str | None, Parameter(help="Whose decisions; default: where the returns are widest.")] = None,
+    phase: Annotated[str | None, Parameter(help="As S1902M; default: where the returns are widest.")] = None,
+    runs_root: RunsRoot = Path("runs"),
+    board: Picture = None,
+) -> None:
+    """One advantage group: its forks by return, and the best and worst fork side by side. The board shows the best fork.
+
+    Examples
+
+        entente runs inspect group 12 --run mine
+
+        entente runs inspect group 12 --run mine --power france --phase S1902M --board best.svg
+    """
+    run = which_run(run, runs_root)
+    with _opened(run, runs_root) as rows:
+        found = rows.group(start_group, power, phase)
+        _draw(found.best, board)
+    facts = found.facts
+    usable = "usable" if facts["usable"] else "not usable"
+    head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
+    summary = f"{facts['n']} forks, returns {facts['spread']:.3g} apart, {usable}, trained on by {facts['used']} steps"
+    forks = Table("fork", "return", "version", "status", "decision", box=None)
+    for member in found.members:
+        values = (member["fork"], f"{member['return']:+.3g}", member["policy_version"], member["status"], member["decision_id"])
+        forks.add_row(*map(str, values))
+    sides = [
+        Group(Text(f"{name}: fork {side.facts['fork']}", style="bold"), _outcome(side), *_thought(side.thought), _orders(side))
+        for name, side in (("best", found.best), ("worst", found.worst))
+    ]
+    side_by_side = Table.grid(padding=(0, 4))
+    side_by_side.add_row(*sides)
+    _print(head, Text(summary), forks, side_by_side)
+
+
+@contextmanager
+def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
+    from entente.pipeline.find_model import TINY, find_tiny, model_here
+    from entente.pipeline.run_settings import settings_of
+    from entente.reports.inspect_rows import Inspector
+    from storage.runs import MODEL_FOLDER, RunPaths
+
+    paths = RunPaths(runs_root / run)
+    settings = settings_of(paths)
+    name = settings.inference.model
+    model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    if model is None:
+        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: its tokenizer is needed to show text")
+    with Inspector(paths, model, settings.storage.blend, settings.storage.discount) as rows:
+        yield rows
+
+
+def _draw(found: "Decided", file: Path | None) -> None:
+    if file is not None:
+        picture = found.picture()
+        try:
+            file.write_text(picture)
+        except OSError as error:
+            raise InputError(f"'{file}' cannot be written: {error.strerror}") from error
+
+
+def _title(found: "Decided") -> Text:
+    facts = found.facts
+    where = f"fork {facts['fork']} of start group {facts['start_group']}, ply {facts['ply']}"
+    return Text(f"{facts['power']} in {facts['phase']}, {where}, by policy version {facts['policy_version']}", style="bold")
+
+
+def _outcome(found: "Decided") -> Text:
+    facts = found.facts
+    parts = ", ".join(f"{name} {value:+.3g}" for name, value in found.components.items() if value)
+    steps = f"trained on in step {', '.join(map(str, found.steps))}" if found.steps else "not trained on"
+    reason = f" ({facts['reason']})" if facts["reason"] else ""
+    return Text(f"{facts['status']}{reason}, return {facts['return']:+.3g}; {parts or 'all components 0'}; {steps}")
+
+
+def _orders(found: "Decided") -> RenderableType:
+    table = Table("order", "probability", "result", box=None)
+    for order, probability in found.orders:
+        results = found.results.get(" ".join(order.split()[:2]), [])
+        table.add_row(Text(order), "" if probability is None else f"{probability:.1%}", Text(", ".join(results) or "-"))
+    return table
+
+
+def _thought(thought: "Thought | None") -> list[Text]:
+    """What the model wrote before its orders, under a line about it."""
+    if thought is None:
+        return []
+    head = Text(thought.sentence, style="bold")
+    if not thought.text:
+        return [head]
+    text = _text(thought.text)
+    text.stylize("italic")
+    return [head, text]
+
+
+def _text(text: str) -> Text:
+    return cell(text, keep="\n")
+
+
+def _tokens(found: "Decided") -> RenderableType:
+    table = Table("position", "token", "legal tokens", "logprob", box=None)
+    for place, drawn in enumerate(found.drawn):
+        forced = drawn.legal == 1
+        legal = "thought: any" if drawn.legal is None else str(drawn.legal)
+        logprob = "forced" if forced else f"{drawn.logprob:.4f}"
+        table.add_row(str(place), Text(repr(drawn.token)), legal, logprob, style="dim" if forced else "")
+    return table
+
+
+def _print(*parts: RenderableType) -> None:
+    console = output_console()
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text))

@@ -1,0 +1,198 @@
+"""Entry point of `entente`: runs a command, and turns an error into a sentence and an exit code.
+
+An expected failure is one sentence on standard error. The exit code is 2 where the user's input cannot be used, else 1. Only
+`--debug` shows a traceback. A signal ends a command with 130 or 143 (`entente/cli/end_by_signal.py`). If the reader of the output
+closes it, the command ends with 141 and writes nothing. Few modules are imported before signals are handled.
+"""
+
+import errno
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from entente.cli import end_by_signal
+from entente.cli.commands import command_line, full_spelling, overview
+from entente.telemetry.errors import EntenteError, disk_full
+
+if TYPE_CHECKING:
+    from cyclopts import App, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+
+_HELP_FLAGS = {"--help", "-h", "--help-all"}
+_PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS)
+"""Error numbers of a path that is the user's mistake; a full disk, for example, is not."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with its code; without `arguments` take those of this process, and handle its signals."""
+    if arguments is None:
+        end_by_signal.install()
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    sys.exit(run([word for word in words if word != "--debug"], debug=debug))
+
+
+def run(words: list[str], *, debug: bool = False) -> int:
+    """Run one command. Returns its exit code."""
+    error: BaseException | None = None
+    try:
+        try:
+            _call(words, debug=debug)
+        finally:
+            end_by_signal.nothing_is_open()
+    except BaseException as raised:
+        error = raised
+    if number := end_by_signal.heard() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0):
+        # A later error is a consequence of the signal. Written without rich, whose import may have been interrupted.
+        _show_traceback(error, debug)
+        sys.stderr.write(end_by_signal.sentence(number))
+        return 128 + number
+    if error is None:
+        return 0
+    sentence, code = _outcome(error)
+    if sentence:
+        _show_traceback(error, debug)
+        _say(sentence)
+    error = None  # pydantic's errors are unknown to the collector: this one and the frames that it holds would never be freed
+    return code
+
+
+def _call(words: list[str], *, debug: bool) -> None:
+    words = full_spelling(words)
+    if set(words) <= _HELP_FLAGS:
+        print(overview(), end="")
+    else:
+        from entente.cli.environment import prepare_environment
+
+        prepare_environment(debug=debug)
+        app = command_line()
+        if not _HELP_FLAGS & set(words):
+            app(words, exit_on_error=False, print_error=False)
+        else:
+            _show_help(app, words)
+    if sys.stdout is not None:  # None: the caller closed it
+        sys.stdout.flush()
+
+
+def _show_help(app: "App", words: list[str]) -> None:
+    """Help of one command: our own page where it takes every run setting, else the one that cyclopts writes."""
+    from entente.cli.settings_help import show_settings_help
+
+    if not show_settings_help(app, words):
+        _, apps, _ = app.parse_commands([word for word in words if word not in _HELP_FLAGS])
+        apps[-1].resolved_commands()  # imported, so that each has its line in the list of the group
+        app(["--help" if word == "--help-all" else word for word in words], exit_on_error=False, print_error=False)
+
+
+def _outcome(error: BaseException) -> tuple[str, int]:
+    """The sentence for `error`, empty if none is written, and the exit code."""
+    from cyclopts import CycloptsError
+    from pydantic import ValidationError
+
+    if isinstance(error, EntenteError):
+        return sentence_of(error), error.exit_code
+    if isinstance(error, CycloptsError | ValidationError):
+        return sentence_of(error), 2
+    # Where its output is closed, rich raises SystemExit while it handles the BrokenPipeError.
+    closed = error.__context__ if isinstance(error, SystemExit) else error
+    if isinstance(closed, BrokenPipeError) and _output_is_closed():
+        return "", 128 + signal.SIGPIPE
+    if isinstance(error, SystemExit):
+        return "", error.code if isinstance(error.code, int) else 1
+    if (full := disk_full(error)) is not None:
+        return str(full), full.exit_code
+    if isinstance(error, OSError) and error.filename is not None:
+        code = 2 if error.errno in _PATHS_THAT_CANNOT_BE_USED else 1
+        return f"cannot use '{error.filename}': {error.strerror}", code
+    return f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1
+
+
+def _output_is_closed() -> bool:
+    """Whether standard output or error is closed by its reader; their buffers are then written to the null device."""
+    outputs = select.poll()
+    for descriptor in (1, 2):
+        outputs.register(descriptor, 0)
+    closed = [descriptor for descriptor, event in outputs.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    for descriptor in closed:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    return bool(closed)
+
+
+def sentence_of(error: Exception) -> str:
+    """One line that says what is wrong: our own message, else the first error in the settings."""
+    from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+    from pydantic import ValidationError
+
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error)
+    # A group that is a command too, such as `runs`, takes an unknown word for an argument that it has no place for.
+    if isinstance(error, UnknownCommandError | UnusedCliTokensError) and error.unused_tokens:
+        return _unknown_command(error, error.unused_tokens[0])
+    cause: BaseException | None = None if isinstance(error, EntenteError) else error
+    while cause is not None:
+        if isinstance(cause, ValidationError):
+            from entente.pipeline.run_settings import one_sentence
+
+            return one_sentence(cause)
+        cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
+    return _one_line(error)
+
+
+def _unknown_option(error: "UnknownOptionError") -> str:
+    """The unknown option and similar ones, which may have the same name in another section."""
+    from entente.pipeline.setting_names import similar_names
+
+    given = (error.token.keyword or error.token.value).split("=")[0]
+    known = {
+        name.removeprefix("--") for each in error.argument_collection if each.parse for name in each.names if name[:2] == "--"
+    }
+    meant = " or ".join(f"--{name}" for name in similar_names(given.lstrip("-"), known) if name in known)
+    return f"Unknown option: {given}." + (f" Did you mean {meant}?" if meant else "")
+
+
+def _unknown_command(error: "UnknownCommandError | UnusedCliTokensError", word: str) -> str:
+    """The unknown command, and the one that is spelt like it, or that has a word of it."""
+    from difflib import get_close_matches
+
+    chain = " ".join(error.command_chain or ())
+    given, known = f"{chain} {word}".strip(), [name for name in _commands(command_line()) if name != chain]
+    of_a_word = [name for name in known if set(word.split("-")) & set(name.split())]
+    meant = [name for name in known if name.split()[-1] == word] or get_close_matches(given, known, 1, 0.7) or of_a_word
+    return f'Unknown command "{given}". ' + (
+        f"Did you mean {meant[0]}?" if meant else f"`{' '.join(filter(None, ('entente', chain)))} --help` lists all."
+    )
+
+
+def _commands(app: "App", path: str = "") -> Iterator[str]:
+    """All commands that can be run, each by its words."""
+    for name in app:
+        if not name.startswith("-"):
+            yield from [path + name] * (app[name].default_command is not None)
+            yield from _commands(app[name], f"{path}{name} ")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _show_traceback(error: BaseException | None, debug: bool) -> None:
+    if debug and error is not None:
+        import traceback
+
+        traceback.print_exception(error)
+
+
+def _say(sentence: str) -> None:
+    from rich.console import Console
+
+    from entente.telemetry.plain_text import shown
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {shown(sentence)}", style="red", markup=False)
+
+
+if __name__ == "__main__":
+    main()

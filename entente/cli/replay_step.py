@@ -1,0 +1,87 @@
+"""`entente runs replay-step`: repeat a past step, and compare it with its record."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from entente.cli.options import Run, RunsRoot, which_run
+from entente.telemetry.errors import TrainingError
+from storage.runs import LATEST
+
+if TYPE_CHECKING:
+    from entente.pipeline.run_settings import RunSettings
+    from entente.training.replay import Replay
+    from entente.training.settings import TrainingSettings
+
+
+def replay_step(
+    *,
+    step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
+    run: Run = LATEST,
+    runs_root: RunsRoot = Path("runs"),
+) -> None:
+    """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
+
+    On a CPU they must agree bitwise, on a GPU within a tolerance. Steps since the nearest kept checkpoint are repeated too. The
+    run is not changed, and may be training. Exit code 0 if all agree, else 1; the first micro-batch that differs is named.
+
+    Example
+
+        entente runs replay-step --run mine --step 7
+    """
+    from entente.pipeline.check_settings import check_objective
+    from entente.pipeline.find_model import model_of
+    from entente.pipeline.run_settings import settings_of
+    from entente.pipeline.threads import apply_threads, usable_cores
+    from storage.runs import RunPaths
+
+    run = which_run(run, runs_root)
+    paths = RunPaths(runs_root / run)
+    settings = settings_of(paths)
+    check_objective(settings)
+    model = model_of(settings, runs_root, run)
+    apply_threads(usable_cores())
+    from entente.cli.screen import progress_shown
+    from entente.training.replay import replay_step as replay
+
+    training = _training(settings)
+    with progress_shown():
+        found = replay(paths, step, model, training, settings.storage)
+    for line in _lines(found):
+        print(line)
+    if found.difference:
+        raise TrainingError(_sentence(found))
+
+
+def _training(settings: "RunSettings") -> "TrainingSettings":
+    """The trainer's settings, with the run's seed."""
+    return settings.training.model_copy(update={"seed": settings.seed})
+
+
+def _lines(found: "Replay") -> list[str]:
+    """The comparison in words."""
+    start = f"the checkpoint of step {found.start}" if found.start else "the first weights"
+    recorded, replayed = found.recorded, found.replayed
+    lines = [f"step {found.step}, replayed from {start}"]
+    if replayed is not None:
+        lines += [
+            f"loss           {recorded.loss!r} recorded, {replayed.loss!r} now",
+            f"gradient norm  {recorded.gradient_norm!r} recorded, {replayed.gradient_norm!r} now",
+            f"adapter        {recorded.adapter_hash} recorded, {replayed.adapter_hash} now",
+        ]
+    if found.difference is None:
+        micro_batches = sum(len(update.micro_batches) for update in recorded.updates)
+        allowed = f"within {found.tolerance}" if found.tolerance.loss else "bitwise"
+        lines += [f"all agree {allowed}, over {micro_batches} micro-batches in {len(recorded.updates)} updates"]
+    return lines
+
+
+def _sentence(found: "Replay") -> str:
+    """Why the step does not agree with its record."""
+    sentence = "" if found.difference is None else found.difference.sentence
+    if found.recorded.torch != found.torch:
+        sentence += f"; torch was {found.recorded.torch} then and is {found.torch} now"
+    elif found.difference is not None:
+        sentence += "; another version of Entente may round the last bits otherwise"
+    return sentence

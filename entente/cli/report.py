@@ -1,0 +1,64 @@
+"""`entente report`: the page of a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from entente.cli.options import Run, RunsRoot, which_run
+from storage.runs import LATEST
+
+if TYPE_CHECKING:
+    from entente.reports.run_facts import RunFacts
+    from storage.runs import RunPaths
+
+
+def report(
+    *,
+    run: Run = LATEST,
+    runs_root: RunsRoot = Path("runs"),
+    output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
+    pictures: Annotated[
+        Path | None,
+        Parameter(help="Also write learning curve and first board as SVG into this folder."),
+    ] = None,
+    open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
+) -> None:
+    """Write what a run came to as one page: strength, learning curve, health, time, boards with orders, settings.
+
+    Works while the run trains, and for one that was cut. The page needs no network and no other file.
+
+    Examples
+
+        entente report --run mine
+
+        entente report --run mine --output mine.html --open
+
+        entente report --run mine --pictures docs/pictures
+    """
+    from entente.reports.page import write_pictures
+    from storage.runs import RunPaths
+
+    run = which_run(run, runs_root)
+    paths = RunPaths(runs_root / run)
+    facts, file = report_run(paths, output)
+    print(file)
+    if pictures:
+        for picture in write_pictures(facts, pictures):
+            print(picture)
+    if open:
+        import webbrowser
+
+        webbrowser.open(file.resolve().as_uri())
+
+
+def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":
+    """Write the page of a run; what it was made from, and its file."""
+    from entente.pipeline.run_settings import layered_settings, preset_names
+    from entente.reports.page import write_report
+    from entente.reports.run_facts import read_facts
+
+    facts, file = read_facts(paths), output or paths.root / "report.html"
+    presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
+    write_report(facts, file, presets, paths.root.parent)
+    return facts, file

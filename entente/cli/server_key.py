@@ -1,0 +1,60 @@
+"""The key of the Prefect server on this machine. Whoever has it can start runs there, and so run programs as the server's user.
+
+The key is in Prefect's home, in a file that only its owner can read. A server that `entente` starts requires it. Commands and
+workers send it to servers on this machine only. If the user has set Prefect's own authentication string, that is used instead.
+"""
+
+import os
+import secrets
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from entente.telemetry.errors import InputError
+from storage.files import publish_once
+
+_HERE = ("127.0.0.1", "localhost", "::1")
+_SENT, _WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
+_USER = "entente"
+
+
+def key_file() -> Path:
+    """File of the key; it exists after the first start of a server."""
+    return Path(os.environ["PREFECT_HOME"]) / "key"
+
+
+def send_key(address: str) -> None:
+    """Set the key for this process and its children, if the server at `address` is on this machine and a key exists."""
+    if os.environ.get(_SENT):
+        return
+    if given := os.environ.get(_WANTED):
+        os.environ[_SENT] = given
+    elif urlsplit(address).hostname in _HERE and key_file().is_file():
+        os.environ[_SENT] = _read()
+
+
+def want_key() -> str:
+    """Set and return the key that the next server requires; this process sends it too. A missing key is created."""
+    if not (os.environ.get(_SENT) or os.environ.get(_WANTED)) and not key_file().is_file():
+        _make()
+    send_key("http://127.0.0.1")
+    return os.environ.setdefault(_WANTED, os.environ[_SENT])
+
+
+def _make() -> None:
+    """Create the key in a file that only its owner can read, unless another process is faster."""
+
+    def write(aside: Path) -> None:
+        aside.touch(mode=0o600)
+        aside.write_text(f"{_USER}:{secrets.token_urlsafe(32)}\n")
+
+    publish_once(key_file(), write)
+
+
+def _read() -> str:
+    file = key_file()
+    if file.stat().st_mode & 0o077:
+        raise InputError(f"others can read the server's key in '{file}': remove it, then `entente down` and `entente up`")
+    key = file.read_text().strip()
+    if ":" not in key:
+        raise InputError(f"'{file}' holds no key: remove it, then `entente down` and `entente up`")
+    return key

@@ -1,0 +1,80 @@
+"""`entente smoke`: the first thing to run on a new card."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from entente.cli.options import AsJson, DryRun, RunsRoot
+
+
+def smoke(
+    *,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Parameter(help="auto: the first visible card, or the CPU where there is none.")
+    ] = "auto",
+    model: Annotated[str, Parameter(help="'tiny', which is made, or a folder or hub id.")] = "tiny",
+    only: Annotated[list[str] | None, Parameter(help="Stages to run; default: all.", negative="")] = None,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Try every part of a run on this card, one after another, and recommend settings; exit code 1 if a stage fails.
+
+    Each stage has a process and a time limit of its own. Results and settings lie in runs/_smoke/, in a folder named after card
+    and model; settings follow from the stages of all starts.
+
+    Examples
+
+        entente smoke                                     the first visible card, a tiny model, some minutes
+
+        entente smoke --device cpu --json                 no card
+
+        entente smoke --model Qwen/Qwen2.5-7B-Instruct    the model that you will train
+
+        entente smoke --only legal-mask                   one stage once more
+
+        entente smoke --dry-run                           which stages, and where results go
+    """
+    from entente.smoke.job import chosen_stages
+    from entente.smoke.smoke_test import plan_job, smoke_test
+
+    stages, (job, card) = chosen_stages(only or ()), plan_job(device, model, runs_root)
+    if dry_run:
+        from entente.cli.dry_run import show_plan
+
+        about = {"name": card.name if card else "CPU", "model": job.model, "folder": str(job.folder)}
+        limits = {stage.name: f"at most {stage.limit_s:g} s" for stage in stages}
+        return show_plan({"command": "smoke", "device": about, "stages": limits}, json=json)
+    from entente.cli.screen import progress_shown
+
+    with progress_shown():
+        outcome = smoke_test(job, card, only=only or ())
+    _show(outcome)
+    if json:
+        print(jsonlib.dumps(outcome))
+    if not outcome["passed"]:
+        raise SystemExit(1)
+
+
+def _show(outcome: dict) -> None:
+    from rich.table import Table
+
+    from entente.cli.terminal import cell, output_console
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for each in outcome["stages"]:
+        more = [f"-> try {each['advice']}"] if each["advice"] else []
+        text = "\n".join([each["sentence"], *more])
+        state = "[green]passed[/]" if each["passed"] else "[bold red]failed[/]"
+        table.add_row(state, each["stage"], f"{each['seconds']:.0f} s", cell(text, keep="\n"))
+    output_console(140).print(table)
+    for each in outcome["stages"]:
+        if each["log"]:
+            print("\n".join([f"\nthe log of {each['stage']} ends:", *(f"    {line}" for line in each["log"].splitlines())]))
+    print(f"\nresults: {outcome['results']}\nuse the recommended settings: {outcome['command']}")

@@ -1,0 +1,220 @@
+"""`entente sql`: query a run's rows with SQL."""
+
+import io
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+import pyarrow as pa
+from cyclopts import Parameter, validators
+from rich.table import Table
+
+from entente.cli.options import Run, RunsRoot, which_run
+from entente.cli.terminal import cell, output_console
+from entente.telemetry.errors import InputError
+from entente.telemetry.plain_text import shown
+from storage.runs import LATEST, RunPaths
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from entente.decoding.codec import Codec
+    from entente.pipeline.run_settings import RunSettings
+    from storage.run_views import AskedRun
+
+Format = Literal["table", "csv", "json", "parquet"]
+_BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+_ROWS_SHOWN = 10_000
+"""Rows that a table shows at most; a table is laid out as a whole."""
+_SECONDS, _MEMORY_GIB = 600.0, 2.0
+"""Default limits. A query that needs more is usually a join without its condition."""
+_AT_MOST = validators.Number(gt=0, lte=1_000_000)
+"""Seconds or GiB beyond this would mean no limit, and overflow a counter of the system."""
+_CELL = 10_000
+"""Characters of a cell that a table shows."""
+
+
+def sql(
+    query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready question, @ for their list.")],
+    *,
+    run: Run = LATEST,
+    runs_root: RunsRoot = Path("runs"),
+    format: Annotated[
+        Format | None,
+        Parameter(help="Format of the answer; json: one object per line; default: by the ending of --output, else table."),
+    ] = None,
+    output: Annotated[Path | None, Parameter(help="File to write the answer to, as .csv, .json or .parquet.")] = None,
+    max_seconds: Annotated[float, Parameter(help="Time limit of the query, in seconds.", validator=_AT_MOST)] = _SECONDS,
+    memory_gib: Annotated[
+        float, Parameter(help="Memory limit of DuckDB in GiB; the answer may take as much again.", validator=_AT_MOST)
+    ] = _MEMORY_GIB,
+) -> None:
+    """Query a run's rows with DuckDB's SQL, also while it trains. Nothing is locked or changed. Ctrl-C ends the query.
+
+    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
+    left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
+    groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value),
+    devices (its GPUs), lessons (what a teacher answered), refused.
+
+    Examples
+
+        entente sql --run mine "select policy_version, count(*), avg(centres_gained) from decisions group by all order by all"
+
+        entente sql --run mine @return_by_version_and_power
+
+        entente sql --run mine "from tokens where not forced" --output tokens.parquet
+    """
+    from entente.pipeline.run_settings import settings_of
+    from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
+    from storage.interruptible import run_interruptible
+
+    if query == "@":
+        return _show(
+            ["ready question", "answers"],
+            ((f"@{name}", text.splitlines()[0].removeprefix("-- ")) for name, text in QUERIES.items()),
+        )
+    form = _form(format, output)
+    if output is not None:
+        _check_outside_runs(output)
+    question = ready_query(query[1:]) if query.startswith("@") else query
+    first = _ROWS_SHOWN + 1 if form == "table" else None
+
+    def answered(connection: "DuckDBPyConnection") -> tuple[pa.Table, str]:
+        return ask(connection, question, form, first=first, memory_gib=memory_gib), left_out(connection)
+
+    paths = RunPaths(runs_root / which_run(run, runs_root))
+    asked, text = asked_run(settings_of(paths), paths.root)
+    late = f"the question was ended after {max_seconds:g} seconds: ask for less, or give it longer with --max-seconds"
+    with connect_run(asked, memory_gib=memory_gib) as connection:
+        answer, lacking = run_interruptible(connection, answered, seconds=max_seconds, late=late)
+    if form == "table":
+        _show(answer.column_names, _values(answer))
+        if answer.num_rows > _ROWS_SHOWN:
+            sys.stderr.write(f"only the first {_ROWS_SHOWN:,} rows are shown; --output answer.csv takes all\n")
+    else:
+        _write(answer, form, output)
+    if lacking:
+        sys.stderr.write(f"{lacking}\n")
+    if text.missing:
+        sys.stderr.write(f'{text.missing}, so the column "text" is empty\n')
+
+
+def _check_outside_runs(output: Path) -> None:
+    """Refuse to write where a run keeps its files."""
+    for folder in output.absolute().resolve().parents:
+        if (folder / "settings.json").is_file() and (folder / "shards").is_dir():
+            raise InputError(
+                f"--output '{output}' lies in run '{folder.name}', whose files a query never changes: write elsewhere"
+            )
+
+
+def _form(format: Format | None, output: Path | None) -> Format:
+    """The format of the answer, from --format and --output."""
+    if output is None:
+        if format == "parquet":
+            raise InputError("--format parquet needs a file: name one with --output answer.parquet")
+        return format or "table"
+    by_suffix = _BY_SUFFIX.get(output.suffix.lower())
+    if format == "table" or (format is None and by_suffix is None):
+        raise InputError(f"--output takes an answer as csv, json or parquet: end '{output}' in one of these, or give --format")
+    if format is not None and by_suffix not in (None, format):
+        raise InputError(
+            f"--format {format} and --output '{output}' contradict each other: leave --format out, or rename the file"
+        )
+    return format or by_suffix or "table"
+
+
+def asked_run(settings: "RunSettings", run: Path) -> "tuple[AskedRun, RunText]":
+    """The run in this folder with its own blend and discount, so that "return" is the trainer's, and the text of its tokens."""
+    from storage.run_views import AskedRun
+
+    text = RunText(settings, run)
+    blend, discount = settings.storage.blend, settings.storage.discount
+    return AskedRun(folder=run, blend=blend, discount=discount, token_text=text.of_token, read_thought=text.of_thought), text
+
+
+class RunText:
+    """Text of a run's tokens by its own tokenizer, which is loaded on first use."""
+
+    def __init__(self, settings: "RunSettings", run: Path) -> None:
+        self._settings, self._run = settings, run
+        self._loaded: Codec | None = None
+        self.missing = ""
+        """Why the tokenizer cannot be loaded; empty if it can, or was not needed."""
+
+    def of_token(self, token: int) -> str | None:
+        """Text of one token; None without a tokenizer."""
+        codec = self._codec()
+        return codec and codec.decode([token])
+
+    def of_thought(self, tokens: list[int]) -> tuple[str, bool] | None:
+        """Text of a thought and whether it was ended by force; None without a tokenizer."""
+        from entente.decoding.thoughts import read_thought
+
+        codec = self._codec()
+        return codec and read_thought(tokens, codec)
+
+    def _codec(self) -> "Codec | None":
+        if self._loaded is None and not self.missing:
+            from entente.decoding.codec import Codec
+            from entente.pipeline.find_model import model_of
+
+            try:
+                self._loaded = Codec(model_of(self._settings, self._run.parent, self._run.name))
+            except InputError as error:
+                self.missing = str(error)
+        return self._loaded
+
+
+def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:
+    """The rows that a table shows."""
+    columns = [column.to_pylist() for column in answer.slice(length=_ROWS_SHOWN).columns]
+    return zip(*columns, strict=True)
+
+
+def _show(names: list[str], rows: Iterable[tuple[object, ...]]) -> None:
+    keep = "\n" if names == ["explain_key", "explain_value"] else ""  # a query plan has several lines
+    table = Table()
+    for name in names:
+        table.add_column(cell(name))
+    for row in rows:
+        texts = ("" if value is None else f"{value:.4g}" if isinstance(value, float) else _in_short(value) for value in row)
+        table.add_row(*(cell(text, keep=keep) for text in texts))
+    output_console(200).print(table)
+
+
+def _in_short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _CELL else f"{text[:_CELL]}... ({len(text):,} characters; --output answer.csv takes all)"
+
+
+def _write(answer: pa.Table, form: Format, output: Path | None) -> None:
+    if output is None:
+        sink = io.BytesIO()
+        _write_to(answer, form, sink)
+        text = sink.getvalue().decode()
+        sys.stdout.write(shown(text, keep="\n\t") if sys.stdout.isatty() else text)
+        return
+    try:
+        with output.open("wb") as file:
+            _write_to(answer, form, file)
+    except pa.ArrowNotImplementedError as error:
+        output.unlink()
+        raise InputError(f"parquet cannot hold a column of the answer ({error}): cast it to text, as with ::VARCHAR") from error
+    except OSError as error:
+        raise InputError(f"'{output}' cannot be written: {error.strerror or error}") from error
+
+
+def _write_to(answer: pa.Table, form: Format, file: BinaryIO) -> None:
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from storage.answers import json_lines
+
+    if form == "parquet":
+        pyarrow.parquet.write_table(answer, file)
+    elif form == "json":
+        file.writelines(line.encode() + b"\n" for line in json_lines(answer))
+    else:
+        pyarrow.csv.write_csv(answer, file)

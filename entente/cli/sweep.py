@@ -1,0 +1,104 @@
+"""`entente sweep`: train the runs of a sweep's file in one process, and compare their settings."""
+
+import json as jsonlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from entente.cli.dry_run import show_plan
+from entente.cli.options import AsJson, DryRun, RunsRoot
+from entente.cli.prefect_server import prefect_server
+from entente.cli.run_flow import run_flow
+from entente.cli.screen import progress_shown
+from entente.cli.terminal import cell, output_console
+from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
+from entente.pipeline.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
+from entente.telemetry.errors import InputError, TrainingError
+
+_COLUMNS = 120
+"""Width of the table where there is no terminal."""
+
+
+def sweep(
+    file: Annotated[Path, Parameter(help="TOML file of the sweep: name, seeds, and values for settings.")],
+    *,
+    runs_root: RunsRoot = Path("runs"),
+    resume: Annotated[
+        bool, Parameter(help="Continue a sweep that was begun; of one that is done, show the table.", negative="")
+    ] = False,
+    json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train runs that differ in some settings and in their seed, in one process, and say which setting played better.
+
+    The runs are ordinary runs, named after the sweep. They share the state cache, base model and the base's score where the
+    settings allow it. After Ctrl-C or a crash, the same command with --resume continues.
+
+    Examples
+
+        entente sweep sweep.toml --dry-run       the runs, and what they share
+
+        entente sweep sweep.toml
+
+        entente sweep sweep.toml --resume        after Ctrl-C, a crash, or a run that failed
+    """
+    sweep = read_sweep(file)
+    points = sweep_points(sweep, runs_root)
+    if dry_run:
+        return show_plan(_plan(sweep, points), json=json)
+    try:
+        _train(sweep, points, file, runs_root, resume=resume)
+    finally:
+        if isinstance(sys.exception(), TrainingError | None):  # a run failed, and all others are done
+            _show(sweep, points, json=json)
+
+
+def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Path, *, resume: bool) -> None:
+    from flows.train_sweep import train_sweep
+
+    try:
+        with prefect_server(), progress_shown():
+            runs = [run for point in points for run in point.runs]
+            run_flow(train_sweep(sweep.name, runs, resume=resume))
+    except BaseException as error:
+        if not isinstance(error, InputError):
+            root = "" if runs_root == Path("runs") else f" --runs-root {runs_root}"
+            sys.stderr.write(f"finished steps are kept; continue with: entente sweep {file}{root} --resume\n")
+        raise
+
+
+def _plan(sweep: Sweep, points: Sequence[SweepPoint]) -> dict[str, Any]:
+    """The runs, and what they share."""
+    told = {
+        run.run: ", ".join(f"{name} {value}" for name, value in {"seed": run.seed, **point.values}.items())
+        for point in points
+        for run in point.runs
+    }
+    runs = [run for point in points for run in point.runs]
+    shared = {
+        "state caches": len({run.cache.model_dump_json() for run in runs}),
+        "base models": len({(run.inference.model, str(run.tiny_model), str(run.prompts)) for run in runs}),
+        "scores of the base": len({base_question(run) for run in runs}),
+    }
+    work = {"runs": len(runs), "steps": sum(run.steps for run in runs)}
+    return {"command": "sweep", "work": work, "made once for all": shared, "runs": told}
+
+
+def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:
+    """Print the table of settings."""
+    results = sweep_results(points)
+    rows = result_rows(results)
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for name in rows[0]:
+        shown.add_column(name, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(cell, row.values()))
+    output_console(_COLUMNS).print(shown)
+    if (count := len(sweep.seeds)) < FEWEST_CLUSTERS:
+        print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
+    if json:
+        print(jsonlib.dumps({"sweep": sweep.name, "settings": results}))

@@ -1,0 +1,123 @@
+"""`entente train`: run the training flow from the terminal."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from entente.cli.dry_run import show_plan
+from entente.cli.options import AsJson, DryRun
+from entente.cli.prefect_server import prefect_server
+from entente.cli.run_flow import run_flow
+from entente.cli.screen import progress_shown
+from entente.cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
+from entente.pipeline.run_settings import RunSettings
+from entente.telemetry.errors import InputError
+from storage.runs import RunPaths
+
+
+def train(
+    *,
+    preset: Preset = "laptop",
+    config: ConfigFiles = None,
+    resume: Annotated[bool, Parameter(help="Continue the run that --run names from its files.", negative="")] = False,
+    init_from: Annotated[
+        str, Parameter(help="RUN:STEP: begin a new run from an old step of another run: its weights, with settings of your own.")
+    ] = "",
+    json: AsJson = False,
+    dry_run: DryRun = False,
+    settings: SettingsFlags = None,
+) -> None:
+    """Train a policy: roll out, train, publish, repeat; then say how much better it plays.
+
+    Works without a GPU, a hub or an account: the `laptop` preset makes its own tiny model.
+
+    Examples
+
+        entente train                               the laptop preset, a few minutes
+
+        entente train --seed 1 --steps 60 --json    another seed, longer, with JSON
+
+        entente train --run mine --rollouts.policy-powers all --training.learning-rate 1e-3
+
+        entente train --preset gpu-24 --inference.model Qwen/Qwen2.5-1.5B-Instruct
+
+        entente train --config mine.toml            a file over the preset
+
+        entente train --run mine --resume           after Ctrl-C, a crash, or a full disk
+
+        entente train --run mine --resume --steps 80   more steps for a run that is done
+
+        entente train --init-from mine:20 --run hot --training.learning-rate 1e-3   a new run from step 20 of another
+
+        entente train --steps 500 --dry-run         what that would take, without starting it
+    """
+    if init_from and resume:
+        raise InputError("--init-from begins a new run: leave out --resume, or --init-from")
+    chosen = settings_from(preset, config, settings, resume=resume, init_from=init_from, dry_run=dry_run)
+    if dry_run:
+        from entente.pipeline.dry_run import plan_train
+
+        return show_plan(plan_train(chosen, resume=resume), json=json)
+    _, summary = train_run(chosen, resume=resume)
+    for line in _lines(summary):
+        print(line)
+    if json:
+        print(jsonlib.dumps(summary))
+
+
+def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str, Any]]:
+    """Train a run to its end with a Prefect server and progress on standard error; its folder and its summary."""
+    from flows.open_run import check_inputs, with_run_name
+
+    check_inputs(chosen, resume=resume)
+    from flows.train_policy import train_policy
+
+    chosen = with_run_name(chosen)
+    try:
+        with prefect_server(), progress_shown():
+            return chosen.paths, run_flow(train_policy(chosen, resume=resume))
+    except BaseException as error:
+        if chosen.paths.settings.is_file() and not isinstance(error, InputError):
+            root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
+            sys.stderr.write(f"finished steps are kept; continue with: entente train --run {chosen.run}{root} --resume\n")
+        raise
+
+
+def _root(summary: dict) -> str:
+    root = summary["run"].rpartition("/")[0]
+    return "" if root == "runs" else f" --runs-root {root}"
+
+
+def _scripted(summary: dict) -> list[str]:
+    """The gain of each scripted player in centres a year; the player that the model imitated is its teacher."""
+    names = [name.removesuffix("_score") for name in summary if name.endswith("_score")]
+    words = {"teacher": "imitated teacher"}
+    return [
+        f"{words.get(name, f'{name} player')} {summary[f'{name}_score']:+.2f}"
+        for name in names
+        if name not in ("base", "trained")
+    ]
+
+
+def _lines(summary: dict) -> list[str]:
+    """The result in words."""
+    from entente.evaluation.intervals import describe_interval
+
+    def score(name: str) -> str:
+        interval = describe_interval(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
+        return f"{summary[f'{name}_score']:+.2f} centres a year, {interval}"
+
+    work = (
+        f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "
+        f"orders rejected {summary['orders_rejected']}"
+    )
+    return [
+        work,
+        ", ".join(_scripted(summary)),
+        f"base score     {score('base')}",
+        f"trained score  {score('trained')}",
+        f"the run lies in {summary['run']}; see it on one page: entente report --run {Path(summary['run']).name}{_root(summary)}",
+    ]

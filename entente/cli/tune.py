@@ -1,0 +1,75 @@
+"""`entente bench tune`: which engine settings draw the most decisions here, with the adapter on."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from entente.cli.options import AsJson, which_run
+from entente.cli.settings_from_flags import ConfigFiles
+from entente.pipeline.tune_engine import TuneSettings
+from entente.telemetry.errors import EngineError, InputError
+
+
+def tune(
+    *,
+    run: Annotated[str, Parameter(help="Run whose positions and newest adapter are played with.")] = "latest",
+    config: ConfigFiles = None,
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")] = Path("runs"),
+    json: AsJson = False,
+    tuning: Annotated[TuneSettings | None, Parameter(name="*", consume_multiple=True, help="The grid and the limits.")] = None,
+) -> None:
+    """Find the engine settings that draw the most decisions per second within limits of latency and cache hits.
+
+    Each candidate plays start groups of the run in its own process; the run's settings are one of them.
+
+    Examples
+
+        entente bench tune --run mine                       a few minutes
+
+        entente bench tune --run mine --max-sequences 128 256 512 --max-batched-tokens 4096 8192 16384
+
+        entente bench tune --run mine --max-batched-tokens 4096 8192 --max-latency-ms 5000 --json
+
+        entente train --config runs/_tuning/mine/tuned.toml
+    """
+    import asyncio
+
+    from entente.cli.screen import progress_shown
+    from entente.pipeline.run_settings import resumed_settings
+    from entente.pipeline.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
+
+    tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
+    settings = resumed_settings(config or (), {"run": run, "runs_root": runs_root})
+    folder, candidates = runs_root / TUNING_FOLDER / run, candidates_of(settings, tuning)
+    toml = folder / "tuned.toml"
+    toml.unlink(missing_ok=True)
+    with progress_shown():
+        found, failed = asyncio.run(measure_candidates(settings, tuning, candidates, folder))
+    chosen, why = choose(found, tuning)
+    rows = table_rows(candidates, found, failed, chosen, tuning)
+    _show_rows(rows)
+    for child in failed.values():
+        print("\n".join([f"\n{child.why}; its log ends:", *(f"    {line}" for line in child.log.splitlines())]))
+    if json:
+        print(jsonlib.dumps({"why": why, "chosen": chosen and chosen.values | dict(found[chosen]), "rows": rows}))
+    if chosen is None:
+        raise InputError(why) if found else EngineError(f"{why}: {next(iter(failed.values())).why}")
+    toml.write_text(tuned_toml(chosen, [f"entente train --config {toml}", f"on the machine where it was measured: {why}"]))
+    if not json:
+        print(f"\n{why}\nuse them: entente train --config {toml}")
+
+
+def _show_rows(rows: list[dict[str, str]]) -> None:
+    from rich.table import Table
+
+    from entente.cli.terminal import output_console
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for heading in rows[0]:
+        is_text = heading in ("candidate", "note")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading != "note")
+    for row in rows:
+        table.add_row(*row.values(), style="bold" if row["note"] == "chosen" else None)
+    output_console(180).print(table)

@@ -1,0 +1,291 @@
+"""`entente up` and `entente down`: a Prefect server, its key and work pool, the deployments of prefect.yaml with their limits and
+automations, and a worker, on one machine.
+
+`entente up` uses what exists already and says so. It records the processes that it starts in Prefect's home. `entente down` ends
+these processes and no others: process id and start time must both match the record.
+"""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+from cyclopts import Parameter
+
+from entente.cli.automations import apply, asker, limit_queue
+from entente.cli.serve_prefect import ENTER
+from entente.cli.server_key import key_file, send_key, want_key
+from entente.telemetry.errors import InputError
+
+WORKER_WITHIN_S = 180.0
+ENDS_WITHIN_S = 30.0
+_RECORD = "up.json"
+_FIRST = "train_policy"
+"""Flow whose deployment `entente up` suggests to run first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that `entente up` started."""
+
+    what: str
+    pid: int
+    started: float
+    """Start time in seconds since 1970, from the operating system."""
+
+    def process(self) -> psutil.Process | None:
+        """The process, if it still runs."""
+        try:
+            found = psutil.Process(self.pid)
+            alive = found.status() != psutil.STATUS_ZOMBIE and abs(found.create_time() - self.started) < 0.1
+        except psutil.NoSuchProcess:
+            return None
+        return found if alive else None
+
+
+def up(
+    *,
+    port: Annotated[int, Parameter(help="Port of the server on this machine, if none is named by PREFECT_API_URL.")] = 4200,
+    pool: Annotated[str, Parameter(help="Work pool that the worker works for, one that prefect.yaml names.")] = "local",
+) -> None:
+    """Start Prefect's server, pools, deployments, automations and a worker on this machine. It is safe to repeat.
+
+    Run it in the project's folder, which holds prefect.yaml; runs are written to runs/ there. With PREFECT_API_URL set, that
+    server is used and none is started.
+
+    Examples
+
+        entente up
+
+        entente up --port 4300
+    """
+    if not Path("prefect.yaml").is_file():
+        raise InputError("there is no prefect.yaml here: work in the project's folder, whose deployments it describes")
+    described = _deployments_in_file()
+    pools = sorted({each["work_pool"]["name"] for each in described})
+    if pool not in pools:
+        raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
+    address = _server(port)
+    os.environ["PREFECT_API_URL"] = f"{address}/api"
+    for each in pools:
+        _pool(each)
+    _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
+    _prefect("deploy", "--all", "--no-prompt")
+    ask = asker(os.environ["PREFECT_API_URL"])
+    if limit_queue(ask, pool):
+        _say("limit", "one run at a time that wants the whole machine")
+    for line in apply(ask) or ["all are there"]:
+        _say("automations", line)
+    names = {(each["entrypoint"], each["name"]): f"{each['flow']}/{each['name']}" for each in _deployments()}
+    _say("deployments", ", ".join(sorted(names.values())))
+    _worker(pool)
+    key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
+    page = f"{address}{ENTER if key and _has_own_page(address) else '/dashboard'}"
+    if key and key_file().is_file() and key_file().read_text().strip() == key:
+        page = f"{page}#{key}" if page.endswith(ENTER) else page
+        print(f"\n{page}")
+        print("keep that address for yourself: with its key one runs programs as you" if key in page else f"its key: {key}")
+        prefix = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
+    else:
+        print(f"\n{page}")
+        if key:
+            print("the page asks once for what PREFECT_API_AUTH_STRING holds")
+    first = (names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
+    print(f"run one there, or: PREFECT_API_URL={address}/api {prefix}prefect deployment run {next(first, 'NAME')}")
+    print("end all of it with: entente down")
+
+
+def down() -> None:
+    """Stop what `entente up` started in this folder: the worker with the runs in it, then the server.
+
+    Continue such a run later with `entente train --resume`.
+
+    Example
+
+        entente down
+    """
+    begun = _started()
+    if not any(each.process() for each in begun):
+        print("nothing that `entente up` started here is running")
+    for each in reversed(begun):
+        process = each.process()
+        if process is not None:
+            _end(process)
+            _say(each.what, f"ended (process {each.pid})")
+    _in_prefect_home(_RECORD).unlink(missing_ok=True)
+
+
+def _say(what: str, words: str) -> None:
+    """Print a line at once, also into a pipe: a step may take half a minute."""
+    print(f"{what:<16}{words}", flush=True)
+
+
+def _has_own_page(address: str) -> bool:
+    """Whether the server is one that `entente up` started, which has a page for the key."""
+    try:
+        with urllib.request.urlopen(f"{address}{ENTER}", timeout=5) as answer:
+            return b"entente up" in answer.read()
+    except OSError:
+        return False
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------------
+
+
+def _server(port: int) -> str:
+    """Address of the running server, which is started now if there is none."""
+    from entente.cli.prefect_server import accepts, wait_until_up
+
+    given = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    address = given or f"http://127.0.0.1:{port}"
+    reason = _why_not_prefect(f"{address}/api")
+    if not reason:
+        send_key(address)
+        if not accepts(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")):
+            raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
+        _say("server", f"answers at {address}")
+        if accepts(f"{address}/api", ""):
+            print("                without a key, so whoever reaches it can run programs as you: begin it by `entente up`, or")
+            print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
+        return address
+    if given:
+        raise InputError(f"no Prefect server answers at PREFECT_API_URL {given} ({reason}): start it, or unset that")
+    if _is_taken(port):
+        raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
+    want_key()
+    log = _in_prefect_home("server.log")
+    _say("server", f"starting at {address}; the first time it takes about half a minute")
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        words = ["-P", "-m", "entente.cli.serve_prefect", str(listener.fileno())]
+        more = {"PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+        process = _start("server", words, log, more, listener.fileno())
+    wait_until_up(process, f"{address}/api", log)
+    _say("server", f"started (process {process.pid}, {log})")
+    return address
+
+
+def _deployments_in_file() -> list[dict[str, Any]]:
+    """The deployments of prefect.yaml, each with the name of a work pool."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
+        return [each for each in found if each["work_pool"]["name"]]
+    except (yaml.YAMLError, TypeError, KeyError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {said}") from error
+
+
+def _pool(name: str) -> None:
+    if any(pool["name"] == name for pool in _ask("work_pools/filter")):
+        _say("work pool", f"{name} is there")
+        return
+    _prefect("work-pool", "create", name, "--type", "process")
+    _say("work pool", f"{name} made")
+
+
+def _worker(pool: str) -> None:
+    running = next((each for each in _started() if each.what == "worker" and each.process()), None)
+    if running is not None:
+        _say("worker", f"at work (process {running.pid})")
+        return
+    log = _in_prefect_home("worker.log")
+    words = ["-m", "prefect", "worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"]
+    process = _start("worker", words, log, {})
+    until = time.monotonic() + WORKER_WITHIN_S
+    while not any(each["status"] == "ONLINE" for each in _ask(f"work_pools/{pool}/workers/filter")):
+        if process.poll() is not None or time.monotonic() > until:
+            said = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise InputError(f"the worker did not come up: {said.strip()}; {log} has all")
+        time.sleep(0.2)
+    _say("worker", f"started (process {process.pid}, {log})")
+
+
+def _deployments() -> list[dict[str, Any]]:
+    flows = {flow["id"]: flow["name"] for flow in _ask("flows/filter")}
+    return [{**each, "flow": flows[each["flow_id"]]} for each in _ask("deployments/filter")]
+
+
+def _prefect(*words: str) -> None:
+    """Run `prefect WORDS` to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", *words], capture_output=True, text=True, check=False, env=_environment()
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise InputError(f"`prefect {' '.join(words)}` failed: {said[-1].strip() if said else 'it said nothing'}")
+
+
+def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descriptors: int) -> "subprocess.Popen[bytes]":
+    """Start `python WORDS` as a process that outlives this command, and record it; it inherits `descriptors`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=_environment() | more,
+        )
+    begun = [each for each in _started() if each.what != what and each.process()]
+    begun.append(Started(what, process.pid, psutil.Process(process.pid).create_time()))
+    begun.sort(key=lambda each: each.what)  # the server first
+    _in_prefect_home(_RECORD).write_text(json.dumps([asdict(each) for each in begun]))
+    return process
+
+
+def _end(process: psutil.Process) -> None:
+    """Stop a process and its children: SIGTERM first, SIGKILL after `ENDS_WITHIN_S`."""
+    below = process.children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, left = psutil.wait_procs([process, *below], timeout=ENDS_WITHIN_S)
+    for each in left:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, timeout=5)
+
+
+def _ask(path: str) -> list[dict[str, Any]]:
+    """All objects of a kind, from the server."""
+    return asker(os.environ["PREFECT_API_URL"])(path)
+
+
+def _why_not_prefect(address: str) -> str:
+    """Why there is no Prefect server at `address`; '' if there is one."""
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            return "" if answer.read().strip() == b"true" else "its health is not what Prefect says"
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
+
+
+def _environment() -> dict[str, str]:
+    """Environment of the started processes: their logs are not as quiet as the terminal."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_LOGGING_", "PYTHONWARNINGS"))}
+
+
+def _started() -> list[Started]:
+    file = _in_prefect_home(_RECORD)
+    return [Started(**each) for each in json.loads(file.read_text())] if file.is_file() else []
+
+
+def _in_prefect_home(name: str) -> Path:
+    return Path(os.environ["PREFECT_HOME"]) / name
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,208 @@
+"""`entente what-if`, in full `entente runs what-if`: continue a recorded position with other orders, under equal luck."""
+
+import asyncio
+import json as jsonlib
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, validators
+
+from entente.cli.options import AsJson, Run, RunsRoot, which_run
+from storage.runs import GAMES_FOLDER, LATEST
+
+if TYPE_CHECKING:
+    from entente.evaluation.contestants import Contestant
+    from entente.evaluation.what_if import Continuation, OrderSets, RecordedPosition, WhatIf
+    from entente.rollouts.deciders import Decider
+
+
+def what_if(
+    *,
+    game: Annotated[str, Parameter(help="A run's game (START_GROUP/FORK, latest, best, worst), a played game, or its file.")],
+    phase: Annotated[
+        str, Parameter(help="The phase with other orders, as S1902M; default: the first movement phase of the game.")
+    ] = "",
+    orders: Annotated[
+        tuple[str, ...], Parameter(help="Other orders, with commas; a unit that is not named keeps its own.", negative="")
+    ] = (),
+    version: Annotated[str, Parameter(help="Who orders for --power in that phase: newest, v20, other:v20, dumbbot+search.")] = "",
+    power: Annotated[str, Parameter(help="Whose centres count; default: that of --orders, or the one with most units.")] = "",
+    players: Annotated[str, Parameter(help="Who plays all seats after that phase; of several each seat draws one.")] = "dumbbot",
+    forks: Annotated[int, Parameter(help="Pairs of forks.", validator=validators.Number(gte=2, lte=4096))] = 64,
+    years: Annotated[int, Parameter(help="Game years to the end of a fork.", validator=validators.Number(gte=1, lte=20))] = 2,
+    seed: Annotated[int, Parameter(help="Seed of the luck.")] = 0,
+    temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
+    run: Run = LATEST,
+    runs_root: RunsRoot = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Continue a recorded position as it was played and with other orders, in pairs of forks with equal luck.
+
+    Prints centres at the end and the difference with its 95 % interval. The forks
+    of a pair differ in one phase's orders alone. Without --orders and --version both are as played, and the difference is 0.
+    `entente what-if` is the same command.
+
+    Examples
+
+        entente runs what-if --game latest --run mine --version newest
+
+        entente runs what-if --game 12/3 --run mine --phase S1902M --orders "A PAR - BUR, A MAR S A PAR - BUR"
+
+        entente runs what-if --game latest --run mine --phase F1901M --power france --version base
+
+        entente runs what-if --game evening --phase S1903M --orders "F BRE - ENG" --forks 256
+
+        entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
+    """
+    from entente.cli.screen import progress_shown
+    from entente.evaluation.what_if import Continuation, asked_power, other_orders
+    from entente.reports.sentences import describe_change
+    from entente.telemetry.errors import InputError
+
+    if orders and version:
+        raise InputError("--orders and --version both say what is ordered: give one of them")
+    position, owner = _position(game, phase, run, runs_root)
+    power = power.strip().upper()
+    given = [order for text in orders for order in text.replace(";", ",").split(",") if order.strip()]
+    changed = other_orders(position, given, power) if orders else None
+    power = asked_power(position, power, changed)
+    meant, contestants = _resolved([*([version] if version else []), *_split(players)], owner or run, runs_root)
+    version = meant.get(version, "")
+    how = Continuation(
+        forks=forks, years=years, players=tuple(meant[who] for who in _split(players)), seed=seed, temperature=temperature
+    )
+    with progress_shown():
+        found = _ask(position, power, changed, version, how, contestants, runs_root)
+    change = describe_change(found, changed, version)
+    _show(found, change)
+    if json:
+        print(jsonlib.dumps(_facts(found, change, changed, version)))
+
+
+def _split(names: str) -> list[str]:
+    from entente.telemetry.errors import InputError
+
+    found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not found:
+        raise InputError("somebody must play on: give --players, as 'dumbbot'")
+    return found
+
+
+def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[RecordedPosition, str]":
+    """The position, and its run; empty for a game that was played in the browser."""
+    from entente.reports.games import is_name_of_run
+    from entente.reports.recorded_position import position_of_played_game, position_of_run
+    from entente.telemetry.errors import InputError
+    from storage.runs import RunPaths, check_name
+
+    if game.endswith(".json"):
+        return position_of_played_game(Path(game), phase), ""
+    if is_name_of_run(game):
+        run = which_run(run, runs_root)
+        return position_of_run(RunPaths(runs_root / run), game, phase), run
+    folder = runs_root / GAMES_FOLDER
+    file = folder / f"{check_name(game, 'The game')}.json"
+    if not file.exists():
+        raise InputError(f"there is no game '{game}' in '{folder}'; a run's game is START_GROUP/FORK, latest, best or worst")
+    return position_of_played_game(file, phase), ""
+
+
+def _resolved(names: list[str], run: str, runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
+    """What each name means today, and the players."""
+    from entente.evaluation.contestants import needs_run, resolve_contestants
+    from entente.telemetry.errors import InputError
+
+    names = list(dict.fromkeys(names))
+    players = resolve_contestants(names, which_run(run, runs_root) if needs_run(names) else "", runs_root)
+    if endpoint := next((player.name for player in players if player.is_endpoint), ""):
+        raise InputError(f"'{endpoint}' plays in matches and rollouts only: name another player")
+    return dict(zip(names, (player.name for player in players), strict=True)), players
+
+
+def _ask(
+    position: "RecordedPosition",
+    power: str,
+    changed: "OrderSets | None",
+    version: str,
+    how: "Continuation",
+    contestants: "list[Contestant]",
+    runs_root: Path,
+) -> "WhatIf":
+    """Play the pairs; scripted players need no engine."""
+    from entente.evaluation.what_if import orders_of_player, play_pairs
+    from entente.telemetry.progress import GameProgress
+
+    async def ask(deciders: "Mapping[str, Decider]") -> "WhatIf":
+        sets = [changed or {}] * how.forks
+        if version:
+            sets = await orders_of_player(position, power, version, how, deciders.get(version))
+        progress = GameProgress(f"playing {2 * how.forks} forks", 2 * how.forks, how.years)
+        return await play_pairs(position, sets, power, how, deciders, progress)
+
+    if not any(player.is_policy or player.searches for player in contestants):
+        return asyncio.run(ask({}))
+    from entente.cli.prefect_server import prefect_server
+    from entente.evaluation.settings import PlaySettings
+    from flows.open_players import open_players
+
+    async def ask_engines() -> "WhatIf":
+        async with open_players(contestants, runs_root, PlaySettings()) as opened:
+            return await opened.host.run(ask(opened.deciders))
+
+    with prefect_server() if any(player.run for player in contestants) else nullcontext():
+        return asyncio.run(ask_engines())
+
+
+def _show(found: "WhatIf", change: str) -> None:
+    """Print centres and the answer."""
+    from rich.table import Table
+
+    from entente.cli.terminal import output_console
+    from entente.evaluation.intervals import format_interval
+    from entente.game.snapshot import POWERS
+    from entente.reports.sentences import what_if_verdict
+    from entente.telemetry.plain_text import shown
+
+    console = output_console()
+    centres = Table("centres at the end", "as played", "what if", "difference", "95 % interval", box=None)
+    for power in sorted(POWERS, key=lambda power: power != found.power):
+        (played, changed), difference = found.centres(power), found.difference_of(power)
+        means = f"{played.mean:.2f}", f"{changed.mean:.2f}", f"{difference.mean:+.2f}"
+        centres.add_row(power.title(), *means, format_interval(difference.interval, "+.2f"))
+    for line in (change, centres, what_if_verdict(found)):
+        if isinstance(line, str):
+            console.print(shown(line), markup=False, soft_wrap=not console.is_terminal)
+        else:
+            console.print(line)
+
+
+def _facts(found: "WhatIf", change: str, changed: "OrderSets | None", version: str) -> dict[str, Any]:
+    """The answer as data."""
+    from dataclasses import asdict
+
+    from entente.game.snapshot import POWERS
+
+    seat = POWERS.index(found.power)
+
+    def estimates(power: str) -> dict[str, Any]:
+        three = (*found.centres(power), found.difference_of(power))
+        return {
+            name: {"mean": each.mean, "interval": each.interval}
+            for name, each in zip(("played", "changed", "difference"), three, strict=True)
+        }
+
+    return {
+        "game": found.position.game,
+        "phase": found.position.board.phase,
+        "power": found.power,
+        "change": change,
+        "played": found.position.orders,
+        "changed": changed,
+        "version": version or None,
+        **asdict(found.how),
+        "difference": estimates(found.power)["difference"],
+        "centres": {power: estimates(power) for power in POWERS},
+        "pairs": [[pair.played.centres[seat], pair.changed.centres[seat]] for pair in found.pairs],
+    }

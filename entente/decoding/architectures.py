@@ -1,0 +1,186 @@
+"""The families of language models that can be trained, and their linear layers that an adapter may change (LoRA targets).
+
+All is read from a model's config, without torch. Trainer, engines and memory plans take names and shapes from here. A model of
+another family is refused. docs/extending.md shows how to add one.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entente.decoding.model_files import read_config
+from entente.telemetry.errors import InputError
+
+Layers = dict[str, tuple[int, int]]
+"""Path of a linear layer, such as 'self_attn.q_proj' -> (out features, in features)."""
+_BLOCK = "model.layers"
+"""Path of the list of blocks in every family."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """Sizes of a decoder of a known family."""
+
+    family: str
+    """`model_type` of its config, a key of `FAMILIES`."""
+    layers: int
+    """Blocks."""
+    hidden: int
+    """Width of the residual stream."""
+    inner: int
+    """Width inside the feed-forward part of a block; in a mixture of experts, of all experts that a token uses."""
+    heads: int
+    key_value_heads: int
+    head_width: int
+    positions: int
+    """Longest sequence, tokens."""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return FAMILIES[self.family].experts
+
+    def targets(self, wanted: Collection[str] = ()) -> tuple[str, ...]:
+        """Names of the linear layers that an adapter changes, such as 'q_proj', in the order of the block.
+
+        Args:
+            wanted: names from the setting `training.lora_targets`; none: all that the family offers.
+
+        Raises:
+            InputError: the family does not offer a name.
+        """
+        family = FAMILIES[self.family]
+        offered = tuple(path.rpartition(".")[2] for path in family.linear(self))
+        unknown = [name for name in wanted if name not in offered]
+        if unknown:
+            reason = f" ({family.withheld})" if family.withheld else ""
+            raise InputError(
+                f"training.lora_targets names '{unknown[0]}', but a model of the family '{self.family}' offers only "
+                f"{', '.join(offered)}{reason}: choose from these, or leave it empty for all"
+            )
+        return tuple(name for name in offered if not wanted or name in wanted)
+
+    def linear_layers(self, wanted: Collection[str] = ()) -> Layers:
+        """Every linear layer of the model that an adapter on `targets(wanted)` changes, by its full path."""
+        names = self.targets(wanted)
+        shapes = {path: shape for path, shape in FAMILIES[self.family].linear(self).items() if path.rpartition(".")[2] in names}
+        return {f"{_BLOCK}.{block}.{path}": shape for block in range(self.layers) for path, shape in shapes.items()}
+
+    @property
+    def linear_parameters(self) -> int:
+        """Number of weights of all linear layers that an adapter may change."""
+        return sum(out * into for out, into in self.linear_layers().values())
+
+    def lora_parameters(self, rank: int, wanted: Collection[str] = ()) -> int:
+        """Number of weights of an adapter of `rank` on `targets(wanted)`."""
+        return rank * sum(sum(shape) for shape in self.linear_layers(wanted).values())
+
+
+def _attention(sizes: Architecture) -> Layers:
+    queries, keys = sizes.heads * sizes.head_width, sizes.key_value_heads * sizes.head_width
+    return {
+        "self_attn.q_proj": (queries, sizes.hidden),
+        "self_attn.k_proj": (keys, sizes.hidden),
+        "self_attn.v_proj": (keys, sizes.hidden),
+        "self_attn.o_proj": (sizes.hidden, queries),
+    }
+
+
+def _dense(sizes: Architecture) -> Layers:
+    return _attention(sizes) | {
+        "mlp.gate_proj": (sizes.inner, sizes.hidden),
+        "mlp.up_proj": (sizes.inner, sizes.hidden),
+        "mlp.down_proj": (sizes.hidden, sizes.inner),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What Entente knows about the models of one `model_type`."""
+
+    linear: Callable[[Architecture], Layers]
+    """Linear layers of one block that an adapter may change, by their path in the block."""
+    head_width: int | None = None
+    """Head width if the config names none; None: hidden size / heads."""
+    norms: int = 2
+    """Norms of a block over the residual stream's width; the memory plan counts their inputs."""
+    head_norms: bool = False
+    """Whether queries and keys have norms."""
+    experts: bool = False
+    """Whether it is a mixture of experts."""
+    withheld: str = ""
+    """Why other linear layers are not offered, as part of a sentence."""
+
+
+FAMILIES: dict[str, Family] = {
+    "gemma3_text": Family(linear=_dense, head_width=256, norms=4, head_norms=True),
+    "llama": Family(linear=_dense),
+    "mistral": Family(linear=_dense),
+    "qwen2": Family(linear=_dense),
+    "qwen3": Family(linear=_dense, head_width=128, head_norms=True),
+    "qwen3_moe": Family(
+        linear=_attention,
+        head_norms=True,
+        experts=True,
+        withheld="its feed-forward weights are one tensor for all experts, on which neither peft nor vLLM has a plain LoRA layer",
+    ),
+}
+"""`model_type` of a config -> the family."""
+
+_UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+"""Options of a config that the trainer does not compute; they must be off."""
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """The architecture of the model in `folder`, from its config.json.
+
+    Raises:
+        InputError: as `architecture_of`, or the config cannot be read.
+    """
+    return architecture_of(read_config(folder), str(folder))
+
+
+def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
+    """The architecture that a config describes.
+
+    Args:
+        model: the model's name, for messages.
+
+    Raises:
+        InputError: the family is unknown, an option is not supported, or a size is missing.
+    """
+    name = config.get("model_type")
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str) or family is None:
+        raise InputError(
+            f"model '{model}' is of the family {name!r}, and Entente knows {', '.join(sorted(FAMILIES))}: choose one of these, "
+            "or add the family as docs/extending.md shows ('A LoRA target')"
+        )
+    used = [option for option in _UNSUPPORTED if config.get(option)]
+    if used:
+        raise InputError(f"model '{model}' uses {', '.join(used)}, which the trainer does not compute: choose another model")
+    try:
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        if family.experts:
+            inner = int(config["moe_intermediate_size"]) * int(config["num_experts_per_tok"])
+        else:
+            inner = int(config["intermediate_size"])
+        found = Architecture(
+            family=name,
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            inner=inner,
+            heads=heads,
+            key_value_heads=int(config.get("num_key_value_heads") or heads),
+            head_width=int(config.get("head_dim") or family.head_width or hidden // heads),
+            positions=int(config.get("max_position_embeddings", 32768)),
+        )
+        if min(found.layers, found.hidden, found.inner, found.heads, found.key_value_heads, found.head_width) < 1:
+            raise ValueError("a size is not positive")
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise InputError(
+            f"the config.json of model '{model}' does not describe a model of the family '{name}' "
+            f"({type(error).__name__}: {error}): give the folder of a complete model"
+        ) from error
+    return found

@@ -1,0 +1,159 @@
+"""The text that a model's chat template puts around a prompt.
+
+The template is rendered with real rules and boards: the rules are the system part, board and power the user's part. What the
+template writes before, between and after them is the same in every prompt, so it is read once, and no prompt is rendered again.
+This module does not tokenise.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from entente.decoding.model_files import chat_template, special_tokens
+from entente.game.prompt_settings import ChatSetting
+from entente.telemetry.errors import InputError
+
+Messages = list[dict[str, str]]
+Render = Callable[[Messages, bool], str]
+"""The text of some messages; the second argument asks for the generation prompt, the head of the model's turn."""
+
+_DAY = datetime(2025, 1, 1)
+"""Templates that write today's date get this one, so that a run's prompts are the same on every day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """A prompt is `before`, rules, `between`, board and power, `after`, cue. Rules and power end without a line break."""
+
+    before: str
+    between: str
+    after: str
+    description: str
+    """What is put around a prompt, for people."""
+    is_plain: bool = False
+    """Whether no template is used."""
+
+
+PLAIN = ChatFormat(before="", between="\n", after="\n", description="none: prompts are plain text", is_plain=True)
+
+
+def chat_format(
+    folder: Path | None,
+    setting: ChatSetting,
+    samples: Sequence[tuple[str, str]],
+    examples: Sequence[tuple[str, str]] = (),
+    *,
+    thinks: bool = False,
+) -> ChatFormat:
+    """The format of the model in `folder`.
+
+    Args:
+        folder: None if the model is not here: then prompts are plain text.
+        samples: rules, and board with power, of some prompts, without white space at their ends.
+        examples: pairs of what is asked and its answer, which become turns before the board.
+        thinks: the model may think before it answers; templates that know the value `enable_thinking` get it.
+
+    Raises:
+        InputError: `setting` asks for a template that is not there, or the template cannot hold a prompt.
+    """
+    plain = replace(PLAIN, between="\n" + "".join(f"{asked}\n{said}\n\n" for asked, said in examples))
+    if setting == "none" or folder is None:
+        return plain
+    template = chat_template(folder)
+    if template is None:
+        if setting == "template":
+            raise InputError(
+                f"prompts.chat is 'template', but model '{folder}' has no chat template: set prompts.chat to 'auto' or 'none', "
+                "or use a model that has one"
+            )
+        return plain
+    try:
+        return read_format(_renderer(template, {**special_tokens(folder), "enable_thinking": thinks}), samples, examples)
+    except InputError as error:
+        raise InputError(
+            f"the chat template of model '{folder}' {error}: correct the template, or set prompts.chat to 'none'"
+        ) from error
+
+
+def read_format(render: Render, samples: Sequence[tuple[str, str]], examples: Sequence[tuple[str, str]] = ()) -> ChatFormat:
+    """The format that `render` writes.
+
+    Raises:
+        InputError: the template drops or changes a part of the prompt; the message begins with a verb.
+    """
+    rules, body = samples[0]
+    turns = [{"role": role, "content": said} for pair in examples for role, said in zip(("user", "assistant"), pair, strict=True)]
+    messages_of = _system_and_user
+    try:
+        text = render(messages_of(rules, turns, body), True)
+    except InputError:
+        # The template refuses a system part, or nothing helps, and then this raises again.
+        messages_of = _user_alone
+        text = render(messages_of(rules, turns, body), True)
+    before, is_there, rest = text.partition(rules)
+    if not is_there:
+        raise InputError("drops or changes the system part, which holds the rules")
+    between, is_there, after = rest.partition(body)
+    if not is_there:
+        raise InputError("drops or changes the user's part, which holds the board")
+    for rules, body in samples:
+        if render(messages_of(rules, turns, body), True) != before + rules + between + body + after:
+            raise InputError("changes the text of a message")
+    after += _space_before_answer(render, messages_of(rules, turns, body))
+    where = "the rules are its system part" if between.strip() else "it has no system part, so the rules begin the user's part"
+    return ChatFormat(before=before, between=between, after=after, description=f"the model's chat template; {where}")
+
+
+def _system_and_user(rules: str, turns: Messages, body: str) -> Messages:
+    return [{"role": "system", "content": rules}, *turns, {"role": "user", "content": body}]
+
+
+def _user_alone(rules: str, turns: Messages, body: str) -> Messages:
+    first, *others = [*turns, {"role": "user", "content": body}]
+    return [{"role": "user", "content": f"{rules}\n{first['content']}"}, *others]
+
+
+def _space_before_answer(render: Render, messages: Messages) -> str:
+    """What the model's turn begins with beyond the generation prompt: white space, or nothing.
+
+    Some templates need no generation prompt, because the user's part ends with the mark that the model's turn follows.
+
+    Raises:
+        InputError: the turn begins with text that the generation prompt does not write.
+    """
+    asked, answer = render(messages, True), "A PAR - BUR"
+    if asked != render(messages, False):
+        return ""
+    answered = render([*messages, {"role": "assistant", "content": answer}], False)
+    space = answered.removeprefix(asked).partition(answer)[0]
+    if space.strip():
+        raise InputError("writes no generation prompt, the head of the model's turn")
+    return space
+
+
+def _renderer(template: str, values: Mapping[str, Any]) -> Render:
+    """Renders as transformers does, for whose environment templates are written. A call raises InputError if it fails."""
+    from jinja2.exceptions import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def render(messages: Messages, with_generation_prompt: bool) -> str:
+        try:
+            (text,), _ = render_jinja_template(
+                [messages],
+                chat_template=template,
+                add_generation_prompt=with_generation_prompt,
+                strftime_now=_DAY.strftime,
+                **values,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            # A template is a program of its own, so it may fail in any of these ways.
+            raise InputError(f"cannot be used ({_first_line(error)})") from error
+        return text
+
+    return render
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,124 @@
+"""Text to token ids and back.
+
+Each piece of text is encoded once, but with the text before it in view, because many tokenizers spell a word differently at the
+start of a text or after a space. Orders are encoded line by line, so each order text has exactly one token path. This module does
+not interpret orders and does not know the parts of a prompt.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from entente.decoding.model_files import eos_token_id
+from entente.game.prompts import ANSWER_CUE
+from entente.telemetry.errors import InputError
+
+ORDER_SEPARATOR = "\n"
+_ANY_ORDER = "A PAR H"
+
+
+class Codec:
+    """Encodes prompts and orders with one model's tokenizer. Ids are ints in that model's vocabulary."""
+
+    folder: Path | None = None
+    """Folder of the model; None if there is none."""
+    start_ids: tuple[int, ...] = ()
+    """Ids that the tokenizer itself puts before a text: the beginning-of-sequence token, or nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load `folder`/tokenizer.json.
+
+        Raises:
+            InputError: the line break after an order is not a token of its own, so the ends of orders could not be recognised.
+        """
+        self.folder = folder
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with_special = self._tokenizer.encode(_ANY_ORDER)
+        self.start_ids = tuple(with_special.ids[: with_special.special_tokens_mask.index(0)])
+        self._prepare(eos_token_id(folder), self._tokenizer.get_vocab_size())
+
+    def _prepare(self, eos_id: int, vocabulary_size: int) -> None:
+        self.eos_id, self.vocabulary_size = eos_id, vocabulary_size
+        self._cue = self.encode(ANSWER_CUE)
+        separator = self.encode_after(ANSWER_CUE + _ANY_ORDER, ORDER_SEPARATOR)
+        if separator is None or len(separator) != 1:
+            raise InputError(
+                f"tokenizer of '{self.folder}' does not encode the line break after an order as one token of its own: "
+                "use a model with another tokenizer"
+            )
+        (self.separator_id,) = separator
+        self._orders: dict[str, tuple[int, ...]] = {}
+        """Ids of every order text encoded so far. There are about 13,000 in all."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text, without `start_ids`. Special tokens that are written out in the text are recognised."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_after(self, before: str, text: str) -> tuple[int, ...] | None:
+        """Ids of `text` as the tokenizer spells it after `before`; None if it merges letters of the two into one token."""
+        head, whole = self.encode(before), self.encode(before + text)
+        return whole[len(head) :] if whole[: len(head)] == head else None
+
+    def single_token(self, text: str) -> int | None:
+        """The id of `text` if it is a single token, else None."""
+        ids = self.encode(text)
+        return ids[0] if len(ids) == 1 else None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, for display only."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def encode_order(self, text: str) -> tuple[int, ...]:
+        """Ids of an order line, without its end.
+
+        Raises:
+            InputError: see `encode_orders`.
+        """
+        ids = self._orders.get(text)
+        if ids is None:
+            self.encode_orders([text])
+            ids = self._orders[text]
+        return ids
+
+    def encode_orders(self, texts: Iterable[str]) -> None:
+        """Encode order lines that `encode_order` will be asked for. Many at once take less time than one by one.
+
+        They are encoded as the lines of one answer. The first is spelled twice: after the cue and before a line break, and after
+        a line break and at the end of the answer.
+
+        Raises:
+            InputError: the tokenizer spells an order differently at the two ends of a line, as nothing, or with a token that ends
+                an order.
+        """
+        new = [text for text in dict.fromkeys(texts) if text not in self._orders]
+        if not new:
+            return
+        lines = self._lines(self.encode(ANSWER_CUE + ORDER_SEPARATOR.join([*new, new[0]])))
+        if len(lines) == len(new) + 1 and lines[0] == lines[-1] and all(line and self.eos_id not in line for line in lines):
+            self._orders.update(zip(new, lines[:-1], strict=True))
+        elif len(new) > 1:  # one by one, so that the message names the order
+            for text in new:
+                self.encode_orders([text])
+        elif len(lines) == 2 and lines[0] == lines[1]:
+            raise InputError(
+                f"tokenizer encodes order '{new[0]}' as nothing, or with a token that ends an order: use another tokenizer"
+            )
+        else:
+            raise InputError(
+                f"tokenizer of '{self.folder}' encodes order '{new[0]}' differently at the ends of a line: "
+                "use a model with another tokenizer"
+            )
+
+    def _lines(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Lines of an answer after the cue, without their ends; an empty list if the cue is not spelled as it is alone."""
+        if ids[: len(self._cue)] != self._cue:
+            return []
+        lines, begin = [], len(self._cue)
+        while True:
+            try:
+                end = ids.index(self.separator_id, begin)
+            except ValueError:
+                return [*lines, ids[begin:]]
+            lines.append(ids[begin:end])
+            begin = end + 1

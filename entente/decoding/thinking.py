@@ -1,0 +1,125 @@
+"""Thinking before ordering: the free text that a completion may begin with, and the tokens that end it.
+
+A completion with a thought consists of thought tokens, the end marker, the closing and the orders:
+
+    [thought: at most `budget` tokens][marker][closing][orders]
+
+A thought token is any id of the vocabulary except the end-of-sequence id, which would end the completion. The model may draw the
+marker at any position of the thought. After `budget` tokens without it, the marker is forced. The closing is forced. This module
+does not interpret the thought's text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from entente.decoding.codec import ORDER_SEPARATOR, Codec
+from entente.decoding.open_set import open_set
+from entente.game.prompts import ANSWER_CUE, THOUGHT_CUE
+from entente.telemetry.errors import DataError, InputError
+
+_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+"""Opening and end marker of models that were trained to think."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThoughtRule:
+    """What a thought may consist of; part of a legal table."""
+
+    budget: int
+    """Most tokens of the thought, 1 or more. A drawn end marker counts as one, a forced one does not."""
+    end: int
+    """Every id of a thought is below this."""
+    excluded: int
+    """The id that a thought never contains: the end-of-sequence id."""
+
+    @cached_property
+    def legal_set(self) -> np.ndarray:
+        """The legal set of every thought token; see `open_set`."""
+        return open_set(self.excluded, self.end)
+
+    def check(self, first: np.ndarray, last: np.ndarray, vocabulary_size: int | None) -> None:
+        """Check the rule of a table that was received.
+
+        Args:
+            first: token ids allowed at node 0, which must be the end marker alone.
+            last: token ids that end a completion, which must be the excluded one alone.
+            vocabulary_size: ids must be below this; None: not checked.
+
+        Raises:
+            DataError: the message names the broken rule.
+        """
+        if self.budget < 1:
+            raise DataError(f"legal table has a thought of {self.budget} tokens: it must be at least 1")
+        if self.end < 1 or (vocabulary_size is not None and self.end > vocabulary_size):
+            raise DataError(f"legal table has a thought of ids below {self.end}, outside the vocabulary of {vocabulary_size}")
+        if not 0 <= self.excluded < self.end or (last != self.excluded).any():
+            raise DataError(f"legal table excludes token {self.excluded} from its thought, but another one ends its completions")
+        if len(first) != 1 or first[0] >= self.end or first[0] == self.excluded:
+            raise DataError("legal table has a thought without a single token that ends it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thinking:
+    """How one model thinks: the texts and tokens around a thought, and its rule."""
+
+    cue: str
+    """Last text of the prompt; the thought follows it."""
+    marker: int
+    """Token id that ends the thought."""
+    closing: tuple[int, ...]
+    """Token ids between the marker and the first order."""
+    rule: ThoughtRule
+
+    def enclose(self, thought: Sequence[int], orders: Sequence[int]) -> list[int]:
+        """Token ids of the completion that consists of these `thought` tokens, without their marker, and these `orders`."""
+        return [*thought, self.marker, *self.closing, *orders]
+
+    def split(self, completion: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The thought tokens of a completion, without their marker, and the tokens of its orders.
+
+        Raises:
+            DataError: the completion has no end marker, or not the closing after it.
+        """
+        ids = [int(token) for token in completion]
+        if self.marker not in ids[: self.rule.budget + 1]:
+            raise DataError(f"completion of {len(ids)} tokens has no end of its thought")
+        marker = ids.index(self.marker)
+        orders = marker + 1 + len(self.closing)
+        if tuple(ids[marker + 1 : orders]) != self.closing:
+            raise DataError(f"completion of {len(ids)} tokens does not continue as it must after its thought")
+        return ids[:marker], ids[orders:]
+
+
+def thinking_of(codec: Codec, budget: int) -> Thinking | None:
+    """How the model of `codec` thinks with at most `budget` tokens; None if that is 0.
+
+    A tokenizer with tokens for thinking uses them. Otherwise the thought is one line.
+
+    Raises:
+        InputError: the end of a thought is not a token of its own.
+    """
+    if not budget:
+        return None
+    for opening, marker in _TAGS:
+        if codec.single_token(opening) is not None and codec.single_token(marker) is not None:
+            return _thinking(codec, budget, opening + "\n", marker, "\n\n" + ANSWER_CUE)
+    return _thinking(codec, budget, THOUGHT_CUE, ORDER_SEPARATOR, ANSWER_CUE)
+
+
+def _thinking(codec: Codec, budget: int, cue: str, marker: str, closing: str) -> Thinking:
+    marker_id = codec.separator_id if marker == ORDER_SEPARATOR else codec.single_token(marker)
+    closing_ids = codec.encode_after(marker, closing)
+    if marker_id is None or not closing_ids:
+        raise InputError(
+            f"the tokenizer merges the end of a thought, {marker!r}, with the text after it: set prompts.thinking_tokens to 0, "
+            "or use another model"
+        )
+    return Thinking(
+        cue=cue,
+        marker=marker_id,
+        closing=closing_ids,
+        rule=ThoughtRule(budget=budget, end=codec.vocabulary_size, excluded=codec.eos_id),
+    )

@@ -1,0 +1,124 @@
+"""An adapter in a folder of its own as a player: one that `entente export` wrote, or any LoRA adapter in peft's layout.
+
+The adapter's config names its base model: a subfolder, a folder of this machine, or a hub id. A `recipe.json` beside it says how
+prompts are written, and may say which base it was trained on and the hashes of the files.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from entente.decoding.model_files import RECIPE, base_identity, file_hash, recipe_prompts, resolve_model
+from entente.game.prompt_settings import PromptSettings
+from entente.records.policy_version import PolicyVersion
+from entente.telemetry.errors import DataError, InputError
+from storage.adapters import ADAPTER_FILES, adapter_hash_in
+from storage.json_files import read_object
+
+
+class _Base(BaseModel):
+    identity: str = ""
+
+
+class _Training(BaseModel):
+    version: int = 1
+    """Of an adapter that says no other; engines number what they serve themselves."""
+
+
+class _Recipe(BaseModel):
+    """What a recipe may say about an adapter, beside its prompts. All of it may be missing."""
+
+    files: dict[str, str] = {}
+    base: _Base = _Base()
+    training: _Training = _Training()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFolder:
+    """An adapter and its base model, found and compared with the recipe."""
+
+    policy: PolicyVersion
+    base: Path
+    """Folder of the base model."""
+    identity: str
+    """`base_identity` of the base."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter rather than a whole model."""
+    return (folder / ADAPTER_FILES[0]).is_file()
+
+
+def open_adapter(folder: Path) -> AdapterFolder:
+    """The adapter in `folder` and its base, which is downloaded if it is a hub id.
+
+    Raises:
+        InputError: the base is not there, is another one than the adapter was trained on, or nothing says how prompts are
+            written.
+        DataError: a file is damaged.
+    """
+    recipe = _read_recipe(folder)
+    _check_files(folder, recipe.files)
+    base = _base_of(folder)
+    identity, wanted = base_identity(base), recipe.base.identity
+    if wanted not in ("", identity):
+        raise InputError(
+            f"adapter '{folder}' was trained on another base model than '{base}' (base {wanted}, found {identity}): give it its "
+            "own base, or download it again"
+        )
+    if adapter_prompts(folder, base) is None:
+        raise InputError(
+            f"adapter '{folder}' has no {RECIPE} that says how its prompts are written: write one beside it, as "
+            'docs/extending.md shows ("An adapter from outside")'
+        )
+    policy = PolicyVersion(version=recipe.training.version, adapter_hash=adapter_hash_in(folder), adapter=folder.resolve())
+    return AdapterFolder(policy=policy, base=base, identity=identity)
+
+
+def adapter_prompts(folder: Path, base: Path) -> PromptSettings | None:
+    """How prompts of the adapter are written: by its own recipe, else by its base's; None if neither says it."""
+    return recipe_prompts(folder) or recipe_prompts(base)
+
+
+def check_weights(policy: PolicyVersion, base: Path) -> None:
+    """Check that the torch engine, which draws for players without a run, can serve the adapter. This loads torch.
+
+    Raises:
+        DataError: it cannot: rank, layers, shapes or numbers.
+    """
+    from entente.inference.adapter_check import check_adapter
+    from entente.inference.torch_engine import MAX_RANK
+
+    check_adapter(policy, base, MAX_RANK)
+
+
+def _base_of(folder: Path) -> Path:
+    named = read_object(folder / ADAPTER_FILES[0]).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise InputError(f"'{folder / ADAPTER_FILES[0]}' names no base model: write its hub id or folder there")
+    inside = folder / named
+    try:
+        return resolve_model(inside if inside.is_dir() else named)
+    except InputError as error:
+        raise InputError(f"adapter '{folder}' needs its base model '{named}', which is not here: {error}") from error
+
+
+def _read_recipe(folder: Path) -> _Recipe:
+    try:
+        return _Recipe.model_validate(read_object(folder / RECIPE)) if (folder / RECIPE).is_file() else _Recipe()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"'{folder / RECIPE}' is no recipe of an adapter: {where}: {first['msg']}; mend it, or export again"
+        ) from error
+
+
+def _check_files(folder: Path, hashes: dict[str, str]) -> None:
+    for name in (*ADAPTER_FILES, *hashes):
+        file = folder / name
+        if not file.is_file():
+            raise DataError(f"adapter '{folder}' lacks the file '{name}': download it again")
+        if name in hashes and file_hash(file) != hashes[name]:
+            raise DataError(f"'{file}' is not the file that was exported, by the hash in {RECIPE}: download it again")

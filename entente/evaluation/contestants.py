@@ -1,0 +1,186 @@
+"""Players of a match: names are resolved to scripted players and policy versions before anything starts.
+
+A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'; a model that was made here,
+or an adapter of any origin, by its folder, as 'models/small'; an OpenAI-compatible endpoint 'openai:model@http://host:port/v1'.
+With '+search' after its name a player searches. A resolved player has the version's number in its name, so a match with 'newest'
+can be repeated with the same version later.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from entente.decoding.model_files import recipe_prompts, resolve_model, weights_hash
+from entente.evaluation.adapter_folders import is_adapter, open_adapter
+from entente.evaluation.settings import PlaySettings
+from entente.game.players import PLAYERS, SEARCHES, check_player, is_player
+from entente.outside.endpoint import read_endpoint
+from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from entente.rollouts.opponents import is_endpoint
+from entente.search.search import check_search
+from entente.telemetry.errors import InputError
+from storage.adapters import published_versions, read_adapter
+from storage.runs import RunPaths, check_name
+
+_VERSION = re.compile(r"(?:(?P<run>[^:]+):)?(?P<version>base|newest|v\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """One player of a match."""
+
+    name: str
+    """Name in tables: 'mover', 'v20', 'other:v20', or one of these with '+search'."""
+    run: str = ""
+    """The run of the version; empty for a model and for a scripted player."""
+    version: int = BASE_VERSION
+    adapter_hash: str = ""
+    """Hash of the adapter, 'base' for the base model; empty for a whole model and for a scripted player."""
+    adapter: Path | None = None
+    """Folder of the adapter; None for everything else."""
+    model: Path | None = None
+    """Folder of a model that plays without a run, the base of an adapter from outside; None for everything else."""
+    weights_hash: str = ""
+    """Hash of the model's weights, or the identity of an adapter's base; empty for everything else."""
+    searches: bool = False
+    """True if its name ends with '+search'."""
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """The version that it is. Its parts are fields of their own because match files hold them so."""
+        return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash, adapter=self.adapter)
+
+    @property
+    def is_policy(self) -> bool:
+        """True if a language model plays it."""
+        return bool(self.run) or self.model is not None
+
+    @property
+    def is_endpoint(self) -> bool:
+        """True if an OpenAI-compatible endpoint plays it."""
+        return is_endpoint(self.name)
+
+    @property
+    def without_search(self) -> "Contestant":
+        """The version or scripted player that proposes if it searches, else itself."""
+        return replace(self, name=self.name.removesuffix(SEARCHES), searches=False)
+
+    def searches_by(self, play: PlaySettings) -> bool:
+        """True if it searches: by its name, or as a version where `play` says that versions search."""
+        return self.searches or (self.is_policy and play.pick == "search")
+
+
+def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:
+    """Check that those who search can.
+
+    Raises:
+        InputError: `play.search` names a player that does not exist.
+    """
+    for player in players:
+        if player.searches_by(play):
+            check_search(play.search)
+
+
+def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:
+    """The players with these names; a version without a run name belongs to `run`.
+
+    Raises:
+        InputError: a name is unknown, a version does not exist, or a player is named twice.
+    """
+    found = [resolve_contestant(name, run, runs_root) for name in names]
+    for index, player in enumerate(found):
+        if player.name in [earlier.name for earlier in found[:index]]:
+            raise InputError(f"player '{player.name}' is named twice (as '{names[index]}'): name each player once")
+    return found
+
+
+def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
+    """The player with this name; see `resolve_contestants`.
+
+    Raises:
+        InputError: the name is unknown, or the version does not exist.
+    """
+    if name.endswith(SEARCHES):
+        if (plain := name.removesuffix(SEARCHES)).endswith(SEARCHES):
+            raise InputError(f"player '{name}' searches twice: leave out one '{SEARCHES}'")
+        if is_endpoint(plain):
+            raise InputError("an endpoint cannot search, because a search draws many proposals: leave out '+search'")
+        found = resolve_contestant(plain, run, runs_root)
+        return replace(found, name=found.name + SEARCHES, searches=True)
+    if is_endpoint(name):
+        return Contestant(name=read_endpoint(name).name)
+    if is_player(name) and not _VERSION.fullmatch(name):
+        check_player(name)
+        return Contestant(name=name)
+    match = _VERSION.fullmatch(name)
+    if match is None and "/" in name:
+        return _model(name)
+    if match is None:
+        raise InputError(
+            f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), the folder of a model or an "
+            f"adapter ('models/small'), an endpoint ('openai:model@http://host:port/v1') or a scripted player, one of "
+            f"{', '.join(PLAYERS)}; '{SEARCHES}' after it makes it search"
+        )
+    owner = match["run"] or run
+    paths = RunPaths(runs_root / check_name(owner, "run"))
+    if not paths.settings.exists():
+        raise InputError(f"there is no run '{owner}' in '{runs_root}', so '{name}' cannot play")
+    version = resolve_version(paths, owner, match["version"])
+    label = f"v{version}" if owner == run else f"{owner}:v{version}"
+    policy = BASE if version == BASE_VERSION else read_adapter(paths, version)
+    return Contestant(name=label, run=owner, version=policy.version, adapter_hash=policy.adapter_hash, adapter=policy.adapter)
+
+
+def needs_run(names: Sequence[str]) -> bool:
+    """Whether one of these players is a version of the run that the match belongs to."""
+    found = (_VERSION.fullmatch(name.removesuffix(SEARCHES)) for name in names)
+    return any(match is not None and not match["run"] for match in found)
+
+
+def _model(name: str) -> Contestant:
+    if not Path(name).is_dir():
+        raise InputError(
+            f"there is no folder '{name}', so it cannot play: name the folder of a model or an adapter, such as 'models/small'"
+        )
+    if is_adapter(Path(name)):
+        found = open_adapter(Path(name))
+        return Contestant(
+            name=Path(name).as_posix(),
+            version=found.policy.version,
+            adapter_hash=found.policy.adapter_hash,
+            adapter=found.policy.adapter,
+            model=found.base,
+            weights_hash=found.identity,
+        )
+    folder = resolve_model(name)
+    if recipe_prompts(folder) is None:
+        raise InputError(
+            f"model '{name}' has no recipe.json that says how its prompts are written: name a model that was made here"
+        )
+    return Contestant(name=Path(name).as_posix(), model=folder, weights_hash=weights_hash(folder))
+
+
+def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:
+    """The number of a version of the run: 'base', 'newest', 'v20', a number, or -1 for the newest.
+
+    Raises:
+        InputError: the run does not have it.
+    """
+    versions = [BASE_VERSION, *published_versions(paths)]
+    if wanted in ("newest", -1):
+        return versions[-1]
+    number = BASE_VERSION if wanted == "base" else int(str(wanted).removeprefix("v"))
+    if number not in versions:
+        if number < versions[-1]:
+            raise InputError(
+                f"run '{run}' has no policy version {number} any more: it was retired; the run keeps {_listed(versions)}"
+            )
+        raise InputError(f"run '{run}' has no policy version {number}; its newest is {versions[-1]}")
+    return number
+
+
+def _listed(versions: list[int]) -> str:
+    """As 'base, v5, v9'; of many the newest."""
+    names = ["base" if version == BASE_VERSION else f"v{version}" for version in versions]
+    return ", ".join(names if len(names) <= 8 else [names[0], "...", *names[-6:]])

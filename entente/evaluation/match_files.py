@@ -1,0 +1,105 @@
+"""Files of a match: each game as it ends in `<label>.jsonl`, the result in `<label>.json`, endpoints' answers in
+`<label>.answers.jsonl`.
+
+They lie in `scores/matches/` of a run, or in `_matches/` beside the runs if no run is needed to play.
+
+The label identifies the question: players, opponents, start, years and seed, but not the number of games. Asking for more games
+continues the match. After an interruption only games in progress are lost.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from entente.evaluation.contestants import Contestant
+from entente.evaluation.match_table import MatchTable
+from entente.evaluation.matches import GameResult
+from entente.evaluation.settings import MatchSettings
+from entente.telemetry.errors import DataError
+from storage.files import durable_write, make_directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchRecord:
+    """One match: its players, settings and result."""
+
+    label: str
+    settings: MatchSettings
+    players: tuple[Contestant, ...]
+    """The measured players, then opponents of the other seats, if any."""
+    table: MatchTable
+    seconds: float
+    """Wall time of the games played by the process that wrote this; 0 if all games were stored before."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Machine and versions of the process that wrote this (`entente.telemetry.machine.environment`)."""
+
+
+_RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
+_NOT_IN_LABEL = {"protocol", "games", "measure", "at_once", "outside"}
+
+
+def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
+    """The label of a match; equal for equal questions and equal players, including adapter hashes."""
+    unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
+    question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
+    who = [
+        (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.model else []))
+        for player in players
+    ]
+    digest = hashlib.sha256(json.dumps([question, who], sort_keys=True).encode()).hexdigest()[:8]
+    # A leading dot, of an absolute path, would hide the file.
+    names = "-".join(re.sub(r"[^A-Za-z0-9]+", ".", player.name).lstrip(".") for player in players)
+    return f"{names[:80]}-{settings.start}-{settings.years}y-{digest}"
+
+
+def read_games(folder: Path, label: str) -> dict[str, GameResult]:
+    """Finished games of a match, by key. An incomplete line is skipped."""
+    file = folder / f"{label}.jsonl"
+    games = {}
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
+        try:
+            game = _GAME.validate_json(line)
+        except ValidationError:
+            continue
+        games[game.key] = game
+    return games
+
+
+def append_game(folder: Path, label: str, game: GameResult) -> None:
+    """Append a finished game on a new line, even if the last line of the file is incomplete."""
+    make_directory(folder)
+    with open(folder / f"{label}.jsonl", "ab") as file:
+        file.write((b"\n" if file.tell() else b"") + _GAME.dump_json(game))
+
+
+def answers_file(folder: Path, label: str) -> Path:
+    """File of the answers of endpoints that play in a match."""
+    return folder / f"{label}.answers.jsonl"
+
+
+def write_match(folder: Path, record: MatchRecord) -> None:
+    """Write the result of a match; replaces an earlier result of the same question."""
+    make_directory(folder)
+    durable_write(folder / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
+
+
+def read_matches(folder: Path) -> list[MatchRecord]:
+    """All matches of a folder, in the order in which they were finished."""
+    return [read_match(file) for file in sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))]
+
+
+def read_match(file: Path) -> MatchRecord:
+    """The match of a file.
+
+    Raises:
+        DataError: it is damaged, or no match.
+    """
+    try:
+        return _RECORD.validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error

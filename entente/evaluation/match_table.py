@@ -1,0 +1,167 @@
+"""The table of a match from its results: means with intervals, and paired differences.
+
+A measure belongs to one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties share the win.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from entente.evaluation.intervals import Estimate, cluster_means, clusters_to_show, estimate
+from entente.evaluation.matches import GAMES_PER_ROUND, GameResult
+from entente.evaluation.settings import MatchSettings, Measure
+from entente.game.board import POWERS
+from entente.game.scores import Standing
+from entente.outside.reading import AnswerCounts
+
+MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], float]]] = {
+    "centres": ("mean supply centres at the end", False, lambda start, end, power: float(end.centres[POWERS.index(power)])),
+    "gained": (
+        "mean centres gained since the start",
+        False,
+        lambda start, end, power: float(end.centres[POWERS.index(power)] - start.centres[POWERS.index(power)]),
+    ),
+    "sos": ("share of the sum of squared centres", True, lambda start, end, power: end.sos_share(power)),
+    "win": ("share of wins: most centres, ties split", True, lambda start, end, power: end.win_share(power)),
+    "survival": ("share of games in which it owned a centre at the end", True, lambda start, end, power: end.survival(power)),
+    "solo": ("share of games won alone, with 18 centres or more", True, lambda start, end, power: end.solo(power)),
+}
+"""Measure -> its description, whether it is a share, and its value for one seat (start, end, power)."""
+PAR = 1 / len(POWERS)
+"""Share of wins, and of the sum of squares, of each of seven equal players."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerResult:
+    """One player over all its seats of a match."""
+
+    player: str
+    seats: int
+    """Number of measured seats."""
+    measures: dict[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairDifference:
+    """Difference of the match's measure between `player` and `other` in the same rounds."""
+
+    player: str
+    other: str
+    difference: Estimate
+    games_to_show: int | None
+    """Games needed to separate a difference of this size and spread from 0; None if it is unknown."""
+
+    @property
+    def shown(self) -> bool:
+        """True if there is an interval and it excludes 0."""
+        return self.difference.excludes_zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchTable:
+    """The result of a match."""
+
+    games: int
+    clusters: int
+    players: tuple[PlayerResult, ...]
+    pairs: tuple[PairDifference, ...]
+    """Every other player compared with the first."""
+    rejected: int
+    answers: dict[str, AnswerCounts] = field(default_factory=dict)
+    """Endpoint -> how it answered in all games; empty if none played."""
+
+    @property
+    def answer_sentences(self) -> list[str]:
+        """How each endpoint answered."""
+        return [f"{name}: {counts.sentence}" for name, counts in self.answers.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    player: str
+    cluster: str
+    pair: str
+    value: dict[str, float]
+
+
+def match_table(results: Sequence[GameResult], settings: MatchSettings) -> MatchTable:
+    """The table of a match."""
+    clusters = {result.cluster for result in results}
+    seats = [seat for result in results for seat in _seats(result)]
+    players = tuple(dict.fromkeys(settings.players))
+    player_results = tuple(_player_result(player, seats, settings) for player in players)
+    pairs = tuple(_difference(other, seats, settings) for other in players[1:])
+    return MatchTable(
+        games=len(results),
+        clusters=len(clusters),
+        players=player_results,
+        pairs=pairs,
+        rejected=sum(result.rejected for result in results),
+        answers=_answers(results),
+    )
+
+
+def _answers(results: Sequence[GameResult]) -> dict[str, AnswerCounts]:
+    names = sorted({name for result in results for name in result.answers})
+    none = AnswerCounts()
+    return {name: sum((result.answers.get(name, none) for result in results), none) for name in names}
+
+
+def cluster_noun(settings: MatchSettings, *, pairs: bool = False) -> str:
+    """The plural noun for clusters of the players' figures, or with `pairs` of the difference between two players."""
+    if settings.start == "held-out":
+        return "source games"
+    return "rounds" if pairs and not settings.opponents else "games"
+
+
+def _whole_rounds(games: float) -> int:
+    return max(1, math.ceil(games / GAMES_PER_ROUND - 1e-9)) * GAMES_PER_ROUND
+
+
+def _seats(result: GameResult) -> list[_Seat]:
+    start, end = Standing(centres=result.start), Standing(centres=result.centres)
+    return [
+        _Seat(
+            result.seats[power],
+            result.cluster,
+            result.pair,
+            {name: measure(start, end, power) for name, (_, _, measure) in MEASURES.items()},
+        )
+        for power in result.measured
+    ]
+
+
+def _player_result(player: str, seats: Sequence[_Seat], settings: MatchSettings) -> PlayerResult:
+    own = [seat for seat in seats if seat.player == player]
+    clusters = [seat.cluster for seat in own]
+    measures = {}
+    for name, (_, share, _) in MEASURES.items():
+        values = [seat.value[name] for seat in own]
+        measures[name] = estimate(values, clusters, settings.seed, share=share)
+    return PlayerResult(player=player, seats=len(own), measures=measures)
+
+
+def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> PairDifference:
+    """Difference to the first player, paired by game (same start and random numbers); whole clusters of pairs are resampled."""
+    first = settings.players[0]
+    values: dict[str, dict[str, list[float]]] = {first: {}, other: {}}
+    cluster_of: dict[str, str] = {}
+    for seat in seats:
+        if seat.player in values:
+            # At one table the pair is the round, because each player plays every power in its seven games.
+            key = seat.pair if settings.opponents else seat.pair.split("/")[0]
+            values[seat.player].setdefault(key, []).append(seat.value[settings.measure])
+            cluster_of[key] = seat.cluster if settings.opponents or settings.start == "held-out" else key
+    both = [key for key in values[first] if key in values[other]]
+    differences = [float(np.mean(values[first][key]) - np.mean(values[other][key])) for key in both]
+    clusters = [cluster_of[key] for key in both]
+    needed = clusters_to_show(list(cluster_means(differences, clusters).values()))
+    games_of_one = len({seat.pair for seat in seats}) / len(set(clusters))
+    return PairDifference(
+        player=first,
+        other=other,
+        difference=estimate(differences, clusters, settings.seed),
+        games_to_show=None if needed is None else _whole_rounds(needed * games_of_one),
+    )

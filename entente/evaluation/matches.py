@@ -1,0 +1,201 @@
+"""Matches between policy versions and scripted players; each player plays all seven powers in turn.
+
+A round is one start played seven times, with the seats rotated by one power each time, so every player plays every power
+equally often. There are two seatings:
+
+    against six   one player in one seat and the same opponents in the other six; all players of the match play the same rounds
+    one table     the players share the seven seats; the player with the extra seats changes from round to round
+
+The plan depends on the settings alone, so an interrupted match continues with the missing games. Compared players get the same
+starts, powers, opponents' random numbers and draws. Each game has its own random numbers. The seats of one game form one
+cluster, and so do all games from held-out positions of one source game.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from entente.evaluation.settings import MatchSettings
+from entente.game.board import POWERS, Board
+from entente.game.snapshot import Snapshot
+from entente.outside.players import OutsideDecider
+from entente.outside.reading import AnswerCounts
+from entente.rollouts.deciders import Decider
+from entente.rollouts.fork import ForkPlan, play_fork
+from entente.telemetry.errors import EngineError, InputError
+from entente.telemetry.progress import GameProgress
+
+GAMES_PER_ROUND = len(POWERS)
+DEFAULT_GAMES = 70
+"""Games if no number is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GamePlan:
+    """One game to play."""
+
+    key: str
+    """Unique within the match."""
+    cluster: str
+    """Games of one cluster are not independent."""
+    pair: str
+    """Games of one pair differ only in the measured player."""
+    start: Snapshot | None
+    """None: the standard start, spring 1901."""
+    seats: dict[str, str]
+    """Power -> player."""
+    measured: tuple[str, ...]
+    """Powers whose results count for the player in that seat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameResult:
+    """The result of one game."""
+
+    key: str
+    cluster: str
+    pair: str
+    seats: dict[str, str]
+    measured: tuple[str, ...]
+    start: tuple[int, ...]
+    """Centres at the start, int per power of POWERS."""
+    centres: tuple[int, ...]
+    """Centres at the end, int per power of POWERS."""
+    phase: str
+    """The first phase that was not played; empty after a solo or a draw."""
+    ended: str
+    """horizon | won | drawn."""
+    rejected: int
+    """Orders that the board rejected; more than 0 means an error in the program."""
+    answers: dict[str, AnswerCounts] = field(default_factory=dict)
+    """Endpoint -> how it answered in this game; empty if none played."""
+
+
+OnGame = Callable[[GameResult], None]
+"""Called with each game when it ends."""
+
+
+def rounds_for(games: int) -> int:
+    """Number of whole rounds for at least `games` games."""
+    return max(1, -(-games // GAMES_PER_ROUND))
+
+
+def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot] = ()) -> list[GamePlan]:
+    """The games of `rounds` rounds, first round first.
+
+    Raises:
+        InputError: games start from held-out positions, and there are none with a movement phase.
+    """
+    starts = _starts(settings, held_out)
+    return [plan for number in range(rounds) for plan in _round(settings, number, starts[number % len(starts)])]
+
+
+def _starts(settings: MatchSettings, held_out: Sequence[Snapshot]) -> list[Snapshot | None]:
+    if settings.start == "standard":
+        return [None]
+    movements = [snapshot for snapshot in held_out if snapshot.phase_type == "M"]
+    if not movements:
+        raise InputError(
+            "the run's state cache holds no held-out position of a movement phase to play from: "
+            "play from the standard start, or build a cache with cache.held_out_snapshots"
+        )
+    return list(movements)
+
+
+def _round(settings: MatchSettings, number: int, start: Snapshot | None) -> list[GamePlan]:
+    tables = (
+        [((name, *[settings.opponents] * 6), name) for name in settings.players]
+        if settings.opponents
+        else [(_dealt(settings.players, number), "")]
+    )
+    plans = []
+    for turn in range(GAMES_PER_ROUND):
+        for table, player in tables:  # `player` is empty at one table
+            seats = {power: table[(seat + turn) % len(table)] for seat, power in enumerate(POWERS)}
+            measured = POWERS[-turn % len(POWERS)]
+            plans.append(
+                GamePlan(
+                    key=f"{number}/{turn}/{player}" if player else f"{number}/{turn}",
+                    cluster=f"game {number}/{turn}" if start is None else start.game_id,
+                    pair=f"{number}/{turn}",
+                    start=start,
+                    seats=seats,
+                    measured=(measured,) if player else POWERS,
+                )
+            )
+    return plans
+
+
+def _dealt(players: Sequence[str], number: int) -> tuple[str, ...]:
+    """The seven seats, assigned to the players in turn; the next round begins with the next player."""
+    return tuple(players[(number + seat) % len(players)] for seat in range(len(POWERS)))
+
+
+async def play_match(
+    plans: Sequence[GamePlan],
+    settings: MatchSettings,
+    deciders: Mapping[str, Decider],
+    on_game: OnGame | None = None,
+    progress: GameProgress | None = None,
+) -> list[GameResult]:
+    """Play the games, `settings.at_once` at a time; results in the order of the plans.
+
+    Raises:
+        EngineError: a game failed. A result from part of a round would be biased, so there is none.
+    """
+    slots = asyncio.Semaphore(settings.at_once)
+
+    async def play(plan: GamePlan) -> GameResult:
+        async with slots:
+            result = await play_game(plan, settings, deciders, progress)
+        if on_game is not None:
+            on_game(result)
+        if progress is not None:
+            progress.ended(plan.key)
+        return result
+
+    return list(await asyncio.gather(*(play(plan) for plan in plans)))
+
+
+async def play_game(
+    plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider], progress: GameProgress | None = None
+) -> GameResult:
+    """Play one game to a solo, or until its years are over."""
+    board = Board.start() if plan.start is None else Board.restore(plan.start)
+    dice_name = f"match/{settings.seed}/{plan.pair}"
+    fork = await play_fork(
+        ForkPlan(
+            name=f"match/{settings.seed}/{plan.key}",
+            shared_name=dice_name,
+            dice=dice_name,
+            seats=plan.seats,
+            horizon_years=settings.years,
+            temperature=settings.temperature,
+            snapshot_id="" if plan.start is None else plan.start.snapshot_id,
+        ),
+        board,
+        None,
+        None,
+        deciders=deciders,
+        on_phase=lambda phase: progress.played(plan.key, phase) if progress is not None else None,
+    )
+    answers = {
+        name: decider.take(f"match/{settings.seed}/{plan.key}")
+        for name, decider in deciders.items()
+        if isinstance(decider, OutsideDecider) and name in plan.seats.values()
+    }
+    if fork.status != "complete" or fork.start is None or fork.end is None:
+        raise EngineError(f"game {plan.key} of the match failed: {fork.reason}")
+    return GameResult(
+        key=plan.key,
+        cluster=plan.cluster,
+        pair=plan.pair,
+        seats=plan.seats,
+        measured=plan.measured,
+        start=fork.start.centres,
+        centres=fork.end.centres,
+        phase="" if board.is_over else board.phase,
+        ended=fork.ended,
+        rejected=fork.rejected,
+        answers=answers,
+    )

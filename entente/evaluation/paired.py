@@ -1,0 +1,54 @@
+"""Two scores compared position by position.
+
+Scores of one question give every player the same positions, powers, opponents and luck, so the difference of two players is
+taken fork by fork. That removes what is the same for both, mostly how good the positions are. Whole source games are resampled,
+as for a score (`entente.evaluation.intervals`). A difference whose interval holds 0 is never called one.
+"""
+
+from dataclasses import dataclass
+
+from entente.evaluation.intervals import Estimate, cluster_means, clusters_to_show, estimate
+from entente.evaluation.score_files import ScoreRecord
+from entente.evaluation.settings import SCORE_SEED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreDifference:
+    """What one player gains more than another from the same starts."""
+
+    difference: Estimate
+    """Mean of the second player's gain less the first's, centres."""
+    forks: int
+    """Starts that both played."""
+    forks_to_show: int | None
+    """Starts needed to separate a difference of this size and spread from 0; None if that is unknown."""
+
+    @property
+    def shown(self) -> bool:
+        """True if the interval excludes 0."""
+        return self.difference.excludes_zero
+
+
+def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference | str:
+    """The second score less the first, over the starts that both have; or the reason why they cannot be paired."""
+    ours, theirs = first.settings.question, second.settings.question
+    for what, one, other in (
+        ("opponents", first.opponents, second.opponents),
+        ("horizons in years", ours.horizon_years, theirs.horizon_years),
+    ):
+        if one != other:
+            return f"they were measured with other {what}, {one} and {other}"
+    if not (first.score.gains and second.score.gains):
+        return "one of them has no gains of single positions"
+    gains = [{(gain.snapshot_id, gain.power): gain for gain in record.score.gains} for record in (first, second)]
+    both = [key for key in gains[0] if key in gains[1]]
+    if not both:
+        return "they have no position in common"
+    differences = [gains[1][key].centres - gains[0][key].centres for key in both]
+    games = [gains[0][key].game_id for key in both]
+    needed = clusters_to_show(list(cluster_means(differences, games).values()))
+    return ScoreDifference(
+        difference=estimate(differences, games, SCORE_SEED),
+        forks=len(both),
+        forks_to_show=None if needed is None else round(needed * len(both) / len(set(games))),
+    )

@@ -1,0 +1,98 @@
+"""Scores of a run as files, `scores/<label>.json`: the score, the player, and the settings.
+
+    scores/base.json, scores/trained.json       the first and the last version; every run has them
+    scores/track/v000010.json                   versions between, `evaluation.every` apart
+
+A file is complete or absent. It contains the settings, so a resumed run can read a score that answers the same question instead
+of measuring it again.
+"""
+
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from entente.evaluation.intervals import Estimate
+from entente.evaluation.settings import EvaluationSettings
+from entente.evaluation.strength import Score
+from entente.telemetry.errors import DataError
+from storage.files import durable_write, make_directory
+from storage.runs import RunPaths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRecord:
+    """One player's score against one kind of opponent."""
+
+    label: str
+    """Name in the run's summary: "base" or "trained_vs_mover"; or "track/v000010" for a version measured during training."""
+    player: str
+    """"policy", or a scripted player."""
+    opponents: str
+    """Scripted player of the other powers."""
+    policy_version: int
+    """The measured version; 0 for the base and for scripted players."""
+    settings: EvaluationSettings
+    """Settings of the measurement."""
+    score: Score
+    """The result."""
+
+
+_RECORD = TypeAdapter(ScoreRecord)
+
+
+def write_score(paths: RunPaths, record: ScoreRecord) -> None:
+    """Write `record` under its label; replaces an earlier one."""
+    file = paths.scores / f"{record.label}.json"
+    make_directory(file.parent)
+    durable_write(file, _RECORD.dump_json(record, indent=1))
+
+
+def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
+    """The record with this label; None if there is none.
+
+    Raises:
+        DataError: it is damaged, or it has another label.
+    """
+    file = paths.scores / f"{label}.json"
+    try:
+        record = _RECORD.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise DataError(f"{file} is not a score of this version: delete it, and it is measured again") from error
+    if record.label != label:
+        raise DataError(f"{file} is a copy of the score '{record.label}': delete it, and '{label}' is measured again")
+    return record
+
+
+def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
+    """All records of a run by label, in the order in which they were measured."""
+    files = sorted(paths.scores.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+    records = {file.stem: read_score(paths, file.stem) for file in files}
+    return {label: record for label, record in records.items() if record is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackPoint:
+    """One version's strength."""
+
+    version: int
+    opponents: str
+    """Scripted player that it was measured against."""
+    score: Estimate
+    """Mean centres gained on held-out positions."""
+
+
+def track_label(version: int) -> str:
+    """Label of the score file of a version between."""
+    return f"track/v{version:06d}"
+
+
+def read_track(paths: RunPaths) -> list[TrackPoint]:
+    """All measured versions of a run, in order."""
+    labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
+    records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
+    return [
+        TrackPoint(version=version, opponents=record.opponents, score=record.score.estimate)
+        for version, record in sorted(records.items())
+    ]

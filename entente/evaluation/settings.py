@@ -1,0 +1,93 @@
+"""Settings of evaluation: scores on held-out positions, and matches."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from entente.game.players import SEARCHES
+from entente.outside.endpoint import OutsideSettings
+from entente.search.settings import SearchSettings
+from entente.telemetry.setting_marks import Seed, Settings
+
+Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
+
+SCORE_SEED = 1000
+"""Seed of the positions, dice and draws of every score, so that any two scores can be compared."""
+
+
+class EvaluationSettings(Settings):
+    """How strength is measured."""
+
+    positions: Annotated[int, Field(ge=1)] = 112
+    """Held-out positions, from games that training never starts from."""
+    powers_per_position: Annotated[int, Field(ge=1, le=7)] = 3
+    """Powers tried on each position."""
+    horizon_years: Annotated[int, Field(ge=1, le=20)] = 1
+    """Game years played from each position."""
+    opponents: tuple[str, ...] = ("random", "mover")
+    """Scripted players of the other powers; the first gives the score."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Versions between two that are measured while training goes on; 0: none."""
+
+    @property
+    def question(self) -> "EvaluationSettings":
+        """These settings without `every`. Scores with equal questions can be compared."""
+        return self.model_copy(update={"every": 0})
+
+
+class PlaySettings(Settings):
+    """How a policy version plays while it is measured."""
+
+    temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
+    """Softmax temperature of the draws; below 1 the likelier orders are drawn more often than the policy says."""
+    pick: Literal["draw", "search"] = "draw"
+    """How a version chooses: it plays what it draws, or the best of the search of `search`."""
+    search: SearchSettings = SearchSettings()
+    """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
+
+    def how(self, players: Iterable[str] = ()) -> str:
+        """What is not the plain play of a version: temperature, and the search if one of `players` searches; or empty."""
+        parts = [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
+        if self.pick == "search" or any(name.endswith(SEARCHES) for name in players):
+            search, who = self.search, "versions" if self.pick == "search" else f"'{SEARCHES}'"
+            others = f" and {', '.join(search.scripted)}" if search.scripted else ""
+            parts.append(
+                f"search of {who}: {search.proposals} proposals{others}, {search.playouts} playouts of {search.years} years by "
+                f"{', '.join(search.player)}, {search.value} count"
+            )
+        return "; ".join(parts)
+
+
+class MatchSettings(PlaySettings):
+    """Games in which players meet one another in full seats."""
+
+    protocol: str = ""
+    """Name of the protocol that these settings follow (entente/evaluation/protocols.toml); empty: none."""
+    players: tuple[str, ...] = ("newest", "base", "random", "mover", "territorial", "dumbbot")
+    """Who plays: versions of the run ('base', 'newest', 'v20'), of another one ('other:v20'), scripted players, or endpoints
+    ('openai:model@http://host:port/v1'); 'v20+search' and 'dumbbot+search' search before they order."""
+    opponents: str = ""
+    """Scripted player, or version, of the six other seats: each player then plays one seat against six of these, all of them
+    from the same starts with the same luck. Empty: the players share one table, dealt in turn."""
+    start: Literal["standard", "held-out"] = "standard"
+    """Where games begin: spring 1901, or the run's held-out positions."""
+    years: Annotated[int, Field(ge=1, le=100)] = 6
+    """Game years until a game is cut off and counted as it stands, unless somebody has won alone before."""
+    games: Annotated[int, Field(ge=0)] = 0
+    """Games for each player, or at a shared table in all: rounded up to whole rounds of seven, one for each rotation of the
+    seats. 0: 70."""
+    measure: Measure = "sos"
+    """What the comparison of players is about; the share of squared centres tells players apart where games are cut
+    off before anybody has won."""
+    at_once: Annotated[int, Field(ge=1, le=1024)] = 28
+    """Games played at the same time."""
+    seed: Seed = 1000
+    """Seed of starts, draws and dice."""
+    outside: OutsideSettings = OutsideSettings()
+    """How players that are endpoints are asked."""
+
+    def how(self, players: Iterable[str] = ()) -> str:
+        """See `PlaySettings.how`; the protocol first."""
+        played = super().how(players)
+        return "; ".join(part for part in (self.protocol and f"protocol {self.protocol}", played) if part)

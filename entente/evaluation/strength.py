@@ -1,0 +1,181 @@
+"""Strength: mean centres gained on held-out positions, with a 95 % interval.
+
+All compared players get the same positions, powers, opponents' random numbers and seeds. Positions of one source game resemble
+each other, so the interval resamples whole source games (`entente.evaluation.intervals`).
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from entente.decoding.thoughts import Thought, thought_of
+from entente.evaluation.intervals import Estimate, estimate
+from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
+from entente.game.board import POWERS, Board
+from entente.game.snapshot import Snapshot
+from entente.inference.engine import Engine
+from entente.rollouts.deciders import Decider, Tokens
+from entente.rollouts.fork import POLICY, ForkPlan, PlayedDecision, play_fork
+from entente.rollouts.seeds import dice
+from entente.telemetry.errors import EngineError, InputError
+
+OnFork = Callable[[int, int], None]
+"""Called with forks done and total forks."""
+_OPENINGS_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The policy's first decision from a held-out position, with its probability."""
+
+    snapshot: Snapshot
+    """The position."""
+    power: str
+    """The power that decided."""
+    orders: tuple[str, ...]
+    """As drawn, with the same seed for every version."""
+    probabilities: tuple[float, ...]
+    """Probability of each order, given the thought and the orders before it."""
+    thought: Thought | None = None
+    """What the policy wrote before the orders; None if it wrote nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What one fork of a score gained. Two players with the same question met the same start and luck in it."""
+
+    snapshot_id: str
+    """The position that it started from."""
+    game_id: str
+    """Source game of the position: the cluster."""
+    power: str
+    """The power that was measured."""
+    centres: float
+    """Centres at the end less centres at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The strength of one player."""
+
+    mean: float
+    """Mean centres gained per power over the horizon."""
+    low: float | None
+    """Lower end of the 95 % interval; None if the positions come from too few source games."""
+    high: float | None
+    """Upper end; None if `low` is None."""
+    forks: int
+    positions: int
+    source_games: int
+    """Source games of the positions: the clusters of the interval."""
+    orders_rejected: int
+    """Orders that the board rejected; more than 0 means an error in the program."""
+    openings: tuple[Opening, ...] = ()
+    """The policy's first decisions from the first few positions; empty for a scripted player."""
+    gains: tuple[Gain, ...] = ()
+    """The gain of each fork, so that scores can be compared position by position."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Mean and interval over source games."""
+        return Estimate(mean=self.mean, low=self.low, high=self.high, clusters=self.source_games)
+
+
+async def measure_strength(
+    player: str,
+    opponents: str,
+    positions: Sequence[Snapshot],
+    settings: EvaluationSettings,
+    engine: Engine | None = None,
+    tokens: Tokens | None = None,
+    on_fork: OnFork | None = None,
+    decider: Decider | None = None,
+    temperature: float = 1.0,
+) -> Score:
+    """Measure `player` (POLICY, drawn by `engine`, or a scripted player) in one seat against `opponents` in the six others.
+
+    Args:
+        decider: plays the seat instead; `player` is then its name, which must be neither POLICY nor a scripted player.
+        temperature: of the policy's draws.
+
+    Raises:
+        InputError: there are fewer held-out positions than the settings ask for.
+        EngineError: a fork failed. A score from part of the positions would answer another question, so there is none.
+    """
+    if len(positions) < settings.positions:
+        raise InputError(
+            f"{settings.positions} held-out positions are asked for but the state cache holds {len(positions)}: "
+            "lower evaluation.positions or build a larger cache"
+        )
+    chosen = list(positions[: settings.positions])
+    pairs = [(snapshot, power) for snapshot in chosen for power in _powers(snapshot, settings)]
+    done = 0
+
+    async def gain(snapshot: Snapshot, power: str) -> tuple[float, int, Opening | None]:
+        nonlocal done
+        name = f"evaluation/{SCORE_SEED}/{snapshot.snapshot_id}/{power}"
+        plan = ForkPlan(
+            name=name,
+            shared_name=name,
+            seats={seat: player if seat == power else opponents for seat in POWERS},
+            horizon_years=settings.horizon_years,
+            temperature=temperature,
+            snapshot_id=snapshot.snapshot_id,
+        )
+        deciders = {player: decider} if decider is not None else {}
+        fork = await play_fork(plan, Board.restore(snapshot), engine, tokens, deciders=deciders, record_plies=False)
+        if fork.status != "complete" or fork.start is None or fork.end is None:
+            raise EngineError(f"evaluation of '{player}' failed on position {snapshot.snapshot_id}: {fork.reason}")
+        done += 1
+        if on_fork is not None:
+            on_fork(done, len(pairs))
+        seat = POWERS.index(power)
+        gained = fork.end.centres[seat] - fork.start.centres[seat]
+        has_opening = tokens is not None and bool(fork.decisions) and fork.decisions[0].ply == 0
+        return gained, fork.rejected, _opening(snapshot, fork.decisions[0], tokens) if has_opening else None
+
+    results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
+    gains = np.array([result[0] for result in results], float)
+    games = np.array([snapshot.game_id for snapshot, _ in pairs])
+    found = estimate(gains, games, SCORE_SEED)
+    return Score(
+        mean=found.mean,
+        low=found.low,
+        high=found.high,
+        forks=len(pairs),
+        positions=len(chosen),
+        source_games=found.clusters,
+        orders_rejected=sum(result[1] for result in results),
+        openings=tuple(opening for _, _, opening in results if opening is not None)[:_OPENINGS_KEPT],
+        gains=tuple(
+            Gain(snapshot_id=snapshot.snapshot_id, game_id=snapshot.game_id, power=power, centres=float(gained))
+            for (snapshot, power), gained in zip(pairs, gains.tolist(), strict=True)
+        ),
+    )
+
+
+def _opening(snapshot: Snapshot, first: PlayedDecision, tokens: Tokens | None) -> Opening:
+    assert tokens is not None, "a drawn decision needs a tokenizer"
+    drawn = first.drawn
+    completion, token_logprobs = drawn.generation.token_ids.tolist(), drawn.generation.logprobs.tolist()
+    logprobs = tokens.tables.order_logprobs(completion, token_logprobs)
+    return Opening(
+        snapshot=snapshot,
+        power=first.power,
+        orders=tuple(drawn.orders),
+        probabilities=tuple(round(math.exp(logprob), 6) for logprob in logprobs),
+        thought=thought_of(completion, token_logprobs, drawn.legal_ids, drawn.legal_offsets, tokens.codec),
+    )
+
+
+def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
+    """Powers measured on a position: a seeded sample of those that have something to order."""
+    powers = list(Board.restore(snapshot).legal_orders())
+    generator = dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id)
+    return sorted(generator.sample(powers, min(settings.powers_per_position, len(powers))))
+
+
+__all__ = ["POLICY", "Gain", "Opening", "Score", "measure_strength"]

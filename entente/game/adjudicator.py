@@ -1,0 +1,280 @@
+"""The fast path: a game that copies itself field by field, freezes to text and restores from it.
+
+Only this module uses private names of `diplomacy`. The package is therefore pinned, and another release is refused. Legal
+orders and adjudication equal those of the unchanged engine (compared in tests over random games). A copy or a restore takes
+about 0.1 ms. A game does not grow with its history.
+
+Do not use `copy.deepcopy` or `pickle` on a Game: a deep copy loses the orders of the first phase, and a pickle of another map
+corrupts the process.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+from diplomacy import Game, Message
+from diplomacy.engine.power import Power
+from diplomacy.utils.constants import OrderSettings
+from diplomacy.utils.sorted_dict import SortedDict
+
+from entente.game.movement_orders import Convoys, MapTables, movement_orders
+from entente.telemetry.errors import EngineError, InputError
+
+ENGINE_VERSION = "1.1.2"
+"""The release of `diplomacy` that this module was written for."""
+
+MAPS = ("standard", "standard_fleet_rome", "standard_age_of_empires", "standard_age_of_empires_2")
+"""Maps with the seven powers and 34 centres whose convoy tables are part of the package.
+
+For any other map the package would compute the tables for minutes and write them to the user's home folder.
+"""
+
+CONVOY_MEMO = 256
+"""Convoy tables kept per process, one per set of fleets at sea; each is at most a few tens of KB."""
+
+_convoy_tables: dict[tuple[str, frozenset[str]], tuple[Any, Any, Convoys]] = {}
+_map_tables: dict[str, MapTables] = {}
+
+# The next phase does not read these, so a copy starts without them.
+_PER_PHASE = ("orders", "ordered_units", "combat", "command", "result", "supports", "lost", "convoy_paths")
+_HISTORIES = {
+    "order_history": dict,
+    "message_history": SortedDict,
+    "state_history": dict,
+    "result_history": dict,
+}
+_FRESH = {
+    *_PER_PHASE,
+    *_HISTORIES,
+    "messages",
+    "error",
+    "powers",
+    "renderer",
+    "fixed_state",
+    "_unit_owner_cache",
+}
+
+
+class Adjudicator(Game):
+    """A Game without history. It lists orders from tables and shares convoy tables between equal sets of fleets."""
+
+    __slots__ = ("_occupants",)
+
+    def __init__(self, **settings: Any) -> None:
+        """A game at its first phase; `settings` are those of the engine's Game."""
+        self._occupants: dict[str, str] | None = None
+        super().__init__(**settings)
+
+    def get_all_possible_orders(self) -> dict[str, list[str]]:
+        """Legal orders by province. The engine's own list takes four times as long in a movement phase."""
+        if self.phase_type != "M" or self.is_game_done:
+            return super().get_all_possible_orders()
+        units = [unit for power in self.powers.values() for unit in power.units]
+        tables = _map_tables.get(self.map.name)
+        if tables is None:
+            tables = _map_tables[self.map.name] = MapTables(self.map)
+        return movement_orders(tables, units, self._convoys()[2])
+
+    def take_orders(self, power: str, orders: list[str]) -> int:
+        """Set the orders of `power`, each of them one legal text; returns the number of orders that the engine refused.
+
+        In a movement phase an order is stored without parsing: checking it would cost more than listing it did.
+        """
+        if self.phase_type != "M":
+            refused = len(self.error)
+            self.set_orders(power, orders, expand=False)
+            return len(self.error) - refused
+        owner = self.powers[power]
+        for order in orders:
+            kind, place, what = order.split(" ", 2)
+            owner.orders[f"{kind} {place}"] = what
+        if orders:
+            owner.civil_disorder = 0
+        owner.order_is_set = OrderSettings.ORDER_SET if owner.orders else OrderSettings.ORDER_SET_EMPTY
+        return 0
+
+    def adjudicate(self) -> dict[str, tuple[str, ...]]:
+        """Play the phase with the orders set so far; returns result marks per unit, empty for an order that succeeded.
+
+        This is `Game.process` without the phase record that it returns and without histories. The record costs a third of the
+        call.
+        """
+        self.error = []
+        self._process()
+        history: Any = self.result_history
+        results = history.last_value()
+        history.clear()
+        self.clear_orders()
+        if not self.is_game_done:
+            # As in Game.process: a power without orders to give counts as ready.
+            for power in self.powers.values():
+                if not power.is_eliminated() and not self.get_orderable_locations(power.name):
+                    self.set_orders(power.name, [])
+                    self.set_wait(power.name, False)
+        return marks_by_unit(results)
+
+    def fork(self) -> "Adjudicator":
+        """An independent copy at the start of this phase. It shares only objects that no phase changes."""
+        twin = _blank_copy(self, _GAME_SLOTS)
+        for name in _PER_PHASE:
+            setattr(twin, name, {})
+        for name, kind in _HISTORIES.items():
+            setattr(twin, name, SortedDict(self._phase_wrapper_type, kind))
+        twin.messages = SortedDict(int, Message)
+        twin.error = []
+        twin.renderer = twin.fixed_state = twin._occupants = None
+        # The cache maps units to Power objects. If shared, it would point to the powers of the other game.
+        twin._unit_owner_cache = None
+        twin.powers = {name: _copy_power(power, twin) for name, power in self.powers.items()}
+        return twin
+
+    def _resolve_moves(self) -> None:
+        # Units stay in place until all moves are resolved. A dictionary replaces the engine's search through all units.
+        self._occupants = occupants = {}
+        for power in self.powers.values():
+            for unit in power.units:
+                occupants.setdefault(unit[2:], unit)
+                occupants.setdefault(unit[2:5], unit)
+        try:
+            super()._resolve_moves()
+        finally:
+            self._occupants = None
+
+    def _occupant(self, site: str, any_coast: int = 0) -> str | None:
+        if self._occupants is None:
+            return super()._occupant(site, any_coast)
+        return self._occupants.get(site[:3] if any_coast else site)
+
+    def _build_list_possible_convoys(self) -> None:
+        if self.convoy_paths_possible is not None:
+            return
+        self.convoy_paths_possible, self.convoy_paths_dest, _ = self._convoys()
+
+    def _convoys(self) -> tuple[Any, Any, Convoys]:
+        """The engine's two convoy tables for the present fleets at sea, and our `Convoys` made from them."""
+        fleets = [unit[2:] for power in self.powers.values() for unit in power.units if unit[0] == "F"]
+        key = self.map.name, frozenset(loc for loc in fleets if self.map.area_type(loc) in ("WATER", "PORT"))
+        tables = _convoy_tables.get(key)
+        if tables is None:
+            self.convoy_paths_possible = None
+            super()._build_list_possible_convoys()
+            if len(_convoy_tables) >= CONVOY_MEMO:
+                del _convoy_tables[next(iter(_convoy_tables))]  # the oldest; positions of one step follow each other
+            paths = self.convoy_paths_dest
+            tables = _convoy_tables[key] = self.convoy_paths_possible, paths, Convoys(paths)
+        return tables
+
+
+_GAME_SLOTS = tuple(name for name in Game.__slots__ if name not in _FRESH)
+_POWER_SLOTS = tuple(name for name in Power.__slots__ if name not in ("game", "retreats"))
+
+
+def _blank_copy(original: Any, slots: tuple[str, ...]) -> Any:
+    """A new object of the same class, made without its constructor. Lists and sets are copied, as is `dislodged`."""
+    twin = object.__new__(type(original))
+    for name in slots:
+        value = getattr(original, name)
+        setattr(twin, name, value.copy() if type(value) in (list, set) or name == "dislodged" else value)
+    return twin
+
+
+def _copy_power(power: Power, game: Adjudicator) -> Power:
+    twin = _blank_copy(power, _POWER_SLOTS)
+    twin.game = game
+    twin.orders = {}
+    twin.retreats = {unit: list(places) for unit, places in power.retreats.items()}
+    return twin
+
+
+def marks_by_unit(results: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The result marks of each unit's order as strings; empty for an order that succeeded."""
+    return {unit: tuple(str(mark) for mark in marks if str(mark)) for unit, marks in results.items() if unit != "WAIVE"}
+
+
+def freeze(game: Game) -> str:
+    """Canonical text of the position at the start of a phase.
+
+    Lists keep the engine's order of arrival, so one board reached by different moves may have different texts.
+    """
+    position = {
+        "map": game.map.name,
+        "rules": game.rules,
+        "phase": game.phase,
+        "zobrist": game.zobrist_hash,
+        "note": game.note,
+        "dislodged": game.dislodged,
+        "popped": game.popped,
+        "powers": [
+            {
+                "name": power.name,
+                "units": power.units,
+                "retreats": power.retreats,
+                "centers": power.centers,
+                "homes": power.homes,
+                "influence": power.influence,
+                "civil_disorder": power.civil_disorder,
+                "goner": power.goner,
+                "order_is_set": power.order_is_set,
+                "wait": power.wait,
+            }
+            for power in game.powers.values()
+        ],
+    }
+    return json.dumps(position, separators=(",", ":"))
+
+
+def thaw(position: dict[str, Any]) -> Adjudicator:
+    """A game that continues from a frozen position. It keeps parts of `position`, so the caller must not reuse the dictionary.
+
+    Raises:
+        InputError: the map is not one of MAPS.
+        ValueError: the position has other powers than its map.
+    """
+    game = new_game(position["map"], tuple(position["rules"]))
+    game.phase = position["phase"]
+    game.phase_type = position["phase"].split()[-1][0]
+    game.zobrist_hash = position["zobrist"]
+    game.note = position["note"]
+    game.dislodged = position["dislodged"]
+    game.popped = position["popped"]
+    if {frozen["name"] for frozen in position["powers"]} != set(game.powers):
+        raise ValueError(f"the powers of map {position['map']!r} are {', '.join(game.powers)}")
+    # The order of the powers is part of the position, because it affects results and captures.
+    game.powers = {frozen["name"]: game.powers[frozen["name"]] for frozen in position["powers"]}
+    for frozen in position["powers"]:
+        power = game.powers[frozen["name"]]
+        power.orders, power.adjust = {}, []
+        for name, value in frozen.items():
+            setattr(power, name, value)
+    game.build_caches()
+    return game
+
+
+def new_game(map_name: str, rules: tuple[str, ...] | None = None) -> Adjudicator:
+    """A new game at its first phase: a copy of one kept per map, because the constructor reads rule files.
+
+    Raises:
+        InputError: the map is not one of MAPS.
+        EngineError: the installed release of the engine is not ENGINE_VERSION.
+    """
+    check_map(map_name)
+    return _template(map_name, rules).fork()
+
+
+def check_map(map_name: str) -> None:
+    """Check that `map_name` is one of MAPS.
+
+    Raises:
+        InputError: it is not.
+    """
+    if map_name not in MAPS:
+        raise InputError(f"There is no map {map_name!r} for seven powers. Choose one of {', '.join(MAPS)}.")
+
+
+@lru_cache(maxsize=8)
+def _template(map_name: str, rules: tuple[str, ...] | None) -> Adjudicator:
+    if (installed := version("diplomacy")) != ENGINE_VERSION:
+        raise EngineError(f"The fast board needs diplomacy {ENGINE_VERSION}, and {installed} is installed. Install that release.")
+    return Adjudicator(map_name=map_name, **({} if rules is None else {"rules": list(rules)}))

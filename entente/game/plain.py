@@ -1,0 +1,76 @@
+"""The rules engine through its public calls only. Tests compare the fast path with it.
+
+Orders are parsed, whole phases are recorded, legal orders are listed anew each phase, and a copy is a new game set to the same
+state. It is slow and uses no private name of `diplomacy`.
+"""
+
+import json
+from typing import Any
+
+from diplomacy import Game
+
+from entente.game.adjudicator import check_map, freeze, marks_by_unit
+
+
+class PlainGame(Game):
+    """The engine's game with the methods that `Board` calls."""
+
+    __slots__ = ()
+
+    def take_orders(self, power: str, orders: list[str]) -> int:
+        """Set the orders of `power` through the engine's parser; returns the number of refused orders."""
+        refused = len(self.error)
+        self.set_orders(power, orders)
+        return len(self.error) - refused
+
+    def adjudicate(self) -> dict[str, tuple[str, ...]]:
+        """Play the phase; returns result marks per unit, as `Adjudicator.adjudicate` does."""
+        self.error = []  # the engine prints what is left here; the board has counted it
+        return marks_by_unit(self.process().results)
+
+    def fork(self) -> "PlainGame":
+        """An independent copy at the start of this phase."""
+        return thaw_plain(json.loads(freeze(self)))
+
+
+def new_plain_game(map_name: str, rules: list[str] | None = None) -> PlainGame:
+    """A new game at its first phase."""
+    check_map(map_name)
+    return PlainGame(map_name=map_name, **({} if rules is None else {"rules": rules}))
+
+
+def thaw_plain(position: dict[str, Any]) -> PlainGame:
+    """A game that continues from a frozen position.
+
+    Raises:
+        InputError: the map is not one of MAPS.
+        ValueError: the position has other powers than its map.
+    """
+    game = new_plain_game(position["map"], position["rules"])
+    frozen = {power["name"]: power for power in position["powers"]}
+    if frozen.keys() != game.powers.keys():
+        raise ValueError(f"the powers of map {position['map']!r} are {', '.join(game.powers)}")
+
+    def per_power(name: str) -> dict[str, Any]:
+        return {power: parts[name] for power, parts in frozen.items()}
+
+    units = {power: [*parts["units"], *(f"*{unit}" for unit in parts["retreats"])] for power, parts in frozen.items()}
+    game.set_state(
+        {
+            "map": position["map"],
+            "note": position["note"],
+            "name": game.map.phase_abbr(position["phase"]),
+            "units": units,
+            "retreats": per_power("retreats"),
+            "centers": per_power("centers"),
+            "homes": per_power("homes"),
+            "influence": per_power("influence"),
+            "civil_disorder": per_power("civil_disorder"),
+        }
+    )
+    # `set_state` leaves these out. `dislodged` affects results; the flags affect only what is shown.
+    game.dislodged, game.popped = dict(position["dislodged"]), list(position["popped"])
+    for name, parts in frozen.items():
+        for flag in ("goner", "order_is_set", "wait"):
+            setattr(game.get_power(name), flag, parts[flag])
+    return game

@@ -1,0 +1,176 @@
+"""Scripted players: functions from the legal orders of one power and a random source to one legal set of orders.
+
+Every set that a player returns is legal and canonical (`LegalOrders.admits`). It depends only on the arguments: equal legal
+orders, random state and board give equal orders on any machine.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import comb
+from typing import TYPE_CHECKING, Protocol
+
+from entente.game.geography import geography, province
+from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.telemetry.errors import InputError
+from entente.telemetry.extensions import Misfit, check_arguments, check_named, load_part
+
+if TYPE_CHECKING:  # entente.game.board loads the engine
+    from entente.game.board import Board
+
+
+class Player(Protocol):
+    """Chooses the orders of one power. `board` is the position of the legal orders; a player does not change it."""
+
+    def __call__(self, legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]: ...
+
+
+SEARCHES = "+search"
+"""End of the name of a player that searches, as 'dumbbot+search'; `entente/search/` makes such players."""
+MOVE_SHARE = 0.7
+"""Probability that `mover` moves a unit that can move. At this value it takes centres and still gives some supports."""
+
+
+def hold(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Holds every unit, disbands dislodged units, waives builds, and disbands the first units if disbands are owed."""
+    if legal.kind is OrderKind.BUILD:
+        return [WAIVE] * legal.picks
+    if legal.kind is OrderKind.MOVEMENT:
+        return [f"{unit} H" for unit in legal.sites]
+    return [f"{unit} D" for unit in legal.sites[: legal.picks]]
+
+
+def uniform(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Draws uniformly: an order for each unit, or an allowed subset of sites to build on or disband."""
+    smallest = 0 if legal.kind is OrderKind.BUILD else legal.picks
+    sizes = range(smallest, legal.picks + 1)
+    size = rng.choices(sizes, [comb(len(legal.sites), size) for size in sizes])[0]
+    return _order_some(legal, size, rng)
+
+
+def mover(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Mostly moves, retreats if possible, and builds as much as allowed."""
+    if legal.kind is OrderKind.MOVEMENT:
+        return [_move_or_any(options, rng) for options in legal.options]
+    if legal.kind is OrderKind.RETREAT:
+        return [rng.choice(_with_third_word(options, "R") or options) for options in legal.options]
+    return _order_some(legal, legal.picks, rng)
+
+
+def territorial(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Moves to centres that its power does not own, one unit each, and stays on them; other units move at random."""
+    owned = set(_require_board(board, "territorial").centres()[legal.power])
+    wanted = geography().centres - owned
+    if legal.kind is OrderKind.MOVEMENT:
+        return _territorial_moves(legal, rng, wanted)
+    if legal.kind is OrderKind.RETREAT:
+        retreats = [_with_third_word(options, "R") for options in legal.options]
+        gains = [[order for order in orders if province(order.split()[3]) in wanted] for orders in retreats]
+        choices = zip(gains, retreats, legal.options, strict=True)
+        return [rng.choice(gaining or retreating or options) for gaining, retreating, options in choices]
+    if legal.kind is OrderKind.BUILD:
+        return _order_some(legal, legal.picks, rng)
+    idle = [site for site, unit in enumerate(legal.sites) if province(unit[2:]) not in wanted]
+    busy = [site for site in range(len(legal.sites)) if site not in idle]
+    chosen = (rng.sample(idle, len(idle)) + rng.sample(busy, len(busy)))[: legal.picks]
+    return [rng.choice(legal.options[site]) for site in sorted(chosen)]
+
+
+def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Values every place on the board and sends each unit to the best place in reach; see `entente.game.dumbbot`."""
+    from entente.game.dumbbot import dumbbot as choose_orders  # imported here because it loads numpy
+
+    return choose_orders(legal, rng, _require_board(board, "dumbbot"))
+
+
+PLAYERS: Mapping[str, Player] = {
+    "hold": hold,
+    "random": uniform,
+    "mover": mover,
+    "territorial": territorial,
+    "dumbbot": dumbbot,
+}
+
+
+@cache
+def player(name: str) -> Player:
+    """The player called `name`: one of ours, or a function that `module:attribute` names."""
+    check_named("scripted player", name, PLAYERS)
+    return PLAYERS[name] if name in PLAYERS else load_part("scripted player", name, _accept)
+
+
+def check_player(name: str) -> None:
+    """Load the player of this name."""
+    player(name)
+
+
+def is_player(name: str) -> bool:
+    """Whether `name` is one of ours or may name one of a user's own."""
+    try:
+        check_named("scripted player", name, PLAYERS)
+    except InputError:
+        return False
+    return True
+
+
+def _accept(found: Player, named: str) -> Player:
+    """A user's player. Its orders are checked each time, so that none reaches the board that is not legal."""
+    if not callable(found):
+        raise Misfit("it is no function that orders for a power")
+    check_arguments(found, "legal", "rng", "board")
+
+    def order(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+        try:
+            orders = list(found(legal, rng, board))
+        except Exception as error:
+            raise InputError(f"the {named} failed for {legal.power} ({type(error).__name__}: {error}): mend it") from error
+        if not legal.admits(orders):
+            raise InputError(
+                f"the {named} ordered {orders} for {legal.power}, which is no legal {legal.kind} set in the order of the sites: "
+                "mend it"
+            )
+        return orders
+
+    return order
+
+
+def _require_board(board: "Board | None", name: str) -> "Board":
+    if board is None:
+        raise InputError(f"Player {name!r} needs the board, which is not available here: choose 'random' or 'mover'.")
+    return board
+
+
+def _territorial_moves(legal: LegalOrders, rng: random.Random, wanted: frozenset[str]) -> list[str]:
+    orders: dict[int, str] = {}
+    untaken = set(wanted)
+    for site, unit in enumerate(legal.sites):
+        if (here := province(unit[2:])) in untaken:
+            orders[site] = f"{unit} H"
+            untaken.discard(here)
+    for site in rng.sample(range(len(legal.sites)), len(legal.sites)):
+        if site in orders:
+            continue
+        goals = {order: province(order.split()[3]) for order in _with_third_word(legal.options[site], "-")}
+        gains = [order for order, goal in goals.items() if goal in untaken]
+        # The other units avoid these centres: a second move to one would bounce with the first.
+        others = [order for order in legal.options[site] if goals.get(order) not in wanted]
+        orders[site] = rng.choice(gains) if gains else _move_or_any(others, rng)
+        if gains:
+            untaken.discard(province(orders[site].split()[3]))
+    return [orders[site] for site in range(len(legal.sites))]
+
+
+def _order_some(legal: LegalOrders, size: int, rng: random.Random) -> list[str]:
+    """Random orders for `size` random sites, in the order of the sites; the remaining builds are waived."""
+    chosen = sorted(rng.sample(range(len(legal.sites)), size))
+    return [rng.choice(legal.options[site]) for site in chosen] + [WAIVE] * (legal.picks - size)
+
+
+def _move_or_any(options: Sequence[str], rng: random.Random) -> str:
+    moves = _with_third_word(options, "-") if rng.random() < MOVE_SHARE else []
+    return rng.choice(moves or options)
+
+
+def _with_third_word(options: Sequence[str], word: str) -> list[str]:
+    # The third word distinguishes a move from the support of a move: "A PAR - BUR", but "A PAR S A MAR - BUR".
+    return [option for option in options if option.split(" ", 3)[2] == word]

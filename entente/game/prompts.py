@@ -1,0 +1,121 @@
+"""Prompt text in order of sharing: the rules, the board, then one power.
+
+The rules are the same for every prompt. What the board text shares depends on `PromptSettings.own_line`:
+
+    in_place   the board names all powers in alphabetical order, so it is the same for all powers of a position
+    last       the board names the other six from the farthest to the nearest, and the power that orders is in the last segment,
+               so forks of a start group share what their orders have not changed yet
+
+The last segment always depends on the power. The engine's prefix cache and the trainer's prefix packing depend on this order.
+Words are separated by single spaces and every segment ends with a line break, so segments can be tokenised separately. This
+module does not tokenise.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.game.snapshot import POWERS
+
+if TYPE_CHECKING:  # entente.game.board loads the engine
+    from entente.game.board import Board
+
+FREE = "FREE"
+"""Stands before supply centres without an owner."""
+ANSWER_CUE = "ORDERS:\n"
+"""The text before the orders. It ends with a line break, so every order of the answer follows a line break."""
+THOUGHT_CUE = "THOUGHT:\n"
+"""The text before a thought, for a model without tokens of its own for thinking."""
+_BOARD_KEY = {
+    "in_place": "Each power: units | supply centres. ",
+    "last": "Each power: supply centres | units; yours last. ",
+}
+_HOW_TO_ANSWER = "Answer one order per line, in the order of the units named.\n"
+_FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
+    "AUSTRIA": ("ENGLAND", "FRANCE", "TURKEY", "RUSSIA", "GERMANY", "ITALY"),
+    "ENGLAND": ("TURKEY", "AUSTRIA", "ITALY", "RUSSIA", "GERMANY", "FRANCE"),
+    "FRANCE": ("TURKEY", "RUSSIA", "AUSTRIA", "ITALY", "ENGLAND", "GERMANY"),
+    "GERMANY": ("TURKEY", "ENGLAND", "ITALY", "RUSSIA", "FRANCE", "AUSTRIA"),
+    "ITALY": ("ENGLAND", "RUSSIA", "TURKEY", "FRANCE", "GERMANY", "AUSTRIA"),
+    "RUSSIA": ("ITALY", "FRANCE", "ENGLAND", "TURKEY", "AUSTRIA", "GERMANY"),
+    "TURKEY": ("ENGLAND", "FRANCE", "GERMANY", "ITALY", "AUSTRIA", "RUSSIA"),
+}
+"""The other powers by mean steps between home centres. Orders of a power change the lines of its neighbours first, so these come
+last, and forks share more."""
+
+
+_AIM = "You play Diplomacy without press. Whoever holds 18 supply centres wins: take more, and keep yours. "
+_ORDER_KEY = (
+    "A: army, F: fleet. A PAR - BUR moves, A PAR H holds, A MAR S A PAR - BUR supports that move, A MAR S F BRE supports "
+    "a unit that stays, A LON - BEL VIA goes by convoy of F NTH C A LON - BEL. Retreats: A PAR R GAS, or A PAR D disbands. "
+    "Builds: A PAR B, or WAIVE. "
+)
+
+
+def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
+    """The first segment of every prompt."""
+    think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
+    board_key = _BOARD_KEY[settings.own_line]
+    aim, order_key = (_AIM, _ORDER_KEY) if settings.examples else ("Diplomacy without press. ", "")
+    return aim + board_key + order_key + think + _HOW_TO_ANSWER
+
+
+def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
+    """The second segment: the phase, one line per power, centres without an owner, dislodged units.
+
+    Args:
+        power: the power that orders. If its own line is in place, the text is the same for all powers of a position. Otherwise
+            its units and centres are left out, because the last segment names them.
+    """
+    units, centres, dislodged = board.units(), board.centres(), board.dislodged()
+    lines = [board.long_phase]
+    if settings.own_line == "in_place":
+        shown = POWERS
+        lines += [_line(each, *units[each], "|", *centres[each]) for each in POWERS]
+    else:
+        shown = _FARTHEST_FIRST[power]
+        lines += [_line(each, *centres[each], "|", *units[each]) for each in shown]
+    if free := board.free_centres():
+        lines.append(_line(FREE, *free))
+    lines += [_line("DISLODGED", each, *dislodged[each]) for each in shown if dislodged[each]]
+    return "\n".join(lines) + "\n"
+
+
+def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders
+    if the settings ask for them, and the cue.
+
+    If the own line is last, the power's centres come before the kind of orders, and its units if they are not the sites
+    themselves. A retreat always names the locations open to each unit, because the board text does not show them.
+
+    Args:
+        cue: the text after which the model answers; empty where something else comes between the power and the cue.
+    """
+    count = [str(legal.picks)] if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND) else []
+    head = _line(*_own_line(legal, board, settings), legal.kind.upper(), *count)
+    sites, lists_lines = list(legal.sites), settings.legal_orders == "lines"
+    if legal.kind is OrderKind.RETREAT and not lists_lines:
+        retreats = board.dislodged()[legal.power]
+        sites = [_line(site, "R", *retreats[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
+    listed = _every_order(legal) if lists_lines else ()
+    return "\n".join([_line(head, *sites), *listed, cue])
+
+
+def _own_line(legal: LegalOrders, board: "Board", settings: PromptSettings) -> list[str]:
+    """The words before the kind of orders. What varies most between forks comes last."""
+    if settings.own_line == "in_place":
+        return [legal.power]
+    is_for_other_sites = legal.kind in (OrderKind.RETREAT, OrderKind.BUILD)
+    units = board.units()[legal.power] if is_for_other_sites else ()
+    return [legal.power, *board.centres()[legal.power], "|", *units]
+
+
+def _line(*words: str) -> str:
+    return " ".join(words)
+
+
+def _every_order(legal: LegalOrders) -> list[str]:
+    """One line per legal order, spelled as in an answer."""
+    lines = [order for options in legal.options for order in options]
+    return [*lines, WAIVE] if legal.kind is OrderKind.BUILD else lines

@@ -1,0 +1,164 @@
+"""Reward components of a stretch of play, and the horizon.
+
+Each component is the difference of a measure between two standings, so components of consecutive stretches add up to the last
+standing minus the first. The settings of a run define how components are weighted. Counts (dislodgements, void and bounced
+orders) start at the fork.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
+
+from entente.game.snapshot import POWERS
+from entente.telemetry.errors import InputError
+
+if TYPE_CHECKING:  # entente.game.board loads the engine
+    from entente.game.board import Board, PhaseResult
+
+SOLO_CENTRES = 18
+"""Centres that win the game alone: more than half of 34."""
+
+_NONE = (0,) * len(POWERS)
+_PHASES_OF_A_YEAR = ("SM", "SR", "FM", "FR", "WA")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The measures of all powers at one moment, and event counts since the fork; int per power of POWERS."""
+
+    centres: tuple[int, ...]
+    """Supply centres owned."""
+    dislodged: tuple[int, ...] = _NONE
+    """Units of others that this power's moves dislodged."""
+    driven_out: tuple[int, ...] = _NONE
+    """Own units that others dislodged, whether they could retreat or not."""
+    void: tuple[int, ...] = _NONE
+    """Own orders without effect because what they refer to did not happen, such as a support of a move not made."""
+    bounced: tuple[int, ...] = _NONE
+    """Own moves and retreats that another unit prevented."""
+
+    def sos_share(self, power: str) -> float:
+        """Share of the sum of squared centre counts, 0 to 1. After a solo the winner has 1 and the others 0.
+
+        score = centres^2 / sum over powers of centres^2. Published research code uses it for games that are cut off. It rewards
+        a lead more than keeping up.
+        """
+        own = self.centres[POWERS.index(power)]
+        if self._is_won:
+            return float(own >= SOLO_CENTRES)
+        return own**2 / max(1, sum(count**2 for count in self.centres))
+
+    def draw_share(self, power: str) -> float:
+        """Equal share among the powers that own a centre, 0 to 1. After a solo the winner has 1 and the others 0."""
+        own = self.centres[POWERS.index(power)]
+        if self._is_won:
+            return float(own >= SOLO_CENTRES)
+        return float(own > 0) / max(1, sum(count > 0 for count in self.centres))
+
+    def win_share(self, power: str) -> float:
+        """Share of the win, 0 to 1. The power with most centres wins; powers that tie share the win equally.
+
+        Every "win" in this project is this measure. A solo (SOLO_CENTRES or more) cannot be shared.
+        """
+        most = max(self.centres)
+        return float(self.centres[POWERS.index(power)] == most) / self.centres.count(most)
+
+    def solo(self, power: str) -> float:
+        """1 for the power that owns SOLO_CENTRES or more, else 0."""
+        return float(self.centres[POWERS.index(power)] >= SOLO_CENTRES)
+
+    def survival(self, power: str) -> float:
+        """1 while the power owns a centre, else 0."""
+        return float(self.centres[POWERS.index(power)] > 0)
+
+    def leader_gap(self, power: str) -> float:
+        """0 within three centres of the leader, then minus 1/18 for each further centre."""
+        return -max(0, max(self.centres) - self.centres[POWERS.index(power)] - 3) / SOLO_CENTRES
+
+    def balance(self, power: str) -> float:
+        """Evenness of centre counts among the powers that own any, 0 to 1: 1 - deviation / mean. It is 0 for the leader."""
+        alive = [count for count in self.centres if count]
+        if not alive or self.centres[POWERS.index(power)] == max(alive):
+            return 0.0
+        return max(0.0, 1.0 - pstdev(alive) / fmean(alive))
+
+    @property
+    def _is_won(self) -> bool:
+        return max(self.centres) >= SOLO_CENTRES
+
+
+def _own(counts: Callable[[Standing], tuple[int, ...]]) -> Callable[[Standing, str], float]:
+    return lambda standing, power: float(counts(standing)[POWERS.index(power)])
+
+
+_MEASURES: dict[str, Callable[[Standing, str], float]] = {
+    "centres_gained": _own(lambda standing: standing.centres),
+    "sos_share": Standing.sos_share,
+    "draw_share": Standing.draw_share,
+    "survival": Standing.survival,
+    "leader_gap": Standing.leader_gap,
+    "balance": Standing.balance,
+    "units_dislodged": _own(lambda standing: standing.dislodged),
+    "units_driven_out": _own(lambda standing: standing.driven_out),
+    "orders_void": _own(lambda standing: standing.void),
+    "orders_bounced": _own(lambda standing: standing.bounced),
+}
+
+COMPONENTS = tuple(_MEASURES)
+"""Names of the reward components, in the order of the columns of a decision row."""
+
+
+def compute_standing(board: "Board", before: Standing | None = None, played: "PhaseResult | None" = None) -> Standing:
+    """The standing of all powers of `board` now.
+
+    Args:
+        before: standing before the last phase; if None, counts start at 0 here.
+        played: the last phase.
+    """
+    if before is None or played is None:
+        return Standing(centres=board.centre_counts())
+
+    def add(counts: tuple[int, ...], powers: list[str]) -> tuple[int, ...]:
+        return tuple(count + powers.count(power) for count, power in zip(counts, POWERS, strict=True)) if powers else counts
+
+    def owners_of_units_marked(mark: str) -> list[str]:
+        return [power for unit, power in played.owners.items() if mark in played.results[unit]]
+
+    return Standing(
+        centres=board.centre_counts(),
+        dislodged=add(before.dislodged, list(played.dislodged.values())),
+        driven_out=add(before.driven_out, [played.owners[unit] for unit in played.dislodged]),
+        void=add(before.void, owners_of_units_marked("void")),
+        bounced=add(before.bounced, owners_of_units_marked("bounce")),
+    )
+
+
+def components(before: Standing, after: Standing, power: str) -> dict[str, float]:
+    """Change of each measure for `power` between two standings, by name in COMPONENTS."""
+    return {name: measure(after, power) - measure(before, power) for name, measure in _MEASURES.items()}
+
+
+def horizon_reached(start_phase: str, phase: str, years: int) -> bool:
+    """True if centres were counted `years` times between `start_phase` and `phase` and the winter after is over, or the game is.
+
+    So rollouts from "S1903M" and from "F1903M" over 2 years end before "S1905M": a spring after the last count gains nothing.
+
+    Raises:
+        InputError: an argument is not the name of a phase.
+    """
+    if phase == "COMPLETED":
+        return True
+    first_count = _year(start_phase) + (start_phase[0] == "W")
+    return _year(phase) - first_count >= years
+
+
+def spring_after(phase: str) -> str:
+    """The spring movement phase that follows a phase of winter: S1904M for W1903A."""
+    return f"S{int(phase[1:-1]) + 1}M"
+
+
+def _year(phase: str) -> int:
+    if phase[:1] + phase[-1:] not in _PHASES_OF_A_YEAR or not phase[1:-1].isdigit():
+        raise InputError(f"{phase!r} is not the name of a phase such as 'S1903M' or 'W1905A'.")
+    return int(phase[1:-1])

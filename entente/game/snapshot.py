@@ -1,0 +1,101 @@
+"""A frozen position as plain data, and the names of the powers.
+
+The id of a `Snapshot` is the hash of the position's canonical text, so equal positions have equal ids and a damaged text is
+detected. `Board.snapshot` makes snapshots and `Board.restore` continues from them. This module does not load `diplomacy`.
+"""
+
+import json
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from entente.telemetry.errors import DataError
+
+POWERS = ("AUSTRIA", "ENGLAND", "FRANCE", "GERMANY", "ITALY", "RUSSIA", "TURKEY")
+"""The seven powers in alphabetical order. Every tuple with one entry per power has this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One frozen position at the start of a phase, about 2 KB."""
+
+    snapshot_id: str
+    """Hash of `position`, 16 hex digits."""
+    phase: str
+    """Short phase name, for example "S1903M"."""
+    year: int
+    """Game year, from 1901."""
+    season: str
+    """ "S" spring, "F" autumn or "W" winter."""
+    phase_type: str
+    """"M" movement, "R" retreats or "A" adjustments."""
+    centres: tuple[int, ...]
+    """Supply centres owned, int per power of POWERS."""
+    position: str
+    """The whole position as canonical JSON: everything that later phases depend on."""
+    source: str
+    """Who played the game up to here: "scripted:random+mover" or "policy:12"."""
+    game_id: str
+    """The source game. Positions of one game are all for training or all held out."""
+    seed: int
+    """Seed of the players of the source game."""
+
+
+def position_id(position: str) -> str:
+    """Hash of a position's canonical text, 16 hex digits."""
+    return blake2b(position.encode(), digest_size=8).hexdigest()
+
+
+def centres_in(position: str) -> tuple[int, ...]:
+    """Supply centres owned in a position, int per power of POWERS."""
+    found = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
+    return tuple(found[power] for power in POWERS)
+
+
+def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int) -> Snapshot:
+    """A snapshot of a recorded position; `phase` is its short name, for example "S1903M"."""
+    return Snapshot(
+        snapshot_id=position_id(position),
+        phase=phase,
+        year=int(phase[1:-1]),
+        season=phase[0],
+        phase_type=phase[-1],
+        centres=centres_in(position),
+        position=position,
+        source=source,
+        game_id=game_id,
+        seed=seed,
+    )
+
+
+def read_position(snapshot: Snapshot) -> dict[str, Any]:
+    """The position as a dictionary.
+
+    Raises:
+        DataError: the text does not match the snapshot's id.
+    """
+    if position_id(snapshot.position) != snapshot.snapshot_id:
+        raise DataError(
+            f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) is damaged: its position hashes to "
+            f"{position_id(snapshot.position)}. Build the state cache again."
+        )
+    return dict(json.loads(snapshot.position))
+
+
+def powers_with_units(snapshot: Snapshot) -> tuple[str, ...]:
+    """Powers that have a unit on the map, in the position's order."""
+    return tuple(power["name"] for power in read_position(snapshot)["powers"] if power["units"])
+
+
+def board_key(snapshot: Snapshot) -> str:
+    """Hash of the board alone: map, phase, units, dislodged units and centres, each sorted.
+
+    Two games may reach one board by different moves. Their ids then differ, because the engine keeps lists in order of arrival;
+    their keys are equal. Training and held-out positions must share no key.
+    """
+    position = read_position(snapshot)
+    powers = [
+        (power["name"], sorted(power["units"]), sorted(power["retreats"]), sorted(power["centers"]))
+        for power in position["powers"]
+    ]
+    return position_id(json.dumps([position["map"], position["phase"], powers]))

@@ -1,0 +1,178 @@
+"""Checks an adapter before an engine loads it, because a bad adapter ends vLLM.
+
+An accepted adapter is readable, complete and finite. It is plain LoRA whose rank fits the engine's slots, its matrices fit the
+base model, and its files have the expected hash. Any other adapter is refused with a `DataError` that names the file and the
+cure. The check reads the base model's config, not its weights.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from entente.decoding.architectures import Layers, read_architecture
+from entente.records.policy_version import PolicyVersion
+from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.read_file import read_regular
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_MAX_CONFIG_BYTES, _MAX_ADAPTER_BYTES = 16 << 20, 64 << 30
+"""Largest config or weight file header, and largest adapter if the base model is unknown; bytes."""
+
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_UNSUPPORTED_OPTIONS = (
+    "alora_invocation_tokens",
+    "alpha_pattern",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+)
+"""Options of peft that not every engine supports; they must be off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFacts:
+    """Properties of an accepted adapter."""
+
+    scale: float
+    """Factor of B @ A when it is added to a weight."""
+    is_zero: bool
+    """It changes nothing: of each product B @ A, one half is zero."""
+
+
+def adapter_hash_of(folder: Path) -> str:
+    """Hash of both files of the adapter in `folder`, 32 hex digits, as publishing computes it.
+
+    Raises:
+        DataError: a file is missing, unreadable or not a regular file.
+    """
+    return _hash(*(_read(folder / name, _MAX_ADAPTER_BYTES) for name in (CONFIG_FILE, WEIGHTS_FILE)))
+
+
+def _hash(config: bytes, weights: bytes) -> str:
+    digests = (hashlib.sha256(content).hexdigest() for content in (config, weights))
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+
+
+def _read(file: Path, max_bytes: int) -> bytes:
+    try:
+        # Links are resolved first, so that a link created afterwards is not followed.
+        return read_regular(file.resolve(), at_most=max_bytes, what="adapter file", follow_links=False, error=DataError)
+    except DataError as error:
+        raise DataError(f"{error}: publish the adapter again") from error
+
+
+def version_in(folder: Path, version: int) -> PolicyVersion:
+    """The adapter in `folder` as policy version `version`, with the hash of its files.
+
+    Raises:
+        DataError: see `adapter_hash_of`.
+    """
+    return PolicyVersion(version=version, adapter_hash=adapter_hash_of(folder), adapter=folder)
+
+
+def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFacts:
+    """Check the adapter of `policy` against its hash, the base model in the folder `base`, and slots of rank `max_rank`.
+
+    Raises:
+        DataError: the adapter cannot be served.
+    """
+    folder = policy.folder
+    try:
+        architecture = read_architecture(base)
+    except InputError as error:
+        raise DataError(f"adapter '{folder}' cannot be checked: {error}") from error
+    largest = 4 * architecture.lora_parameters(max_rank) + _MAX_CONFIG_BYTES
+    config, weights = _read(folder / CONFIG_FILE, _MAX_CONFIG_BYTES), _read(folder / WEIGHTS_FILE, largest)
+    actual_hash = _hash(config, weights)
+    if actual_hash != policy.adapter_hash:
+        raise DataError(
+            f"adapter '{folder}' has the hash {actual_hash}, not {policy.adapter_hash}: its files changed after publishing, so "
+            "publish its policy version again"
+        )
+    rank, scale = _read_config(folder / CONFIG_FILE, config)
+    if rank > max_rank:
+        raise DataError(
+            f"adapter '{folder}' has rank {rank} but the engine's slots take rank {max_rank}: "
+            f"start the engine with a slot rank of {rank} or more, or train with a lower training.lora_rank"
+        )
+    is_zero = _check_weights(folder / WEIGHTS_FILE, weights, rank, base, architecture.linear_layers())
+    return AdapterFacts(scale=scale, is_zero=is_zero)
+
+
+def _read_config(file: Path, content: bytes) -> tuple[int, float]:
+    """Rank and scale of a plain LoRA adapter from its config."""
+    config = _json_object(file, content, "publish the adapter again")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if config.get("peft_type") != "LORA":
+        raise DataError(f"'{file}' has peft_type {config.get('peft_type')!r}: only LORA adapters are served")
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not (rank > 0 and alpha > 0):
+        raise DataError(f"'{file}' has r {rank!r} and lora_alpha {alpha!r}: both must be positive numbers, so publish it again")
+    used = [name for name in _UNSUPPORTED_OPTIONS if config.get(name)]
+    if config.get("bias", "none") != "none":
+        used.append("bias")
+    if used:
+        raise DataError(f"'{file}' uses {', '.join(used)}, which the engines do not support: train a plain LoRA adapter")
+    return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: Layers) -> bool:
+    """Check that every matrix of the weight file fits the base model; return whether every product is zero."""
+    try:
+        tensors = load(content)
+    except SafetensorError as error:
+        raise DataError(
+            f"adapter file '{file}' is not a complete safetensors file ({error}): publish the adapter again"
+        ) from error
+    pairs, zero = dict[str, set[str]](), set[str]()
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None or match[1] not in shapes:
+            served = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in shapes))
+            raise DataError(
+                f"adapter file '{file}' changes '{name}', which is none of the layers of the base model '{base}' that an adapter "
+                f"may change ({served}): it was trained on another base model, or with other target modules"
+            )
+        out_features, in_features = shapes[match[1]]
+        expected_shape = (rank, in_features) if match[2] == "A" else (out_features, rank)
+        if tuple(tensor.shape) != expected_shape:
+            raise DataError(
+                f"adapter file '{file}' has shape {tuple(tensor.shape)} for '{name}', but rank {rank} on the base model '{base}' "
+                f"requires {expected_shape}: it was trained on another base model"
+            )
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise DataError(f"adapter file '{file}' has values that are not finite in '{name}': train that step again")
+        pairs.setdefault(match[1], set()).add(match[2])
+        if not tensor.any():
+            zero.add(match[1])
+    _check_pairs(file, pairs)
+    return len(zero) == len(pairs)
+
+
+def _check_pairs(file: Path, pairs: dict[str, set[str]]) -> None:
+    halves = sorted(module for module, sides in pairs.items() if len(sides) == 1)
+    if halves or not pairs:
+        lacking = f"half of the pair for '{halves[0]}'" if halves else "any weights"
+        raise DataError(f"adapter file '{file}' lacks {lacking}: publish the adapter again")
+
+
+def _json_object(file: Path, content: bytes, cure: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"'{file}' cannot be read ({error}): {cure}") from error
+    if not isinstance(parsed, dict):
+        raise DataError(f"'{file}' is not a JSON object: {cure}")
+    return parsed

@@ -1,0 +1,116 @@
+"""The contract of every inference engine: token ids in, token ids and log-probabilities out.
+
+An engine serves one or several policy versions. Each completion is drawn under one version, which the generation names. An
+engine sees no text, truncates no prompt, and returns only tokens that the request's legal table allows.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE_VERSION, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counts since the engine started. Requests count on arrival; all kinds of tokens count when a completion ends."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    completion_tokens: int = 0
+    drawn_tokens: int = 0
+    """Completion tokens that took a row of a forward pass; the others were forced and added without one."""
+    engine_steps: int = 0
+    """Forward passes; drawn_tokens / engine_steps is the mean batch occupancy of decoding."""
+    forced_tokens: int = 0
+    """Completion tokens with a single legal id, so with probability 1."""
+    preemptions: int = 0
+    """Requests preempted because the key-value cache was full."""
+    running: int = 0
+    """Requests in flight now."""
+    policy_version: int = BASE_VERSION
+    """Newest version served."""
+
+
+@runtime_checkable
+class EngineWithEvents(Protocol):
+    """An engine that counts failures from which it recovered."""
+
+    def events(self) -> dict[str, int]:
+        """Counts since the start, by event name."""
+        ...
+
+
+@runtime_checkable
+class EngineWithWorkerFigures(Protocol):
+    """An engine that reads metrics pages of vLLM servers."""
+
+    def scraped(self) -> dict[str, float]:
+        """Registered `workers/` figures since the last call."""
+        ...
+
+
+@runtime_checkable
+class EngineWithPrefixes(Protocol):
+    """An engine that keeps the key-value blocks of prompts for later prompts."""
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache, unless requests are in flight."""
+        ...
+
+
+class Engine(Protocol):
+    """The interface between rollouts and inference. All methods run on one event loop."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Load the base model and warm up; the engine is ready when this returns."""
+        ...
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw one completion under the requested version, or the newest if none is requested.
+
+        Raises:
+            VersionGoneError: the version is not served, or was retired while the request was in flight.
+            EngineLostError: the engine failed.
+            EngineError: the request was refused.
+        """
+        ...
+
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Serve `policy` as the newest version. Requests in flight finish under the version they began with.
+
+        A version that is already served, with the same number and hash, only becomes the newest. `BASE` serves the base model
+        again, also after it was retired.
+
+        Raises:
+            DataError: the adapter cannot be served (unreadable, another base model, rank too high, another hash); nothing
+                changed.
+            EngineLostError: the engine failed.
+        """
+        ...
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Stop serving versions before `oldest`, except those in `keep` and the newest.
+
+        Requests in flight under a retired version fail with `VersionGoneError`.
+        """
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Counts so far."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; requests in flight fail."""
+        ...
+
+
+async def forget_prefixes(engine: Engine) -> None:
+    """Empty the prefix cache of an engine that has one."""
+    if isinstance(engine, EngineWithPrefixes):
+        await engine.forget_prefixes()

@@ -1,0 +1,131 @@
+"""Checks the legal table of a vLLM request at admission, and caches checked tables.
+
+A table is passed to vLLM in `SamplingParams.extra_args`, as base64 text, because requests are JSON. Forks of a position send the
+same text, so each table is decoded and checked once. A bad table must be refused here: an exception in the engine's loop would
+leave the request unfinished for ever.
+"""
+
+import binascii
+from base64 import b64decode, b64encode
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from entente.decoding.legal_table import END, LegalTable
+from entente.telemetry.errors import DataError
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+TABLE_KEY = "legal_table"
+"""Key of the table's text in `SamplingParams.extra_args`."""
+START_KEY = "legal_start"
+"""Key of the table's node at which the first token is drawn; 0: the table's start. Forced tokens before it are already in the
+prompt."""
+DRAW_KEY = "legal_draw"
+"""Key of the seed and the temperature at which our V1 processor draws. vLLM's own temperature must be 0 then, so that it takes
+the one token that is left. Without this key vLLM draws under the mask."""
+
+_HOTTEST = 1e30
+"""Temperatures below this fit float32."""
+
+
+class TableCache:
+    """Checked tables by their text; the least recently used is dropped first."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self._size = size
+        self._tables: OrderedDict[str, LegalTable] = OrderedDict()
+
+    def encode(self, table: LegalTable) -> str:
+        """The text of `table`; a checked table is cached, so `decode` returns the same object."""
+        text = b64encode(table.to_bytes()).decode()
+        if table.is_sound:
+            self._put(text, table)
+        return text
+
+    def decode(self, text: str) -> LegalTable:
+        """The table with the text `text`.
+
+        Raises:
+            DataError: `text` is not a sound table.
+        """
+        table = self._tables.get(text)
+        if table is None:
+            try:
+                data = b64decode(text, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise DataError(f"{TABLE_KEY} is not base64 ({error})") from error
+            table = LegalTable.from_bytes(data)
+        self._put(text, table)
+        return table
+
+    def _put(self, text: str, table: LegalTable) -> None:
+        self._tables[text] = table
+        self._tables.move_to_end(text)
+        if len(self._tables) > self._size:
+            self._tables.popitem(last=False)
+
+
+table_cache = TableCache()
+"""The cache of this process."""
+
+
+def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
+    """Refuse a request with an invalid table, tokens outside the vocabulary (None: not known), too small a `max_tokens`, or a
+    thought that may contain a token at which vLLM stops.
+
+    Raises:
+        ValueError: the request is refused; vLLM's `validate_params` requires this type.
+    """
+    text = (parameters.extra_args or {}).get(TABLE_KEY)
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise ValueError(f"{TABLE_KEY} must be base64 text, not {type(text).__name__}")
+    try:
+        table = table_cache.decode(text)
+    except DataError as error:
+        raise ValueError(str(error)) from error
+    if vocabulary_size is not None and table.largest_id >= vocabulary_size:
+        raise ValueError(f"legal table allows token {table.largest_id} outside the vocabulary of {vocabulary_size}")
+    if table.thought is not None:
+        stops = {*(parameters.stop_token_ids or ())} - {table.thought.excluded}
+        if stops or not parameters.ignore_eos:
+            raise ValueError(f"a thought may contain any token but {table.thought.excluded}, so no other may stop the request")
+    head, after = table.forced(table.start)
+    start = start_node(parameters)
+    if type(start) is not int or start not in (0, after) or start == END:
+        raise ValueError(f"{START_KEY} must be 0 or {after}, where the table's first choice is, not {start!r}")
+    longest = table.longest - (len(head) if start else 0)
+    draw = (parameters.extra_args or {}).get(DRAW_KEY)
+    if draw is not None and (draw_of(parameters) is None or parameters.temperature):
+        raise ValueError(f"{DRAW_KEY} must be a seed of 63 bits and a temperature above 0, beside vLLM's temperature 0: {draw!r}")
+    if parameters.max_tokens is not None and parameters.max_tokens < longest:
+        raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")
+
+
+def start_node(parameters: "SamplingParams") -> int:
+    """The table node at which an admitted request's first token is drawn; 0: the table's start."""
+    return (parameters.extra_args or {}).get(START_KEY, 0)
+
+
+def draw_of(parameters: "SamplingParams") -> tuple[int, float] | None:
+    """Seed and temperature of a request that our processor draws; None if vLLM draws it, or if they are none."""
+    match (parameters.extra_args or {}).get(DRAW_KEY):
+        case [int(seed), int() | float() as temperature] if 0 <= seed < 2**63 and 0 < temperature < _HOTTEST:
+            return seed, float(temperature)
+    return None
+
+
+def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalTable | None:
+    """The table of a request that is already in the engine; None if it has none. Raises nothing.
+
+    Admission may have run in a process that does not know the vocabulary's size. A table beyond the vocabulary is then dropped:
+    the request runs unconstrained, and the client rejects its completion as illegal.
+    """
+    text = (parameters.extra_args or {}).get(TABLE_KEY)
+    try:
+        table = None if text is None else table_cache.decode(text)
+    except (DataError, TypeError):
+        return None
+    return None if table is None or table.largest_id >= vocabulary_size else table

@@ -1,0 +1,88 @@
+"""Draws completions from logits over legal sets: numbers in, tokens and log-probabilities out.
+
+log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the request)
+
+A forced token is appended at once, with log-probability 0 and without a draw. The random number of a draw follows from the
+request's seed and the token's place in the completion (`entente/inference/uniforms.py`), so it does not depend on the rest of the
+batch, and vLLM's processor draws by the same numbers (`LegalArena.draw`). A thought token is drawn from an open set, which no
+array lists.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from entente.decoding.legal_table import END, LegalTable
+from entente.decoding.open_set import nth_id, set_size
+from entente.inference.uniforms import seed_array, uniforms
+
+
+class PartialCompletion:
+    """A completion that is being drawn: its tokens so far and its state in the table."""
+
+    def __init__(self, table: LegalTable, seed: int, temperature: float) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.forced = 0
+        """Number of its forced tokens."""
+        self.seed, self.temperature = seed, temperature
+        self._table = table
+        self._state = table.start
+        self._take_forced()
+
+    @property
+    def done(self) -> bool:
+        """Whether the completion is complete."""
+        return self._state == END
+
+    def allowed(self) -> np.ndarray:
+        """The legal set of the next position: two or more tokens, or in a thought an open set."""
+        return self._table.allowed(self._state)
+
+    def take(self, token: int, logprob: float) -> None:
+        """Append the drawn `token`, and the forced tokens after it."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self._state = self._table.advance(self._state, token)
+        self._take_forced()
+
+    def _take_forced(self) -> None:
+        tokens, self._state = self._table.forced(self._state)
+        self.token_ids += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.forced += len(tokens)
+
+
+def draw(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], logits: np.ndarray) -> list[int]:
+    """Draw one token for each completion.
+
+    Args:
+        allowed: legal set of each completion, int32: n_i tokens, or an open set of n_i tokens.
+        logits: float32 [sum of n_i], in the order of `allowed`; those of an open set in the order of its ids.
+
+    Returns:
+        indices of completions with a logit that is NaN or plus infinity; they are unchanged.
+    """
+    counts = np.fromiter((set_size(legal) for legal in allowed), np.int64, len(allowed))
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    values = logits.astype(np.float64)
+    largest = np.maximum.reduceat(values, starts)
+    finite = np.isfinite(largest)
+    values[~np.repeat(finite, counts)] = largest[~finite] = 0.0  # these rows are not drawn from
+    # The largest is subtracted first: a large logit divided by a small temperature could overflow.
+    scaled = values - np.repeat(largest, counts)
+    with np.errstate(over="ignore"):
+        scaled /= np.repeat([partial.temperature for partial in partials], counts)
+    weights = np.exp(scaled)
+    totals = np.add.reduceat(weights, starts)
+    reached = np.cumsum(weights)
+    places = np.fromiter((len(partial.token_ids) for partial in partials), np.int64, len(partials))
+    thrown = uniforms(seed_array([partial.seed for partial in partials]), places)
+    chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - thrown), side="right")
+    chosen = np.clip(chosen, starts, ends - 1)
+    logprobs = (scaled[chosen] - np.log(totals)).tolist()
+    for partial, legal, place, logprob, can in zip(partials, allowed, (chosen - starts).tolist(), logprobs, finite, strict=True):
+        if can:
+            partial.take(nth_id(legal, place), logprob)
+    return np.flatnonzero(~finite).tolist()

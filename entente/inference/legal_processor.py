@@ -1,0 +1,67 @@
+"""The logits processor for vLLM's V1 model runner, on the CPU and on CUDA: passes its batch updates to `LegalRows`.
+
+Nothing here may raise while the engine steps; see `legal_admission`.
+
+The processor draws the token of each request with a seed, by vLLM's public interface alone: it leaves one logit finite, which
+vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
+vLLM's own sampler would make random numbers for the whole vocabulary, in a launch per request.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from entente.inference.legal_admission import TABLE_KEY, admit, admitted_table, draw_of, start_node
+from entente.inference.legal_rows import LegalRows
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+__all__ = ["TABLE_KEY", "LegalOrderProcessor"]
+
+
+class LegalOrderProcessor(LogitsProcessor):
+    """Draws a token that continues a legal order set; without a seed, leaves finite only the logits of those that do."""
+
+    _vocabulary_size: ClassVar[int | None] = None
+    """Known to admission if it runs in the engine's process."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Refuse a request with an invalid table; raises ValueError."""
+        admit(sampling_params, cls._vocabulary_size)
+
+    def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
+        self._size = LegalOrderProcessor._vocabulary_size = vllm_config.model_config.get_vocab_size()
+        self._rows = LegalRows(vllm_config.scheduler_config.max_num_seqs, device)
+
+    @property
+    def rows(self) -> LegalRows:
+        """The rows of the batch."""
+        return self._rows
+
+    @property
+    def illegal_tokens(self) -> int:
+        """Requests that sampled a token outside their table; must stay 0."""
+        return self._rows.illegal_tokens
+
+    def is_argmax_invariant(self) -> bool:
+        """False: a mask changes the most likely token."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Apply a batch update in the order that vLLM requires: removed, added, moved."""
+        if batch_update is None:
+            return
+        for row in batch_update.removed:
+            self._rows.remove(row)
+        for row, params, _prompt, output in batch_update.added:
+            self._rows.add(row, admitted_table(params, self._size), output, start_node(params), draw_of(params))
+        for source, target, direction in batch_update.moved:
+            self._rows.move(source, target, direction == MoveDirectionality.SWAP)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Draw or mask each constrained row of logits [rows, vocabulary], in place; see `LegalRows.apply`."""
+        return self._rows.apply(logits)

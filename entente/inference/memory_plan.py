@@ -1,0 +1,355 @@
+"""Estimates the memory that a model and its key-value cache need, and refuses a run that cannot fit, before anything starts.
+
+The estimate is a lower bound: weights, cache, and the libraries' own memory, without the engine's activations. It reads a model's
+config and the headers of its weight files, not the weights. This module imports neither torch nor vLLM.
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from entente.decoding.architectures import FAMILIES, Architecture, read_architecture
+from entente.decoding.model_files import read_config
+from entente.inference.engine_cards import engine_cards, engine_family
+from entente.inference.server_arguments import CACHE_BLOCK
+from entente.inference.settings import InferenceSettings
+from entente.telemetry.cards import CardPlan
+from entente.telemetry.errors import InputError
+
+GIB = 2**30
+_MIB = 2**20
+ENGINE_PROCESS_BYTES = {"vllm": 1500 * _MIB, "torch": 660 * _MIB}
+"""Memory of the engine without weights and key-value cache: the three processes of vLLM's server on a CPU, their
+shared pages once, or the flow with the torch engine."""
+TRAINER_PROCESS_BYTES = 600 * _MIB
+"""Resident memory of the trainer's process, without weights and activations.
+
+Both were read from /proc on a machine with two cores: server 489 + 476 + 1,555 MiB (1,024 of them key-value cache), flow with
+torch 687 MiB, trainer 836 MiB. Of flow and trainer, shared library pages count in each, as in the metrics `memory/flow_mib` and
+`memory/trainer_mib`.
+"""
+CONTEXT_BYTES = GIB
+"""GPU memory of a process beyond its tensors: CUDA's context, loaded kernels and work areas of libraries. Unmeasured; half a GiB
+is usual, and libraries add to it."""
+
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+_CGROUP = Path("/sys/fs/cgroup")
+_MAX_HEADER_BYTES = 100_000_000
+"""Longest header of a safetensors file, set by the format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape(Architecture):
+    """Sizes of a model that determine its memory."""
+
+    parameters: int
+    width: int
+    """Bytes of one stored weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Memory of a machine, bytes."""
+
+    memory: int
+    """Main memory that this process may still take."""
+    gpu_free: int = 0
+    gpu_total: int = 0
+    """Memory of the engine's card, of several the smallest; 0 if the engine computes on the CPU."""
+    trainer_free: int | None = None
+    trainer_total: int | None = None
+    """Memory of the trainer's own card; None: engine and trainer share one."""
+
+    @property
+    def trainer_gpu(self) -> tuple[int, int]:
+        """Free and total memory of the trainer's card; zeros if it computes on the CPU."""
+        if self.trainer_total is None or self.trainer_free is None:
+            return self.gpu_free, self.gpu_total
+        return self.trainer_free, self.trainer_total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Estimated memory of a run. All fields but `tokens` and `sequence` are bytes; with several cards, of each card."""
+
+    weights: int
+    """The engine's copy of the weights."""
+    kv_cache: int
+    """The key-value cache; negative on a GPU that cannot hold the weights."""
+    token: int
+    """One token in the key-value cache."""
+    tokens: int
+    """Tokens that the cache holds, in whole blocks."""
+    sequence: int
+    """Tokens of the longest sequence, in whole blocks."""
+    process: int
+    """Measured main memory of the engine's process, without weights and cache."""
+    needed: int
+    """Main memory of all processes, at least."""
+    gpu_needed: int = 0
+    """GPU memory that the engine reserves."""
+
+    @property
+    def whole_sequences(self) -> int:
+        """Number of longest sequences that the cache holds at once if they share no prefix."""
+        return max(0, self.tokens) // self.sequence
+
+
+def read_shape(model: Path) -> ModelShape | None:
+    """The shape of the model in the folder `model`; None if the headers of its weight files cannot be read.
+
+    Raises:
+        InputError: see `read_architecture`.
+    """
+    config, architecture = read_config(model), read_architecture(model)
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    try:
+        parameters = sum(_count_parameters(file) for file in model.glob("*.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return ModelShape(**asdict(architecture), parameters=parameters, width=_WIDTHS.get(stored, 4))
+
+
+def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
+    """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
+
+    The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the greatest length.
+    """
+    kind = engine_family(settings)
+    width = _WIDTHS.get(settings.dtype, shape.width)
+    parts = settings.tensor_parallel
+    weights = shape.parameters * width // parts
+    # Each card holds its part of the heads; with fewer heads than cards each holds one.
+    token = 2 * shape.layers * -(-shape.key_value_heads // parts) * shape.head_width * width
+    on_gpu = machine.gpu_total > 0
+    block = CACHE_BLOCK
+    if kind == "torch":
+        kv_cache = token * settings.max_model_length * settings.max_sequences
+        reserved = weights + kv_cache if on_gpu else 0
+        block = 1
+    else:
+        reserved = int(machine.gpu_total * settings.gpu_memory_share)
+        kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
+    return MemoryPlan(
+        weights=weights,
+        kv_cache=kv_cache,
+        token=token,
+        tokens=max(0, kv_cache) // (block * token) * block,
+        sequence=-(-settings.max_model_length // block) * block,
+        process=ENGINE_PROCESS_BYTES[kind],
+        needed=(ENGINE_PROCESS_BYTES[kind] * parts) + (0 if on_gpu else weights + kv_cache) + trainer,
+        gpu_needed=reserved,
+    )
+
+
+def trainer_memory(
+    shape: ModelShape, *, rank: int, dtype: str, targets: Collection[str] = (), tokens: int = 0, recompute: bool = False
+) -> int:
+    """Main memory of the trainer's process, bytes: frozen base, adapter, its gradient and two moments, and activations.
+
+    Args:
+        targets: the adapter's linear layers; none: all that the family offers.
+        tokens: tokens of a micro-batch that is computed in main memory; 0: on a GPU. Saved activations count twice, for their
+            gradients; with that the estimate for the laptop preset equals the measured memory.
+    """
+    fixed = TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank, targets)
+    return fixed + 2 * tokens * _activation_bytes(shape, _WIDTHS[dtype], recompute)
+
+
+def _activation_bytes(shape: ModelShape, width: int, recompute: bool) -> int:
+    """Activations of one token that are kept between forward and backward, bytes: those of the blocks and the input of the last
+    norm. With recomputation they are the input of each block, and all of the one block that is computed again. Without it the
+    last block keeps less, because its feed-forward part computes fewer tokens. A test counts them on models without memory.
+    """
+    block = _block_bytes(shape, width)
+    return 4 * shape.hidden + (shape.layers * width * shape.hidden + block if recompute else shape.layers * block)
+
+
+def _block_bytes(shape: ModelShape, width: int) -> int:
+    """Activations of one token that a dense block keeps, bytes: 206 KiB for a 7B model in bfloat16.
+
+    These are the inputs of norms, in float32; the inputs of attention and feed-forward part; query, key, value and the result of
+    the attention; and four vectors inside the feed-forward part. A mixture of experts also keeps what its experts return; that
+    is not counted.
+    """
+    queries, keys = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
+    family = FAMILIES[shape.family]
+    normed = family.norms * shape.hidden + (queries + keys if family.head_norms else 0)
+    return 4 * normed + width * (2 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.inner)
+
+
+def trainer_gpu_memory(
+    shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool, targets: Collection[str] = ()
+) -> int:
+    """GPU memory of the trainer, bytes, at least: frozen base, adapter with gradient and two moments, and the activations of a
+    micro-batch of `tokens`. The gradients of a block take about a third of what it keeps; half is counted. That makes 5.7 MiB a
+    token for a 7B model in bfloat16, and 0.5 with recomputation.
+    """
+    width = _WIDTHS[dtype]
+    fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank, targets)
+    return fixed + tokens * (_activation_bytes(shape, width, recompute) + _block_bytes(shape, width) // 2)
+
+
+def check_memory(
+    shape: ModelShape | None,
+    settings: InferenceSettings,
+    *,
+    trainer: int = 0,
+    trainer_gpu: int = 0,
+    machine: Machine | None = None,
+) -> None:
+    """Refuse a run that cannot fit this machine (or `machine`). Servers elsewhere are not checked.
+
+    Args:
+        trainer: main memory of the trainer, bytes.
+        trainer_gpu: GPU memory of the trainer, bytes.
+
+    Raises:
+        InputError: names the memory needed, the memory available, and the setting to change.
+    """
+    if shape is None:
+        return
+    machine = machine or this_machine(CardPlan(engine=engine_cards(settings)))
+    shared = machine.trainer_total is None
+    if settings.urls or not shared:
+        _check_trainer_card(machine, trainer_gpu)
+    if settings.urls:
+        _refuse_more_than(machine, trainer, "the trainer", "choose a smaller model or training.lora_rank")
+        return
+    if shape.heads % settings.tensor_parallel:
+        raise InputError(
+            f"inference.tensor_parallel {settings.tensor_parallel} must divide the {shape.heads} attention heads of the model: "
+            "change it"
+        )
+    in_vllm = engine_family(settings) == "vllm"
+    if in_vllm and shape.has_experts and not machine.gpu_total:
+        raise InputError(
+            f"vLLM has no LoRA for a mixture of experts ('{shape.family}') on a CPU: set inference.engine to 'torch'"
+        )
+    plan = plan_memory(shape, settings, machine, trainer=trainer)
+    if machine.gpu_total and in_vllm:
+        _check_gpu(plan, settings, machine, trainer_gpu if shared else 0)
+    if plan.tokens < plan.sequence:
+        per_gib = GIB // plan.token
+        raise InputError(
+            f"the key-value cache holds {plan.tokens:,} tokens, but one sequence may have {settings.max_model_length:,} "
+            f"(inference.max_model_length): lower that"
+            + ("" if machine.gpu_total else f", or raise inference.kv_cache_gib to {-(-plan.sequence // max(1, per_gib))}")
+        )
+    room = (machine.memory - plan.needed + plan.kv_cache) // GIB
+    cure = f"lower inference.kv_cache_gib from {settings.kv_cache_gib} to {room}" if room >= 1 else "choose a smaller model"
+    if not in_vllm:
+        cure = "lower inference.max_sequences, or choose a smaller model"
+    _refuse_more_than(
+        machine,
+        plan.needed,
+        f"the run (weights {size_text(plan.weights)}, key-value cache {size_text(plan.kv_cache)}, trainer {size_text(trainer)})",
+        "choose a smaller model" if machine.gpu_total else cure,
+    )
+
+
+def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, trainer: int) -> None:
+    if plan.gpu_needed > machine.gpu_free:
+        raise InputError(
+            f"inference.gpu_memory_share {settings.gpu_memory_share} asks for {size_text(plan.gpu_needed)} of the GPU, but "
+            f"{size_text(machine.gpu_free)} are free: end what uses it, or lower the share"
+        )
+    if plan.kv_cache <= 0:
+        raise InputError(
+            f"the model's weights take {size_text(plan.weights)}, but inference.gpu_memory_share {settings.gpu_memory_share} "
+            f"gives the engine {size_text(plan.gpu_needed)}: raise the share, or choose a smaller model"
+        )
+    if trainer and plan.gpu_needed + trainer + 2 * CONTEXT_BYTES > machine.gpu_free:
+        room = max(0, machine.gpu_free - trainer - 2 * CONTEXT_BYTES)
+        fits = int(100 * room / machine.gpu_total) / 100
+        lower = f"lower the share to {fits:g}" if room > plan.weights else "let servers on other cards draw (inference.urls)"
+        raise InputError(
+            f"engine and trainer share the GPU: inference.gpu_memory_share {settings.gpu_memory_share} takes "
+            f"{size_text(plan.gpu_needed)} and the trainer at least {size_text(trainer)}, but {size_text(machine.gpu_free)} are "
+            f"free: {lower}, or lower training.token_budget"
+        )
+
+
+def _check_trainer_card(machine: Machine, needed: int) -> None:
+    free, total = machine.trainer_gpu
+    if total and needed > free:
+        raise InputError(
+            f"the trainer needs at least {size_text(needed)} of the GPU, but {size_text(free)} are free: end what uses it, lower "
+            "training.token_budget, or set training.recompute"
+        )
+
+
+def _refuse_more_than(machine: Machine, needed: int, what: str, cure: str) -> None:
+    if needed > machine.memory:
+        raise InputError(
+            f"{what} needs at least {size_text(needed)} of memory, but {size_text(machine.memory)} are available here: {cure}"
+        )
+
+
+def this_machine(cards: CardPlan) -> Machine:
+    """Free memory of this machine now, and of the cards that engine and trainer take."""
+    memory = free_memory()
+    free, total = (min((getattr(card, name) for card in cards.engine), default=0) for name in ("free", "total"))
+    if cards.shared:
+        return Machine(memory=memory, gpu_free=free, gpu_total=total)
+    own = [min((getattr(card, name) for card in cards.trainer), default=0) for name in ("free", "total")]
+    return Machine(memory=memory, gpu_free=free, gpu_total=total, trainer_free=own[0], trainer_total=own[1])
+
+
+def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
+    """Largest share of its card that the trainer's tensors may take; 0: no limit, because the card is its own.
+
+    vLLM refuses to start while less than `gpu_memory_share` of the whole card is free (`request_memory` in its
+    `v1/worker/utils.py`). A restarted engine meets a trainer that keeps freed memory, so the trainer keeps at most what is left
+    beside that share and a context for each of the two processes.
+    """
+    if not cards.shared or engine_family(settings) == "torch":
+        return 0.0
+    smallest = min(card.total for card in cards.trainer)
+    return max(0.01, 1 - settings.gpu_memory_share - 2 * CONTEXT_BYTES / smallest)
+
+
+def free_memory() -> int:
+    """Bytes that programs may still take on this machine, or in this container."""
+    return available_memory(psutil.virtual_memory().available, _CGROUP)
+
+
+def available_memory(of_machine: int, cgroup: Path) -> int:
+    """`of_machine` bytes, or less if a container's limit (cgroup version 2 or 1) is lower."""
+    for limit, used, gauges, reclaimable in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        try:
+            allowed, taken = int((cgroup / limit).read_text()), int((cgroup / used).read_text())
+            stat = dict(line.split() for line in (cgroup / gauges).read_text().splitlines())
+        except (OSError, ValueError):  # no such version, or "max": no limit
+            continue
+        # The file cache counts as used, but the kernel frees it on demand.
+        return min(of_machine, max(0, allowed - taken + int(stat.get(reclaimable, 0))))
+    return of_machine
+
+
+def size_text(count: int) -> str:
+    """A number of bytes as text with a unit."""
+    for unit, size in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            return f"{count // size:,} {unit}" if abs(count) >= 100 * size else f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _count_parameters(file: Path) -> int:
+    """Number of weights in a safetensors file, from its header."""
+    if not file.is_file():
+        raise ValueError(f"'{file}' is not a regular file")
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError(f"'{file}' claims a header of {size} bytes")
+        header: Mapping[str, Any] = json.loads(stream.read(size))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

@@ -1,0 +1,100 @@
+"""Writes the weights of a model that plays without a run: those of a base model, with an adapter merged if there is one.
+
+The merged weight is W + scale * B @ A (Hu et al. 2021, arXiv 2106.09685). The number format is the base's own. Weights that would
+not fit are rounded to bfloat16, unless that loses too much of the adapter. Engines never merge: they add the adapter's product.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from entente.decoding.model_files import weight_files
+from entente.telemetry.errors import DataError, InputError
+
+WEIGHTS = "model.safetensors"
+MERGE_LOSS_MAX = 0.05
+"""Largest share of an update that merging may lose to rounding; ten small updates merged into bfloat16 lost 0.96."""
+_PREFIX = "base_model.model."
+
+
+def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: float = math.inf) -> str:
+    """Write `target`/model.safetensors, at most `most_bytes` long; returns the number format, such as 'float32'.
+
+    Args:
+        base: folder of the base model.
+        adapter: folder of the adapter; None: the base alone.
+        most_bytes: weights that take more are rounded to bfloat16.
+
+    Raises:
+        InputError: the weights are too large, or rounding them would lose too much of the adapter.
+        DataError: the adapter is unreadable or belongs to another base model.
+    """
+    files = weight_files(base)
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    if not tensors:
+        raise InputError(f"model '{base}' has no safetensors weights: save it with `save_pretrained`")
+    rounds = sum(tensor.nbytes for tensor in tensors.values()) > most_bytes
+    dtype = torch.bfloat16 if rounds else None
+    if (size := sum(tensor.numel() * (2 if rounds else tensor.itemsize) for tensor in tensors.values())) > most_bytes:
+        raise InputError(
+            f"the weights take {size / 1e6:.1f} MB in bfloat16, more than the {most_bytes / 1e6:.1f} MB that are left for them: "
+            "publish a smaller model"
+        )
+    if adapter is not None:
+        tensors, lost = add_adapter(tensors, adapter, dtype)
+        if lost > MERGE_LOSS_MAX:
+            raise InputError(
+                f"merged into weights that are rounded to bfloat16 or float16, the adapter loses {lost:.0%} of what was learned, "
+                f"more than {MERGE_LOSS_MAX:.0%}: take a smaller model or a version that has learned more, or `entente export` "
+                "it as an adapter"
+            )
+    if adapter is None and not rounds and len(files) == 1:
+        shutil.copyfile(files[0], target / WEIGHTS)
+    else:
+        whole = {name: (tensor if dtype is None else tensor.to(dtype)).contiguous() for name, tensor in tensors.items()}
+        save_file(whole, target / WEIGHTS, metadata={"format": "pt"})
+    found = {str(tensor.dtype if dtype is None else dtype).removeprefix("torch.") for tensor in tensors.values()}
+    return ", ".join(sorted(found))
+
+
+def add_adapter(
+    base: dict[str, torch.Tensor], adapter: Path, dtype: torch.dtype | None = None
+) -> tuple[dict[str, torch.Tensor], float]:
+    """`base` plus the peft adapter in the folder `adapter`; `base` is not changed.
+
+    Args:
+        dtype: number format of the merged weights; default: the base's.
+
+    Returns:
+        (all weights by name, share of the update lost to rounding: the Frobenius norm of the rounding error over all merged
+        weights, divided by that of the update).
+
+    Raises:
+        DataError: the adapter is unreadable or belongs to another base model.
+    """
+    try:
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        deltas = load_file(adapter / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(f"adapter '{adapter}' cannot be read: {error}") from error
+    rank, alpha = config["r"], config["lora_alpha"]
+    scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    merged, error, whole = dict(base), 0.0, 0.0
+    for key in deltas:
+        if not key.endswith(".lora_A.weight"):
+            continue
+        name = key.removeprefix(_PREFIX).removesuffix(".lora_A.weight") + ".weight"
+        weight = base.get(name)
+        a, b = deltas[key], deltas.get(key.replace(".lora_A.", ".lora_B."))
+        if weight is None or b is None or weight.shape != (b.shape[0], a.shape[1]):
+            raise DataError(f"adapter '{adapter}' does not fit this base model at {name}")
+        update = scale * (b.float() @ a.float())
+        merged[name] = (weight.float() + update).to(dtype or weight.dtype)
+        error += float((merged[name].float() - weight.float() - update).square().sum())
+        whole += float(update.square().sum())
+    return merged, math.sqrt(error / whole) if whole else 0.0

@@ -1,0 +1,113 @@
+"""The command and the environment of vLLM's own server, for a run that starts one and for people who start one by hand.
+
+The server draws by our logits processor, which it imports by name, and holds policy versions as LoRA adapters. The pinned
+release is vLLM 0.32 with its V1 runner: its V2 runner takes no processor of this interface.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from entente.inference.engine_cards import computes_on_card, engine_cards, engine_family
+from entente.inference.settings import KEY_VARIABLE, InferenceSettings
+from entente.telemetry.cards import VARIABLE
+
+MODULE = "vllm.entrypoints.openai.api_server"
+"""vLLM's server as a module; the command `vllm serve` fails in the build for CPUs."""
+PROCESSOR = "entente.inference.legal_processor:LegalOrderProcessor"
+KEY_OF_SERVER = "VLLM_API_KEY"
+"""Variable of the key. An argument would show it to every user of the machine."""
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Slot ranks that vLLM supports."""
+CACHE_BLOCK = 32
+"""Tokens of a block of the key-value cache, of which only whole ones are shared; vLLM's attention on a CPU takes no fewer."""
+START_S = 300.0
+"""Time limit of a start where nothing is compiled, seconds."""
+COMPILING_START_S = 1800.0
+"""Time limit where vLLM compiles and records CUDA graphs, seconds. Unmeasured; six times as long as for loading alone."""
+
+
+def server_arguments(model: Path, settings: InferenceSettings, *, host: str, port: int) -> list[str]:
+    """Arguments of `MODULE` for the model in the folder `model`."""
+    on_card = computes_on_card(settings)
+    # On a CPU, vLLM adds the last slot's adapter to requests of the base model that share a batch with requests of adapters: it
+    # takes slot -1 for "none". One slot more than the versions need stays empty, so it adds nothing.
+    slots = settings.adapter_slots + (0 if on_card else 1)
+    eager = not on_card if settings.enforce_eager == "auto" else settings.enforce_eager == "on"
+    options = {
+        "--model": model,
+        "--host": host,
+        "--port": port,
+        "--dtype": settings.dtype,
+        "--max-model-len": settings.max_model_length,
+        "--max-num-seqs": settings.max_sequences,
+        "--max-num-batched-tokens": settings.max_batched_tokens,
+        "--block-size": CACHE_BLOCK,
+        "--gpu-memory-utilization": settings.gpu_memory_share,
+        "--tensor-parallel-size": settings.tensor_parallel,
+        "--logits-processors": PROCESSOR,
+        # The processor draws, and leaves the drawn token's log-probability as its logit.
+        "--logprobs-mode": "processed_logits",
+        "--generation-config": "vllm",
+        "--max-loras": slots,
+        "--max-cpu-loras": slots,
+        "--max-lora-rank": slot_rank(settings.adapter_rank),
+    }
+    flags = (
+        "--skip-tokenizer-init",
+        "--enable-prefix-caching",
+        "--enable-lora",
+        "--enable-scale-out",  # the route that takes and gives token ids
+        "--enable-prompt-tokens-details",  # says how much of a prompt the prefix cache held
+        "--disable-uvicorn-access-log",
+        *(["--enforce-eager"] if eager else []),
+    )
+    return [*(str(part) for pair in options.items() for part in pair), *flags]
+
+
+def server_environment(settings: InferenceSettings) -> dict[str, str]:
+    """Variables for the server, without its key.
+
+    Raises:
+        InputError: see `engine_cards`.
+    """
+    variables = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        # A forked child cannot use CUDA if anything in its parent has initialised it.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    if cards := engine_cards(settings):
+        return variables | {VARIABLE: ",".join(card.uuid for card in cards)}
+    variables |= {
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        # Else vLLM binds its threads to the first cores, which a trainer or a second server may use too.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # oneDNN caches one compiled kernel for each matrix shape; its default of 1,024 takes 150 MB.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    }
+    return variables | ({"OMP_NUM_THREADS": str(settings.threads)} if settings.threads else {})
+
+
+def command_text(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A server's command as one types it into a shell, its key taken from our variable."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join([f'{KEY_OF_SERVER}="${KEY_VARIABLE}"', *variables, "python", "-m", MODULE, shlex.join(arguments)])
+
+
+def slot_rank(rank: int) -> int:
+    """The smallest slot rank of at least `rank`; larger slots are padded, which costs time."""
+    return next((each for each in SLOT_RANKS if each >= rank), SLOT_RANKS[-1])
+
+
+def start_limit_s(settings: InferenceSettings) -> float:
+    """Seconds within which an engine of these settings must be ready."""
+    return COMPILING_START_S if compiles(settings) else START_S
+
+
+def compiles(settings: InferenceSettings) -> bool:
+    """Whether the engine compiles at its start. Of servers elsewhere it is assumed, unless the settings say otherwise."""
+    if settings.enforce_eager != "auto":
+        return settings.enforce_eager == "off"
+    return bool(settings.urls) or (engine_family(settings) == "vllm" and computes_on_card(settings))

@@ -1,0 +1,236 @@
+"""A small engine without vLLM: for platforms that lack vLLM, and as the reference in parity tests.
+
+The event loop of its requests steps it. A step is one prefill or one decoding pass of one policy version; then other coroutines
+run and may add requests. Forced tokens are computed together with the drawn token before them. A prefix that a row in memory
+already holds is not computed again. Several versions may be in flight; each completion is drawn under one.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from entente.inference.adapter_check import check_adapter
+from entente.inference.engine import EngineStats
+from entente.inference.engine_cards import engine_cards
+from entente.inference.legal_draw import PartialCompletion
+from entente.inference.settings import InferenceSettings
+from entente.inference.torch_lane import Lane, LaneRequest
+from entente.inference.torch_model import TorchModel
+from entente.records.generation import Generation, GenerationCost, GenerationRequest
+from entente.records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
+from entente.telemetry.cards import take_cards
+from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError
+
+_COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")
+MAX_RANK = 512
+"""Highest adapter rank: the highest that training can produce."""
+
+
+def best_device() -> torch.device:
+    """CUDA, else Apple's GPU, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+class TorchEngine:
+    """The `Engine` contract over transformers and torch."""
+
+    def __init__(
+        self, model: Path, settings: InferenceSettings, *, name: str = "torch", device: torch.device | None = None
+    ) -> None:
+        self.name = name
+        self._folder, self._settings = model, settings
+        self._device = device
+        self._model: TorchModel | None = None
+        self._served: dict[int, Lane] = {}
+        self._newest = BASE_VERSION
+        self._lanes: list[Lane] = []
+        """Lanes that are served, and replaced lanes with requests in flight; the next to step comes first."""
+        self._requests: dict[str, LaneRequest] = {}
+        self._stepping = False
+        self._publishing = asyncio.Lock()
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._steps = 0
+
+    async def start(self) -> None:
+        """Load the base model; see `Engine.start`."""
+        take_cards(engine_cards(self._settings))
+        try:
+            self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device or best_device())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise EngineError(f"torch could not load '{self._folder}': {str(error).splitlines()[0]}") from error
+        self._add_lane(BASE)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw one completion; see `Engine.generate`."""
+        pending = self._admit(request)
+        if not self._stepping:
+            self._stepping = True
+            asyncio.get_running_loop().call_soon(self._step)
+        try:
+            return await pending.answer
+        finally:
+            if self._requests.get(request.request_id) is pending:
+                del self._requests[request.request_id]
+
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Check and add the adapter; see `Engine.publish`."""
+        async with self._publishing:
+            model = self._running_model()
+            lane = self._served.get(policy.version)
+            if lane is None or lane.policy != policy:
+                if policy.adapter_hash != BASE_HASH:
+                    facts = await asyncio.to_thread(check_adapter, policy, self._folder, MAX_RANK)
+                    model.add_adapter(policy.adapter_hash, policy.folder, facts)
+                self._add_lane(policy)
+            self._newest = policy.version
+            self._free_unused()
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """Drop versions before `oldest`; see `Engine.retire`."""
+        for version in [v for v in self._served if v < oldest and v not in keep and v != self._newest]:
+            del self._served[version]
+            gone = VersionGoneError(f"policy version {version} was retired from engine '{self.name}': ask for a newer one")
+            for lane in [lane for lane in self._lanes if lane.policy.version == version]:
+                for pending in (*lane.waiting, *lane.running):
+                    if not pending.answer.done():
+                        pending.answer.set_exception(gone)
+                lane.clear()
+        self._free_unused()
+
+    async def forget_prefixes(self) -> None:
+        """See `EngineWithPrefixes`."""
+        if not any(lane.busy for lane in self._lanes):
+            for lane in self._lanes:
+                lane.clear()
+            # Lanes that take turns change their order, and which requests share a pass depends on it.
+            self._lanes.sort(key=lambda lane: lane.policy.version)
+
+    async def stats(self) -> EngineStats:
+        """Counts since the start."""
+        running = len(self._requests)
+        return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, **self._counts)
+
+    async def close(self) -> None:
+        """Free the model and fail whatever is in flight."""
+        self._fail_all(EngineLostError(f"engine '{self.name}' was closed"))
+        self._served.clear()
+        self._lanes.clear()
+        self._model = None
+
+    def _running_model(self) -> TorchModel:
+        if self._model is None:
+            raise EngineLostError(f"engine '{self.name}' is not running")
+        return self._model
+
+    def _add_lane(self, policy: PolicyVersion) -> None:
+        lane = Lane(self._running_model(), self._settings.max_sequences, policy)
+        self._served[policy.version] = lane
+        self._lanes.append(lane)
+
+    def _admit(self, request: GenerationRequest) -> LaneRequest:
+        vocabulary = self._running_model().vocabulary_size
+        where = f"request '{request.request_id}'"
+        same = self._requests.get(request.request_id)
+        if same is not None and not same.answer.done():
+            raise EngineError(f"{where} is already in flight")
+        length, longest = len(request.prompt_ids) + request.table.longest, self._settings.max_model_length
+        if length > longest:
+            raise EngineError(
+                f"{where} needs {length} tokens but max_model_length is {longest}: raise inference.max_model_length"
+            )
+        prompt = np.asarray(request.prompt_ids, np.int64)
+        ids = np.concatenate((prompt, request.table.token_ids))
+        if not len(prompt) or ids.min() < 0 or max(ids.max(), request.table.largest_id) >= vocabulary:
+            raise EngineError(
+                f"{where} has an empty prompt or ids outside the vocabulary of {vocabulary}: it was made for another model"
+            )
+        if not request.temperature > 0:
+            raise EngineError(f"{where} has temperature {request.temperature}: it must be above 0")
+        version = self._newest if request.version is None else request.version
+        lane = self._served.get(version)
+        if lane is None:
+            raise VersionGoneError(f"engine '{self.name}' does not serve policy version {version}: ask for {self._newest}")
+        completion = PartialCompletion(request.table, request.seed, request.temperature)
+        prefill_ids = np.concatenate((prompt, np.array(completion.token_ids, np.int64))).astype(np.int32)
+        answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        pending = LaneRequest(
+            request=request, completion=completion, answer=answer, prefill_ids=prefill_ids, arrived=time.monotonic()
+        )
+        self._requests[request.request_id] = pending
+        lane.waiting.append(pending)
+        self._counts["requests"] += 1
+        return pending
+
+    def _step(self) -> None:
+        """Run one step of the next lane, and schedule another while requests are in flight."""
+        lane = next((lane for lane in self._lanes if lane.busy), None)
+        if lane is None:
+            self._stepping = False
+            return
+        self._lanes.remove(lane)
+        self._lanes.append(lane)
+        room = self._settings.max_sequences - sum(len(each.running) for each in self._lanes)
+        before = lane.steps
+        try:
+            with torch.inference_mode():
+                ended = lane.advance(room, self._settings.max_batched_tokens)
+        except Exception as error:
+            self._stepping = False
+            self._fail_all(EngineLostError(f"engine '{self.name}' failed in a step: {error}"))
+            return
+        self._steps += lane.steps - before
+        for pending in ended:
+            self._finish(pending, lane)
+        if not lane.busy:
+            self._free_unused()
+        asyncio.get_running_loop().call_soon(self._step)
+
+    def _finish(self, pending: LaneRequest, lane: Lane) -> None:
+        if pending.answer.done():
+            return
+        now = time.monotonic()
+        scheduled, first = pending.scheduled or now, pending.first or now
+        completion = pending.completion
+        self._counts["completion_tokens"] += len(completion.token_ids)
+        self._counts["prompt_tokens"] += len(pending.request.prompt_ids)
+        self._counts["cached_tokens"] += pending.cached
+        self._counts["forced_tokens"] += completion.forced
+        self._counts["drawn_tokens"] += len(completion.token_ids) - completion.forced
+        pending.answer.set_result(
+            Generation(
+                token_ids=np.array(completion.token_ids, np.int32),
+                logprobs=np.array(completion.logprobs, np.float32),
+                policy=lane.policy,
+                worker=self.name,
+                cost=GenerationCost(
+                    queue_ms=1e3 * (scheduled - pending.arrived),
+                    prefill_ms=1e3 * (first - scheduled),
+                    decode_ms=1e3 * (now - first),
+                    cached_tokens=pending.cached,
+                ),
+            )
+        )
+
+    def _free_unused(self) -> None:
+        """Free the rows of idle versions except the newest, and the adapters of versions that are no longer served."""
+        served = list(self._served.values())
+        for lane in self._lanes:
+            if not lane.busy and lane is not self._served.get(self._newest):
+                lane.clear()
+        dropped = [lane for lane in self._lanes if not lane.busy and lane not in served]
+        self._lanes = [lane for lane in self._lanes if lane not in dropped]
+        for name in {lane.adapter for lane in dropped} - {lane.adapter for lane in self._lanes}:
+            self._running_model().remove_adapter(name)
+
+    def _fail_all(self, error: EngineError) -> None:
+        for pending in self._requests.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
+        for lane in self._lanes:
+            lane.clear()

@@ -1,0 +1,217 @@
+"""The requests of one policy version in the torch engine, and their rows of keys and values.
+
+Row i belongs to the request `running[i]`. The rows after those of running requests hold ended requests until they are
+overwritten, so that later prompts can copy their prefixes.
+"""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entente.decoding.open_set import excluded_ids
+from entente.inference.legal_draw import PartialCompletion, draw
+from entente.inference.prefix_plan import PrefixPlan, plan_prefixes
+from entente.inference.torch_model import KeyValueRows, Step, TorchModel
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE_HASH, PolicyVersion
+from entente.telemetry.errors import EngineError
+
+_OPEN_LOGITS = 1 << 22
+"""Most logits of thought tokens that are drawn from at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class LaneRequest:
+    """A request in a lane."""
+
+    request: GenerationRequest
+    completion: PartialCompletion
+    answer: asyncio.Future[Generation]
+    prefill_ids: np.ndarray
+    """int32 token ids of the prompt and the forced tokens after it; prefill computes these."""
+    arrived: float
+    scheduled: float = 0.0
+    first: float = 0.0
+    computed: int = 0
+    """Columns of its row that hold keys and values."""
+    cached: int = 0
+    """Prompt tokens that were copied from other rows."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the completion is complete, or the request failed or was cancelled."""
+        return self.completion.done or self.answer.done()
+
+
+class Lane:
+    """The rows and the queue of one policy version."""
+
+    def __init__(self, model: TorchModel, max_rows: int, policy: PolicyVersion) -> None:
+        """Create a lane that draws under `policy`, with at most `max_rows` rows."""
+        self.policy = policy
+        self.adapter = "" if policy.adapter_hash == BASE_HASH else policy.adapter_hash
+        """Name of the adapter in the model; empty: none."""
+        self.waiting: deque[LaneRequest] = deque()
+        self.running: list[LaneRequest] = []
+        self.steps = 0
+        """Forward passes so far."""
+        self._model, self._max_rows = model, max_rows
+        self._rows: KeyValueRows = model.new_rows(max_rows)
+        self._row_tokens: list[np.ndarray] = []
+        """Prefilled tokens of each row, those of ended requests included."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has requests."""
+        return bool(self.waiting or self.running)
+
+    def clear(self) -> None:
+        """Drop all requests and free the rows."""
+        self._rows, self._row_tokens = self._model.new_rows(self._max_rows), []
+        self.waiting.clear()
+        self.running.clear()
+
+    def advance(self, room: int, budget: int) -> list[LaneRequest]:
+        """Run one prefill if requests wait and `room` rows are free, else one decoding pass.
+
+        Args:
+            room: free rows of the engine.
+            budget: most new tokens of a prefill pass.
+
+        Returns:
+            requests that ended, complete or not.
+        """
+        ended = [pending for pending in self.waiting if pending.finished]
+        if ended:
+            self.waiting = deque(pending for pending in self.waiting if not pending.finished)
+        ended += self._release()
+        self._model.activate(self.adapter)
+        if self.waiting and room > 0:
+            self._prefill(list(islice(self.waiting, room)), budget)
+        elif self.running:
+            self._decode()
+        return ended + self._release()
+
+    def _prefill(self, batch: list[LaneRequest], budget: int) -> None:
+        now = time.monotonic()
+        plan = plan_prefixes([pending.prefill_ids for pending in batch], self._row_tokens, budget)
+        batch = batch[: len(plan.fill_of)]
+        for _ in batch:
+            self.waiting.popleft()
+        fillers = [fill.request for fill in plan.fills]
+        order = fillers + sorted(set(range(len(batch))).difference(fillers))
+        first = len(self.running)
+        self._rows.reserve(
+            first + len(batch),
+            max(len(pending.prefill_ids) + pending.request.table.longest for pending in batch),
+        )
+        states = self._fill(plan, batch, first, budget)
+        copied = [plan.fill_of[number] for number in order[len(fillers) :]]
+        if copied:
+            targets = range(first + len(fillers), first + len(order))
+            self._rows.copy([first + fill for fill in copied], list(targets), max(len(pending.prefill_ids) for pending in batch))
+        self._row_tokens[first : first + len(order)] = [batch[number].prefill_ids for number in order]
+        for number in order:
+            pending, fill = batch[number], plan.fills[plan.fill_of[number]]
+            pending.scheduled, pending.computed = now, len(pending.prefill_ids)
+            pending.cached = min(
+                fill.start if fill.request == number else len(pending.prefill_ids), len(pending.request.prompt_ids)
+            )
+            self.running.append(pending)
+        self._draw([batch[number] for number in order], states[[plan.fill_of[number] for number in order]])
+        now = time.monotonic()
+        for pending in batch:
+            pending.first = now
+
+    def _fill(self, plan: PrefixPlan, batch: list[LaneRequest], first: int, budget: int) -> Tensor:
+        """Compute the fills of `plan` in rows from `first` on; returns the state of each last token [fills, hidden]."""
+        states: list[Tensor] = []
+        starts = [fill.start for fill in plan.fills]
+        prefill_ids = [batch[fill.request].prefill_ids[fill.start :] for fill in plan.fills]
+        for stage in range(plan.fills[-1].stage + 1):
+            places = [place for place, fill in enumerate(plan.fills) if fill.stage == stage]
+            continued = [place for place in places if starts[place]]
+            if continued:
+                sources = [plan.fills[place].source + first * (stage > 0) for place in continued]
+                self._rows.copy(sources, [first + place for place in continued], max(starts[place] for place in continued))
+            done, end = places[0], places[-1] + 1
+            while done < end:
+                # Attention pads all rows to the longest, which is the last; the budget bounds the padded size.
+                until = done + 1
+                while until < end and (until + 1 - done) * len(prefill_ids[until]) <= budget:
+                    until += 1
+                states.append(self._forward(first + done, starts[done:until], prefill_ids[done:until]))
+                done = until
+        return torch.cat(states)
+
+    def _decode(self) -> None:
+        starts, fresh = [], []
+        for pending in self.running:
+            starts.append(pending.computed)
+            tail = pending.completion.token_ids[pending.computed - len(pending.request.prompt_ids) :]
+            fresh.append(np.array(tail, np.int32))
+            pending.computed += len(tail)
+        self._draw(self.running, self._forward(0, starts, fresh))
+
+    def _forward(self, first: int, starts: list[int], fresh: list[np.ndarray]) -> Tensor:
+        self.steps += 1
+        lengths = np.fromiter((len(tokens) for tokens in fresh), np.int64, len(fresh))
+        step = Step(self._rows, first, np.array(starts, np.int64), lengths, self._model.device)
+        return self._model.forward(np.concatenate(fresh), step)
+
+    def _draw(self, batch: list[LaneRequest], states: Tensor) -> None:
+        allowed = [pending.completion.allowed() for pending in batch]
+        if any(legal[0] < 0 for legal in allowed):
+            batch, allowed, states = self._draw_thoughts(batch, allowed, states)
+        if batch:
+            counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
+            self._take(batch, allowed, self._model.legal_logits(states, counts, np.concatenate(allowed)))
+
+    def _draw_thoughts(
+        self, batch: list[LaneRequest], allowed: list[np.ndarray], states: Tensor
+    ) -> tuple[list[LaneRequest], list[np.ndarray], Tensor]:
+        """Draw the next token of the requests that are in a thought; returns the others, with their legal sets and states."""
+        thoughts: dict[tuple[int, int], list[int]] = {}
+        for place, legal in enumerate(allowed):
+            if legal[0] < 0:
+                thoughts.setdefault((int(excluded_ids(legal[0])), int(legal[1])), []).append(place)
+        for (excluded, end), places in thoughts.items():
+            most = max(1, _OPEN_LOGITS // end)
+            for some in (places[first : first + most] for first in range(0, len(places), most)):
+                logits = self._model.open_logits(states[some], excluded, end)
+                self._take([batch[place] for place in some], [allowed[place] for place in some], logits.ravel())
+        others = [place for place, legal in enumerate(allowed) if legal[0] >= 0]
+        return [batch[place] for place in others], [allowed[place] for place in others], states[others]
+
+    @staticmethod
+    def _take(batch: list[LaneRequest], allowed: list[np.ndarray], logits: np.ndarray) -> None:
+        """Draw the next token of each request from its legal set; `logits` as `draw` wants them."""
+        for place in draw([pending.completion for pending in batch], allowed, logits):
+            if not batch[place].answer.done():
+                batch[place].answer.set_exception(
+                    EngineError(
+                        f"request '{batch[place].request.request_id}' was refused: the model's logits for it are not finite, so "
+                        "nothing can be drawn; its weights or its adapter may be broken"
+                    )
+                )
+
+    def _release(self) -> list[LaneRequest]:
+        """Remove ended requests from `running`, and move rows from the end into the gaps; returns the ended requests."""
+        left = [place for place, pending in enumerate(self.running) if not pending.finished]
+        if len(left) == len(self.running):
+            return []
+        ended = [pending for pending in self.running if pending.finished]
+        gaps = sorted(set(range(len(left))).difference(left))
+        movers = [place for place in left if place >= len(left)]
+        if movers:
+            self._rows.copy(movers, gaps, max(self.running[place].computed for place in movers))
+        for gap, mover in zip(gaps, movers, strict=True):
+            self.running[gap], self._row_tokens[gap] = self.running[mover], self._row_tokens[mover]
+        del self.running[len(left) :]
+        return ended

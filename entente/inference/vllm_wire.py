@@ -1,0 +1,181 @@
+"""What a vLLM server reads and answers: bodies of requests, checks of answers, series of its metrics page. Nothing here waits.
+
+A decision goes to `/inference/v1/generate`, which takes and gives token ids. Only the mask and the temperature change the
+distribution: our logits processor draws, by seed and temperature of the request, and leaves vLLM one token to take. A seed given
+to vLLM would cost a launch per request over the whole vocabulary. The forced tokens at the start of a completion are passed to
+vLLM as the end of the prompt.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from entente.decoding.legal_table import END, LegalTable
+from entente.inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY, table_cache
+from entente.records.generation import GenerationRequest
+from entente.records.policy_version import BASE_HASH, PolicyVersion
+from entente.telemetry.errors import DataError
+
+PROBE_TEMPERATURE = 2.0
+"""Warm enough that a probability of 1 at every position means that the log-probabilities are not ours."""
+SIDE_BY_SIDE, FLOAT32, ROUNDED = 1e-6, 1e-3, 0.1
+"""Largest differences of two probes that the same weights drew, nats: at one server in one batch, at two servers in float32, at
+two servers in a shorter format, where a token may also be another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A checked answer."""
+
+    token_ids: np.ndarray
+    """int32 [completion tokens], forced ones included."""
+    logprobs: np.ndarray
+    """float32 [completion tokens], nats."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache; 0 if the server does not say."""
+
+
+def adapter_name(policy: PolicyVersion, base: str) -> str:
+    """The name under which a server serves `policy`; `base`: its name of the base model. Other weights have another name."""
+    return base if policy.adapter_hash == BASE_HASH else f"v{policy.version}-{policy.adapter_hash[:8]}"
+
+
+def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
+    """The forced tokens at the start of every completion, and the node after them.
+
+    Empty with node 0 if the table begins with a thought, has no branching node or is not checked yet.
+    """
+    head, start = table.forced(0) if table.is_sound and table.thought is None else ([], 0)
+    return ([], 0) if start == END else (head, start)
+
+
+def prompt_ids(request: GenerationRequest) -> list[int]:
+    """The prompt and the forced tokens after it."""
+    return [*request.prompt_ids, *forced_prefix(request.table)[0]]
+
+
+def sampling_fields(request: GenerationRequest, eos_id: int) -> dict[str, Any]:
+    """Fields of vLLM's `SamplingParams` for `request`, to be used with its `prompt_ids`; vLLM returns the log-probability of each
+    drawn token.
+    """
+    head, start = forced_prefix(request.table)
+    return {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_tokens": request.table.longest - len(head),
+        "stop_token_ids": [eos_id],
+        # A thought may contain whatever else vLLM takes for an end of sequence.
+        "ignore_eos": request.table.thought is not None,
+        "logprobs": 0,
+        "detokenize": False,
+        "extra_args": {
+            TABLE_KEY: table_cache.encode(request.table),
+            START_KEY: start,
+            DRAW_KEY: [request.seed, request.temperature],
+        },
+    }
+
+
+def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
+    """The JSON of a request to the model or adapter named `model`."""
+    ids = np.asarray(prompt_ids(request)).tolist()
+    fields = {"model": model, "token_ids": ids, "sampling_params": sampling_fields(request, eos_id)}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answer:
+    """The answer to `request`, if the model or adapter named `model` drew it and it may become a row.
+
+    Raises:
+        DataError: something else drew it, its tokens are not a complete path through the table, or a log-probability is
+            impossible.
+    """
+    try:
+        fields = json.loads(content)
+        (choice,) = fields["choices"]
+        drawn, entries = choice["token_ids"], choice["logprobs"]["content"]
+        named, logprobs = [entry["token_id"] for entry in entries], [float(entry["logprob"]) for entry in entries]
+        drew = fields["model"]
+        cached = ((fields.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"its answer cannot be read ({error!r})") from error
+    if drew != model:
+        raise DataError(f"'{drew}' drew a request for '{model}'")
+    if named != drawn or not all(type(token) is int for token in drawn) or type(cached) is not int:
+        raise DataError("its answer has log-probabilities of other tokens than it drew")
+    head = forced_prefix(request.table)[0]
+    tokens = [*head, *drawn]
+    _, offsets = request.table.legal_sets(tokens)
+    values = np.array([0.0] * len(head) + logprobs, np.float32)
+    forced = np.diff(offsets) == 1  # an open set has two numbers
+    impossible = ~((values > -9000) & (values < 1e-3)) | (forced & (np.abs(values) > 1e-3))  # NaN is impossible too
+    if impossible.any():
+        position = int(np.argmax(impossible))
+        raise DataError(f"the log-probability at position {position} is {values[position]}, which is impossible")
+    values[forced] = 0.0
+    return Answer(
+        token_ids=np.array(tokens, np.int32),
+        logprobs=np.minimum(values, 0.0),
+        cached_tokens=max(0, min(cached, len(request.prompt_ids))),
+    )
+
+
+def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: int = 2, first: int = 0) -> GenerationRequest:
+    """A request with `prompt` prompt ids, of which the first is `first`, and `tokens` completion tokens.
+
+    Each token but the last has three legal ids; the last is forced.
+    """
+    others = [token for token in range(4) if token != eos_id][:3]
+    nodes = tokens - 1
+    table = LegalTable(
+        offsets=np.append(3 * np.arange(nodes + 1), 3 * nodes + 1).astype(np.int32),
+        token_ids=np.array([*(others * nodes), eos_id], np.int32),
+        next_nodes=np.append(np.repeat(np.arange(1, nodes + 1), 3), END).astype(np.int32),
+        longest=tokens,
+    )
+    return GenerationRequest(request_id=request_id, prompt_ids=[first, *[eos_id] * (prompt - 1)], table=table, seed=first)
+
+
+def probe_request(eos_id: int, version: int) -> GenerationRequest:
+    """A request whose answer says whether a server has our processor and which weights it has. Each version has a prompt of its
+    own, so that no cached prefix makes two probes differ."""
+    request = throwaway_request(f"probe of version {version}", eos_id, tokens=12, first=version % 64)
+    return replace(request, temperature=PROBE_TEMPERATURE)
+
+
+def same_weights(one: Answer, other: Answer, tolerance: float) -> bool:
+    """Whether the same weights may have drawn both answers to a probe."""
+    different = np.flatnonzero(one.token_ids != other.token_ids)
+    if len(different) and tolerance < ROUNDED:
+        return False
+    common = different[0] if len(different) else len(one.token_ids)
+    return bool((np.abs(one.logprobs[:common] - other.logprobs[:common]) <= tolerance).all())
+
+
+def read_series(page: bytes) -> dict[str, float]:
+    """vLLM's series of a Prometheus page by name, without labels: of shares the largest value, of others the sum.
+
+    Raises:
+        DataError: `page` is not a Prometheus page.
+    """
+    found: dict[str, float] = {}
+    try:
+        for line in page.decode().splitlines():
+            if line.startswith("vllm:") and "_bucket{" not in line:
+                name, value = line.partition("{")[0].partition(" ")[0], float(line.rpartition(" ")[2])
+                found[name] = max(found.get(name, 0.0), value) if name.endswith("_perc") else found.get(name, 0.0) + value
+    except ValueError as error:
+        raise DataError(f"its metrics page cannot be read ({error})") from error
+    return found
+
+
+def error_message(content: bytes) -> str:
+    """The sentence of an answer that is none, or the start of its text."""
+    try:
+        fields: Any = json.loads(content)
+        return str((fields.get("error") or fields)["message"])[:500]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return content[:200].decode(errors="replace")

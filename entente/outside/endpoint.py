@@ -1,0 +1,71 @@
+"""Names of endpoints, `openai:MODEL@URL`, and how they are asked.
+
+An endpoint's key is in the environment, and is sent to its own host only.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from entente.telemetry.errors import InputError
+from entente.telemetry.setting_marks import Settings
+
+_NAME = re.compile(
+    r"openai:(?P<model>[A-Za-z0-9@][A-Za-z0-9._:/@-]*)@(?P<url>https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+    r"(?:/[A-Za-z0-9._~/-]*)?)"
+)
+"""No user, query or fragment, in which a key could be, and none of the characters with which tables of opponents are written."""
+
+
+class OutsideSettings(Settings):
+    """How OpenAI-compatible endpoints are asked, those of players such as 'openai:model@http://host:port/v1'."""
+
+    answer_tokens: Annotated[int, Field(ge=16)] = 2048
+    """Tokens of one answer at most."""
+    token_budget: Annotated[int, Field(ge=0)] = 5_000_000
+    """Tokens of all prompts and answers of a match or run, which then stops and can be continued; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One model at one address."""
+
+    model: str
+    """The model's name there."""
+    url: str
+    """Address before `/chat/completions`, without a slash at the end."""
+
+    @property
+    def name(self) -> str:
+        """Its name as a player."""
+        return f"openai:{self.model}@{self.url}"
+
+    @property
+    def key_variable(self) -> str:
+        """Environment variable of its key, such as ENTENTE_KEY_API_EXAMPLE_COM; a port in the address is part of it."""
+        return "ENTENTE_KEY_" + re.sub(r"[^A-Z0-9]+", "_", urlsplit(self.url).netloc.upper()).strip("_")
+
+    @property
+    def key(self) -> str:
+        """The key; empty if there is none."""
+        return os.environ.get(self.key_variable, "").strip()
+
+
+def read_endpoint(name: str) -> Endpoint:
+    """The endpoint with this name.
+
+    Raises:
+        InputError: the name is not `openai:MODEL@URL`, or its address has more than host, port and path.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        # The name is not repeated: what is wrong with it may be a key.
+        raise InputError(
+            "an endpoint is named 'openai:MODEL@URL', as 'openai:qwen3@http://127.0.0.1:8000/v1': letters, digits and ._:/@- in "
+            "the model, and an http or https address with host, port and path alone; its key is in the environment"
+        )
+    return Endpoint(model=found["model"], url=found["url"].rstrip("/"))

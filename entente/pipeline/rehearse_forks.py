@@ -1,0 +1,150 @@
+"""Plays a few forks without a model, to estimate a run's decisions, tokens and bytes.
+
+The forks start from real positions and use the code that plays a run, but draw legal tokens uniformly. Nothing is written.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress, count, pairwise
+from operator import ne
+
+import numpy as np
+
+from entente.decoding.codec import Codec
+from entente.decoding.legal_table import END
+from entente.decoding.open_set import nth_id, set_size
+from entente.game.board import Board
+from entente.game.snapshot import Snapshot
+from entente.inference.engine import EngineStats
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.rows import Decision, Ply
+from entente.rollouts.fork import Tokens
+from entente.rollouts.roll_out import plan_start_groups, roll_out
+from entente.rollouts.settings import RolloutSettings
+from state_cache.build import play_source_game
+from state_cache.sampling import sample_start_positions
+from state_cache.settings import CacheSettings
+from storage.schema import to_table
+
+_GROUPS, _FORKS, _YEARS = {"one": 12, "all": 2}, 2, 2
+"""What is played: start groups by the policy's powers, forks of each, years of a fork."""
+_LAST_YEAR, _SOURCE_GAMES = 1906, 4
+"""Last year and number of the source games of the positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """Means over the rehearsed forks, scaled to the horizon."""
+
+    decisions_per_fork: float
+    prompt_tokens: float
+    """Per decision."""
+    completion_tokens: float
+    """Per decision."""
+    longest_request: int
+    """Tokens of the longest prompt with the longest completion that its legal orders allow."""
+    unique_tokens: float
+    """Of a start group with all of its forks: a prefix that they share counts once."""
+    fork_bytes: float
+    """Bytes of a fork's rows."""
+
+
+def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSettings, longest: int, seed: int) -> Rehearsal:
+    """Play a few forks with these settings, of two game years at most, and scale the figures to the horizon.
+
+    Args:
+        longest: largest number of tokens of a row. Longer rows are cut, which occurs if bytes count as tokens.
+    """
+    years = min(_YEARS, settings.horizon_years)
+    # Of a longer fork only one winter is the last, so a part of it plays all of its own.
+    winter = settings.last_winter or years < settings.horizon_years
+    changed = {"horizon_years": years, "last_winter": winter, "forks_per_group": _FORKS}
+    # Past versions cannot play here, and searches take too long.
+    changed["opponents"] = ",".join(settings.scripted_opponents) or "mover"
+    shorter = settings.model_copy(update=changed)
+    starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
+    engine = _UniformEngine()
+    played = asyncio.run(
+        roll_out(plan_start_groups(starts, 0, shorter), engine, tokens, shorter, producer="rehearsal", seed=seed)
+    )
+    rows = [replace(row, input_ids=row.input_ids[:longest]) for row in played.decisions]
+    scale = settings.horizon_years / years / played.forks
+    return Rehearsal(
+        decisions_per_fork=len(rows) * scale,
+        prompt_tokens=float(np.mean([min(longest, row.prompt_len) for row in rows] or [0])),
+        completion_tokens=float(np.mean([len(row.behaviour_logprobs) for row in rows] or [0])),
+        longest_request=engine.longest,
+        unique_tokens=_group_tokens(rows, settings.forks_per_group) * settings.horizon_years / years,
+        fork_bytes=(to_table(rows).nbytes + to_table(played.plies, Ply).nbytes) * scale,
+    )
+
+
+def _group_tokens(rows: Sequence[Decision], forks: int) -> float:
+    """Mean of the start groups. The second fork's own tokens stand for those of each further one."""
+    groups = {row.start_group for row in rows}
+    first = sum(unique_tokens([row.input_ids for row in rows if (row.start_group, row.fork) == (group, 0)]) for group in groups)
+    both = sum(unique_tokens([row.input_ids for row in rows if row.start_group == group]) for group in groups)
+    return (first + (forks - 1) * (both - first)) / max(1, len(groups))
+
+
+def unique_tokens(paths: Sequence[Sequence[int] | np.ndarray]) -> int:
+    """Number of different beginnings of the token paths."""
+    ordered = sorted(tuple(path) for path in paths)
+    shared = sum(next(compress(count(), map(ne, *pair)), min(map(len, pair))) for pair in pairwise(ordered))
+    return sum(map(len, ordered)) - shared
+
+
+def some_positions(settings: CacheSettings) -> list[Snapshot]:
+    """A few positions from the first source games of a cache with these settings."""
+    years = {"first_year": min(settings.first_year, _LAST_YEAR), "last_year": min(settings.last_year, _LAST_YEAR)}
+    nearer = settings.model_copy(update=years)
+    found = [snapshot for game in range(_SOURCE_GAMES) for snapshot in play_source_game(game, nearer)]
+    return found or [Board.start().snapshot(game_id="start", seed=0, source="start")]
+
+
+class BytesAsTokens(Codec):
+    """Replaces a tokenizer that is not downloaded: one token per byte. No byte-level tokenizer makes more."""
+
+    def __init__(self) -> None:
+        self._prepare(eos_id=256, vocabulary_size=257)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """One id per byte."""
+        return tuple(text.encode())
+
+
+class _UniformEngine:
+    """An engine without a model. Draws legal tokens uniformly."""
+
+    name = "rehearsal"
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    async def start(self) -> None:
+        return
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.longest = max(self.longest, len(request.prompt_ids) + request.table.longest)
+        dice, state, ids = random.Random(request.seed), request.table.start, []
+        while state != END:
+            legal = request.table.allowed(state)
+            ids.append(nth_id(legal, dice.randrange(set_size(legal))))
+            state = request.table.advance(state, ids[-1])
+        zeros = np.zeros(len(ids), np.float32)
+        return Generation(token_ids=np.array(ids, np.int32), logprobs=zeros, policy=BASE, worker=self.name)
+
+    async def publish(self, policy: PolicyVersion) -> None:
+        return
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        return
+
+    async def stats(self) -> EngineStats:
+        return EngineStats()
+
+    async def close(self) -> None:
+        return

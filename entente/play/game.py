@@ -1,0 +1,299 @@
+"""A game that people, policy versions and scripted players play together, one phase after the other.
+
+It knows no HTTP and writes no file. A phase is played as soon as every person with something to order has ordered. Players choose
+with dice named by game, phase and power, so after an undo they answer equal orders equally.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from entente.game.board import Board
+from entente.game.legal import LegalOrders, OrderKind
+from entente.game.snapshot import POWERS
+from entente.rollouts.deciders import DecisionRequest
+from entente.telemetry.errors import EntenteError, InputError
+from storage.played_games import HUMAN, SavedProposal
+
+FIRST_YEAR = 1901
+
+
+class StaleError(EntenteError):
+    """The request is about a position that the game has left, or that others are about to leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The order set that a player chose."""
+
+    orders: tuple[str, ...]
+    probability: float | None = None
+    """With which a policy version drew the whole set; None for other players."""
+    proposals: tuple[SavedProposal, ...] = ()
+    """What a player that searches tried, if it was more than one order set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Turn:
+    """A phase that was played; equal only to itself."""
+
+    board: Board
+    """The position before it; nobody steps it."""
+    orders: Mapping[str, tuple[str, ...]]
+    results: Mapping[str, tuple[str, ...]]
+    """Result marks by unit; see `PhaseResult.results`."""
+    probabilities: Mapping[str, float]
+    """Of the order sets of policy versions, by power."""
+    proposals: Mapping[str, tuple[SavedProposal, ...]]
+    """Of players that search, by power."""
+
+
+class Players(Protocol):
+    """Chooses for everybody who is no person."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The players that may take a seat or give a hint."""
+        ...
+
+    async def choose(self, name: str, request: DecisionRequest) -> Choice:
+        """The order set of the player with this name."""
+        ...
+
+
+async def _keep_nothing() -> None:
+    """For games that nobody stores."""
+
+
+class PlayedGame:
+    """One game in progress.
+
+    Attributes:
+        name: names the game in files and dice.
+        seats: the player of each power, HUMAN for a person.
+        turns: the phases that were played.
+        board: the position now.
+        given: order sets of people for this phase.
+        years: game years after which it ends; 0: when somebody has won.
+        revision: rises with every change; a request that names an older one is refused.
+        keep: stores the game; awaited after every change that must last.
+    """
+
+    def __init__(self, name: str, seats: Mapping[str, str], players: Players, *, seed: int = 0, years: int = 0) -> None:
+        """A game in spring 1901.
+
+        Raises:
+            InputError: a power has no seat, or a seat an unknown player.
+        """
+        self.name, self.seats, self.seed, self.years = name, dict(seats), seed, years
+        if sorted(self.seats) != sorted(POWERS):
+            raise InputError(f"a game needs a player for each of {', '.join(POWERS)}")
+        for who in self.seats.values():
+            if who != HUMAN and who not in players.names:
+                raise InputError(f"there is no player '{who}' here: choose among {HUMAN}, {', '.join(players.names)}")
+        self.turns: list[Turn] = []
+        self.board = Board.start()
+        self.given: dict[str, tuple[str, ...]] = {}
+        self.revision = 0
+        self.keep: Callable[[], Awaitable[None]] = _keep_nothing
+        self.changed = asyncio.Event()
+        """Set, and replaced, whenever the revision rises."""
+        self._players = players
+        self._busy = False
+
+    @property
+    def is_over(self) -> bool:
+        """True if somebody has won, or the years of the game are over."""
+        return self.board.is_over or bool(self.years and self.board.year >= FIRST_YEAR + self.years)
+
+    @property
+    def last_year(self) -> int:
+        """The year of the position, or of the game's end."""
+        return min(self.board.year, FIRST_YEAR + self.years - 1) if self.years else self.board.year
+
+    @property
+    def people(self) -> tuple[str, ...]:
+        """Powers of people that are not eliminated."""
+        return tuple(power for power in POWERS if self.seats[power] == HUMAN and self.board.is_alive(power))
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Powers of people that must order before this phase can be played."""
+        legal = {} if self.is_over else self.board.legal_orders()
+        return tuple(power for power in self.people if power in legal and power not in self.given)
+
+    @property
+    def is_deciding(self) -> bool:
+        """True while players choose, and before the phase is played."""
+        return self._busy
+
+    async def order(self, power: str, orders: Sequence[str], revision: int) -> None:
+        """Give a person's orders. Units without one hold, dislodged ones disband, and builds are waived.
+
+        When nobody else has to order, the phase is played, and with it all phases until a person has something to order again.
+
+        Raises:
+            StaleError: the game has gone on, or the power has ordered.
+            InputError: the power is not a person's, has nothing to order, an order is not legal, or the game cannot be stored.
+            EngineError, DataError: a player's decision failed. The orders stay given; `go_on` tries again.
+        """
+        self._check(revision)
+        if self.seats.get(power) != HUMAN:
+            raise InputError(f"{power} is played by {self.seats.get(power, 'nobody')}: order for a power that people play")
+        legal = self.board.legal_orders().get(power)
+        if legal is None:
+            raise InputError(f"{power} has nothing to order in {self.board.phase}")
+        if power in self.given:
+            raise StaleError(f"{power} has ordered already: another window did it")
+        self.given[power] = _whole(legal, orders, self.board.phase)
+        turns = len(self.turns)
+        self._change()
+        try:
+            await self.keep()
+        except InputError:
+            if not self._busy and len(self.turns) == turns:  # then these orders can be given again
+                self.given.pop(power, None)
+                self._change()
+            raise
+        # While it was stored, another person may have ordered last, and the phase may be played for them.
+        if not self._busy and len(self.turns) == turns and not self.waits_for:
+            await self._play_on()
+
+    async def go_on(self, revision: int) -> None:
+        """Play one phase in which no person has anything to order: in a game that is watched, or after a failed decision.
+
+        Raises:
+            StaleError: the game has gone on.
+            InputError: the game is over, or a person has to order first.
+            EngineError, DataError: a player's decision failed.
+        """
+        self._check(revision)
+        if self.waits_for:
+            raise InputError(f"{', '.join(self.waits_for)} must order first")
+        await self._play_on()
+
+    async def undo(self, turn: int, revision: int) -> None:
+        """Return to the position before the turn with this number, from 0.
+
+        Raises:
+            StaleError: the game has gone on.
+            InputError: there is no such turn.
+        """
+        self._check(revision, over=True)
+        if not 0 <= turn < len(self.turns):
+            raise InputError(f"there is no position {turn} to return to: the game has {len(self.turns)} before this one")
+        self.board = self.turns[turn].board.fork()
+        del self.turns[turn:]
+        self.given.clear()
+        self._change()
+        await self.keep()
+
+    async def hint(self, power: str, player: str, revision: int) -> Choice:
+        """What `player` would order for `power`.
+
+        Raises:
+            StaleError: the game has gone on.
+            InputError: the power has nothing to order, or there is no such player.
+            EngineError, DataError: the decision failed.
+        """
+        self._check(revision)
+        if player not in self._players.names:
+            raise InputError(f"there is no player '{player}' here: choose among {', '.join(self._players.names)}")
+        if power not in self.board.legal_orders():
+            raise InputError(f"{power} has nothing to order in {self.board.phase}")
+        return await self._players.choose(player, self._request(power, "hint"))
+
+    def replay(
+        self,
+        orders: Mapping[str, Sequence[str]],
+        probabilities: Mapping[str, float],
+        proposals: Mapping[str, tuple[SavedProposal, ...]],
+    ) -> None:
+        """Play a phase with orders that are known, as when a stored game is read.
+
+        Raises:
+            InputError: the game is over, or an order set is not legal.
+        """
+        if self.is_over:
+            raise InputError(f"it goes on after its end in {self.last_year}")
+        legal = self.board.legal_orders()
+        for power, own in orders.items():
+            if power not in legal or not legal[power].admits(own):
+                raise InputError(f"{', '.join(own) or 'nothing'} is no legal order set of {power} in {self.board.phase}")
+        if set(orders) != set(legal):
+            raise InputError(f"it lacks orders in {self.board.phase}")
+        self._step({power: tuple(own) for power, own in orders.items()}, dict(probabilities), dict(proposals))
+
+    async def _play_on(self) -> None:
+        self._busy = True
+        self._change()
+        try:
+            while True:
+                await self._play_phase()
+                if self.is_over or self.waits_for or not self.people:
+                    return
+        finally:
+            self._busy = False
+            self._change()
+
+    async def _play_phase(self) -> None:
+        asked = [power for power in self.board.legal_orders() if power not in self.given]
+        found = await asyncio.gather(*(self._players.choose(self.seats[power], self._request(power)) for power in asked))
+        chosen = dict(zip(asked, found, strict=True))
+        orders = self.given | {power: choice.orders for power, choice in chosen.items()}
+        probabilities = {power: each.probability for power, each in chosen.items() if each.probability is not None}
+        self._step(orders, probabilities, {power: each.proposals for power, each in chosen.items() if each.proposals})
+        self._change()
+        await self.keep()
+
+    def _step(
+        self,
+        orders: Mapping[str, tuple[str, ...]],
+        probabilities: Mapping[str, float],
+        proposals: Mapping[str, tuple[SavedProposal, ...]],
+    ) -> None:
+        before = self.board.fork()
+        result = self.board.step(orders)
+        self.turns.append(
+            Turn(board=before, orders=orders, results=result.results, probabilities=probabilities, proposals=proposals)
+        )
+        self.given.clear()
+
+    def _request(self, power: str, *purpose: str) -> DecisionRequest:
+        return DecisionRequest(
+            game="/".join((self.name, str(self.revision), *purpose)),
+            dice="/".join((self.name, str(self.seed), *purpose)),
+            ply=len(self.turns),
+            power=power,
+            legal=self.board.legal_orders()[power],
+            board=self.board,
+            snapshot_id=self.board.snapshot(game_id=self.name, seed=self.seed, source="").snapshot_id,
+        )
+
+    def _check(self, revision: int, *, over: bool = False) -> None:
+        if self._busy:
+            raise StaleError("the others still decide: wait for them")
+        if revision != self.revision:
+            raise StaleError("the game has gone on in another window: the page now shows where it is")
+        if self.is_over and not over:
+            raise InputError(f"the game ended in {self.last_year}: begin another, or go back to an earlier position")
+
+    def _change(self) -> None:
+        self.revision += 1
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+def _whole(legal: LegalOrders, orders: Sequence[str], phase: str) -> tuple[str, ...]:
+    """The canonical order set; see `PlayedGame.order`."""
+    wanted = [order for order in orders if order != "WAIVE"]
+    if whole := legal.completed(wanted):
+        for order in wanted:
+            if order not in whole:
+                raise InputError(f"'{order[:40]}' is no legal order of {legal.power} in {phase}, or a second one for its place")
+        if legal.admits(whole):
+            return whole
+    if legal.kind is OrderKind.DISBAND:
+        raise InputError(f"{legal.power} must disband {legal.picks} of its units in {phase}")
+    raise InputError(f"{legal.power} may build only {legal.picks} in {phase}")

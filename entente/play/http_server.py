@@ -1,0 +1,196 @@
+"""What the HTTP servers of this project share: their socket, the checks and bounds of requests, and their end by a signal.
+
+Keys are compared in constant time. A body is not read before its length is known; it is read whole, within a time and a budget
+of bytes, before the app sees the request. uvicorn bounds headers and connections. On an open network a proxy belongs before it.
+"""
+
+import asyncio
+import hmac
+import signal
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from entente.telemetry.errors import InputError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+BODY_TIMEOUT_S = 30.0
+"""Seconds for a complete body: 2 MiB at 70 KB a second."""
+MAX_BYTES_IN_FLIGHT = 64 << 20
+"""Total bytes of the bodies that are being read or answered."""
+MAX_CONNECTIONS = 768
+"""Most connections, below the usual 1,024 open files of a process; uvicorn answers more with 503."""
+MAX_HEAD = 1 << 16
+"""Longest header, bytes."""
+
+Headers = Mapping[bytes, bytes]
+
+
+def bind(host: str, port: int, key: str | None) -> socket.socket:
+    """A listening socket, opened before the engine starts.
+
+    Raises:
+        InputError: the port is taken, or the address is not loopback and there is no key.
+    """
+    if host not in LOOPBACK and not key:
+        raise InputError(f"a server on {host} needs a key: set the key variable, or listen on 127.0.0.1")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    listener.listen(512)
+    return listener
+
+
+def headers_of(scope: Scope) -> Headers:
+    """The headers by name, in small letters; of two with one name the last."""
+    return dict(scope["headers"])
+
+
+def has_key(headers: Headers, key: str) -> bool:
+    """Whether the request bears the key: `Authorization: Bearer KEY`."""
+    return hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + key.encode())
+
+
+def foreign_header(headers: Headers, own: Collection[str]) -> Literal["host", "origin"] | None:
+    """The header by which a request shows that it was meant for another host, or comes from another page; None: it does not.
+
+    Args:
+        own: host and port under which the server may be named; the first is its own page's.
+    """
+    names = [name.encode() for name in own]
+    if headers.get(b"host", b"") not in names:
+        return "host"
+    if headers.get(b"origin", b"http://" + names[0]) not in [b"http://" + name for name in names]:
+        return "origin"
+    return None
+
+
+def is_too_long(scope: Scope, headers: Headers, most: int) -> bool:
+    """Whether the body may have more than `most` bytes, or does not state its length."""
+    length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
+    return not length.isdigit() or int(length) > most or b"transfer-encoding" in headers
+
+
+class BoundedBodies:
+    """ASGI middleware that reads each body completely before the app handles the request."""
+
+    def __init__(
+        self, app: ASGIApp, refuse: Callable[[Scope], Response | None], say: Callable[[int, str, str], Response]
+    ) -> None:
+        """`refuse` checks a header; it must refuse a body of unknown length. `say` makes a refusal of status, kind, sentence."""
+        self._app, self._refuse, self._say = app, refuse, say
+        self._bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. uvicorn discards what is left of a refused body."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        refusal, length = self._refuse(scope), 0
+        if refusal is None:
+            length = int(headers_of(scope).get(b"content-length", b"0"))
+            if self._bytes + length > MAX_BYTES_IN_FLIGHT:
+                text = f"requests of nearly {MAX_BYTES_IN_FLIGHT:,} bytes are in flight here: try again"
+                refusal = self._say(429, "busy", text)
+        if refusal is None:
+            self._bytes += length
+            try:
+                refusal = await self._serve(scope, receive, send)
+            finally:
+                self._bytes -= length
+        if refusal is not None:
+            await refusal(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """Read the body and have the request answered; a refusal if the body is late."""
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await _read(receive)
+        except TimeoutError:
+            return self._say(408, "slow", f"the body of a request must be whole within {BODY_TIMEOUT_S:g} s")
+        if body is None:  # the client disconnected
+            return None
+        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        del body
+
+        async def replay() -> Message:
+            return given.pop() if given else await receive()
+
+        await self._app(scope, replay, send)
+        return None
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The complete body; None if the client disconnected before its end."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+class _Server(uvicorn.Server):
+    """Says when it begins to shut down."""
+
+    def __init__(self, config: uvicorn.Config, on_shutdown: Callable[[], object] | None) -> None:
+        super().__init__(config)
+        self._on_shutdown = on_shutdown
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_shutdown is not None:
+            self._on_shutdown()
+        await super().shutdown(sockets)
+
+
+def make_server(app: FastAPI, *, drain_s: float, on_shutdown: Callable[[], object] | None = None) -> uvicorn.Server:
+    """A server of the app. Requests in flight get `drain_s` seconds to finish after a termination signal.
+
+    Args:
+        on_shutdown: called after such a signal, so that requests that wait can be answered: uvicorn reports a wait that it
+            cancels as an error.
+    """
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEAD,
+        limit_concurrency=MAX_CONNECTIONS,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    return _Server(config, on_shutdown)
+
+
+@contextmanager
+def signals_end_here() -> Iterator[None]:
+    """Ignore the signal that uvicorn raises again after it has shut down, so that the caller can close what it serves."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGINT) if in_main_thread else ()
+    handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+async def serve(server: uvicorn.Server, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM, Ctrl-C or `server.should_exit`, on the event loop of the caller."""
+    asyncio.get_running_loop().call_soon(on_ready)
+    with signals_end_here():
+        await server.serve(sockets=[listener])

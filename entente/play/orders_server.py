@@ -1,0 +1,261 @@
+"""Serves legal orders to any client of the OpenAI API: models, and chat completions whose last message is a position.
+
+The answer is a complete legal order set of the power that the message names, one order a line, drawn by one policy version.
+Log-probabilities are those of the drawn tokens, under the mask and at the request's temperature. A client that disconnects
+cancels its draws. On a loopback address, requests that name another host or come from another page are refused; on any other
+address, those without the key, and those of any page. Bodies are bounded. Nothing is stored.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope
+
+from entente.game.board import Board
+from entente.game.legal import LegalOrders
+from entente.game.prompts import board_text
+from entente.inference.engine import Engine
+from entente.inference.host import EngineHost
+from entente.inference.supervisor import EngineSupervisor
+from entente.play.http_server import BoundedBodies, foreign_header, has_key, headers_of, is_too_long
+from entente.play.orders_request import ApiError, ChatRequest, read_question, read_request
+from entente.rollouts.deciders import DecisionRequest, DrawnDecision, Tokens, draw
+from entente.telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
+
+MOST_DRAWS = 512
+"""Order sets drawn at the same time: four times what an engine decodes together by default, so that it has always work."""
+LARGEST_BODY = 2 << 20
+"""Bytes; a whole game as the diplomacy package saves it has some hundred thousand."""
+_CODES = {"key": "invalid_api_key", "busy": "rate_limit_exceeded", "slow": "request_timeout", "too_long": "request_too_large"}
+"""Kind of a refusal of `entente.play.http_server` -> code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPolicy:
+    """A policy version, or a model, and the engine that serves it."""
+
+    name: str
+    """What clients call the model: 'mine:v20' or 'models/dumbbot-192'."""
+    fingerprint: str
+    """Of its weights: with equal fingerprint, seed and position the same orders are drawn."""
+    host: EngineHost
+    engine: Engine
+    tokens: Tokens
+    version: int
+    """Its number in the engine."""
+
+
+class Draws:
+    """The draws in flight of one served policy. It runs on the HTTP server's event loop.
+
+    Attributes:
+        failure: why the engine is lost for good.
+        on_failure: called when it is.
+    """
+
+    def __init__(self, policy: ServedPolicy, most: int = MOST_DRAWS) -> None:
+        self.policy = policy
+        self.in_flight = 0
+        self.failure: EngineLostError | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._most = most
+
+    async def answer(
+        self, asked: ChatRequest, legal: LegalOrders, board: Board, name: str, receive: Receive
+    ) -> list[DrawnDecision]:
+        """One draw for each choice of a request, or none if the client disconnects; a draw that fails cancels the others.
+
+        Args:
+            name: of the request, unique among those in flight.
+
+        Raises:
+            ApiError: an answer may be longer than the request allows, or too many draws are in flight.
+            EntenteError: a draw failed.
+        """
+        policy, choices = self.policy, asked.n or 1
+        for limit in ("max_tokens", "max_completion_tokens"):
+            most = getattr(asked, limit)
+            if most and most < (longest := await policy.host.run(_longest(policy.tokens, legal))):
+                text = f"'{limit}' {most} is less than the {longest} tokens of {legal.power}'s longest order set: raise it"
+                raise ApiError(400, text, code="invalid_value", param=limit)
+        if self.in_flight + choices > self._most:
+            text = f"{self.in_flight} order sets are being drawn, and at most {self._most} may be: try again"
+            raise ApiError(429, text, code="rate_limit_exceeded")
+        shown = board_text(board, legal.power, policy.tokens.prompts)
+        request = DecisionRequest(
+            game=name,
+            dice=secrets.token_hex(8) if asked.seed is None else f"seed {asked.seed}",
+            ply=0,
+            power=legal.power,
+            legal=legal,
+            board=board,
+            snapshot_id=hashlib.blake2b(shown.encode(), digest_size=8).hexdigest(),
+            temperature=asked.drawn_at,
+        )
+        draws = [asyncio.create_task(self._draw(request, shown, number)) for number in range(choices)]
+        self.in_flight += choices
+        for each in draws:
+            each.add_done_callback(self._end)
+        whole, gone = asyncio.gather(*draws), asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({whole, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return whole.result() if whole.done() else []
+        finally:
+            for each in (gone, *draws):
+                each.cancel()
+            await asyncio.gather(gone, whole, *draws, return_exceptions=True)
+
+    def _end(self, _: object) -> None:
+        self.in_flight -= 1
+
+    async def _draw(self, request: DecisionRequest, shown: str, number: int) -> DrawnDecision:
+        policy = self.policy
+        work = draw(request, policy.engine, policy.tokens, version=policy.version, shown=shown, repetition=number)
+        try:
+            return await policy.host.run(work)
+        except EngineLostError:
+            if isinstance(policy.engine, EngineSupervisor) and policy.engine.lost is not None:
+                self.failure = policy.engine.lost
+                self.on_failure()
+            raise
+
+
+async def _longest(tokens: Tokens, legal: LegalOrders) -> int:
+    return tokens.tables.table(legal).longest
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastAPI:
+    """The app over one served policy.
+
+    Args:
+        key: the key that clients must send; None: none.
+        own_names: host and port under which clients may name a server on a loopback address; empty: any, on other addresses.
+    """
+    policy, began = draws.policy, int(time.time())
+    app = FastAPI(title="entente orders", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BoundedBodies, refuse=partial(_refusal, key=key, own_names=own_names), say=refusal)
+
+    @app.exception_handler(EntenteError)
+    async def refused(request: Request, error: EntenteError) -> Response:
+        match error:
+            case ApiError():
+                return error.response()
+            case EngineLostError() | VersionGoneError():
+                return ApiError(503, str(error), code="engine_lost").response()
+            case EngineError():  # the engine refused this request, for example as too long
+                return ApiError(400, str(error), code="engine_refused").response()
+        return ApiError(500, str(error), code="server_error").response()
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        text = f"there is no {request.method} {request.url.path[:60]!r} here: ask for /v1/models or /v1/chat/completions"
+        return ApiError(error.status_code, text, code="unknown_url").response()
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        answer = ApiError(500, "the server failed in this request; its log says why", code="server_error").response()
+        answer.headers["connection"] = "close"  # uvicorn logs the error and closes the connection
+        return answer
+
+    def model(name: str) -> dict[str, Any]:
+        if name != policy.name:
+            text = f"there is no model {name[:100]!r} here: this server has {policy.name!r}"
+            raise ApiError(404, text, code="model_not_found", param="model")
+        return {"id": name, "object": "model", "created": began, "owned_by": "entente"}
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [model(policy.name)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        return JSONResponse(model(name))
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> Response:
+        asked = read_request(await request.body())
+        model(asked.model)
+        board, legal = read_question(asked)
+        name = f"chatcmpl-{secrets.token_hex(12)}"
+        drawn = await draws.answer(asked, legal, board, name, request.receive)
+        head = {"id": name, "created": int(time.time()), "model": policy.name, "system_fingerprint": policy.fingerprint}
+        return _answer(head, asked, drawn, policy.tokens) if drawn else Response(status_code=499)  # the client has gone
+
+    @app.get("/health")
+    async def health() -> Response:
+        """For operators: draws in flight, and the engine's counts."""
+        return JSONResponse({"in_flight": draws.in_flight, "engine": asdict(await policy.host.run(policy.engine.stats()))})
+
+    return app
+
+
+def refusal(status: int, kind: str, text: str) -> JSONResponse:
+    """A refusal of the server's guards."""
+    return ApiError(status, text, code=_CODES.get(kind, kind)).response()
+
+
+def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Response | None:
+    """The refusal of a request for another host, from a page, without the key, or with a large body; None: accepted."""
+    headers = headers_of(scope)
+    if own_names:
+        match foreign_header(headers, own_names):
+            case "host":
+                return refusal(403, "foreign_host", f"this server is on this machine only: ask http://{own_names[0]}")
+            case "origin":
+                return refusal(403, "foreign_origin", "another page asks in its place: a page may not use this server")
+    elif b"origin" in headers:
+        return refusal(403, "foreign_origin", "a page in a browser may not use this server")
+    if key and not has_key(headers, key):
+        return refusal(401, "key", "the server's key is missing or wrong: send it as 'Authorization: Bearer KEY'")
+    if is_too_long(scope, headers, LARGEST_BODY):
+        return refusal(413, "too_long", f"a request may have at most {LARGEST_BODY} bytes, and must state its length")
+    return None
+
+
+# ---- the answer in the form of the API ----
+
+
+def _answer(head: dict[str, Any], asked: ChatRequest, drawn: Sequence[DrawnDecision], tokens: Tokens) -> Response:
+    prompt, completion = len(drawn[0].prompt_ids), sum(len(each.generation.token_ids) for each in drawn)
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    choices = [_choice(each, number, tokens, logprobs=bool(asked.logprobs)) for number, each in enumerate(drawn)]
+    return JSONResponse({"object": "chat.completion", **head, "choices": choices, "usage": usage})
+
+
+def _choice(drawn: DrawnDecision, index: int, tokens: Tokens, *, logprobs: bool) -> dict[str, Any]:
+    """One choice of a whole answer. A thought before the orders is `reasoning_content`, as other servers name it."""
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(drawn.orders), "refusal": None}
+    ids = drawn.generation.token_ids.tolist()
+    if tokens.thinking is not None:
+        thought, ids = tokens.thinking.split(ids)
+        message["reasoning_content"] = tokens.codec.decode(thought).strip()
+    content = _token_logprobs(ids, drawn.generation.logprobs[-len(ids) :].tolist(), tokens) if logprobs else []
+    found = {"content": content, "refusal": None} if logprobs else None
+    return {"index": index, "message": message, "logprobs": found, "finish_reason": "stop"}
+
+
+def _token_logprobs(ids: Sequence[int], logprobs: Sequence[float], tokens: Tokens) -> list[dict[str, Any]]:
+    """The last token ends the answer; it has no bytes, because the content does not show it."""
+    entries, text = [], ""
+    for place, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), start=1):
+        # Some tokenizers spell a token in another way without those before it.
+        longer = tokens.codec.decode(ids[:place])
+        shown = longer[len(text) :] if longer.startswith(text) else tokens.codec.decode([token])
+        text = longer
+        spelled = [] if token == tokens.codec.eos_id else list(shown.encode())
+        entries.append({"token": shown, "logprob": logprob, "bytes": spelled, "top_logprobs": []})
+    return entries

@@ -1,0 +1,51 @@
+"""Chooses for the players of a game in the browser: policy versions, players that search, scripted players."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from entente.game.players import player
+from entente.play.game import Choice
+from entente.rollouts.deciders import DecisionRequest, PolicyDecider, draw
+from entente.rollouts.seeds import dice
+from entente.search.search import SearchDecider
+from flows.open_players import OpenPlayers
+from storage.played_games import SavedProposal
+
+
+class SeatedPlayers:
+    """Players that are open; see `entente.play.game.Players`."""
+
+    def __init__(self, names: Sequence[str], opened: OpenPlayers, temperature: float = 1.0) -> None:
+        """`temperature`: of the draws of policy versions."""
+        self.names = tuple(names)
+        self._opened, self._temperature = opened, temperature
+
+    async def choose(self, name: str, request: DecisionRequest) -> Choice:
+        """See `Players.choose`."""
+        decider = self._opened.deciders.get(name)
+        if decider is None:
+            rng = dice(request.dice, request.board.phase, request.power)
+            return Choice(orders=tuple(player(name)(request.legal, rng, request.board)))
+        request = replace(request, temperature=self._temperature)
+        if isinstance(decider, PolicyDecider) and not request.legal.is_forced:
+            return await self._opened.host.run(_drawn(decider, request))
+        if isinstance(decider, SearchDecider):
+            return await self._opened.host.run(_searched(decider, request))
+        return Choice(orders=tuple(await self._opened.host.run(decider.decide(request))))
+
+
+async def _drawn(decider: PolicyDecider, request: DecisionRequest) -> Choice:
+    drawn = await draw(request, decider.engine, decider.tokens, version=decider.version)
+    return Choice(orders=tuple(drawn.orders), probability=math.exp(float(drawn.generation.logprobs.sum())))
+
+
+async def _searched(decider: SearchDecider, request: DecisionRequest) -> Choice:
+    found, drawn = await decider.look(request)
+    if len(found.proposals) == 1:
+        return Choice(orders=tuple(found.orders), probability=drawn[found.proposals[0]])
+    tried = (
+        SavedProposal(orders=orders, value=value, playouts=playouts, probability=drawn[orders])
+        for orders, value, playouts in zip(found.proposals, found.values, found.visits, strict=True)
+    )
+    return Choice(orders=tuple(found.orders), probability=drawn[found.proposals[found.best]], proposals=tuple(tried))

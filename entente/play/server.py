@@ -1,0 +1,187 @@
+"""Serves the page of one game, and what it asks for, on this machine only.
+
+Every address but the page's picture needs the key that the page's own address has; it is made anew at each start. Requests that
+name another host, come from another page, or have a large body are refused. An answer that is not the game has an `error`, one
+sentence, which the page shows.
+
+Status codes: 200; 400 malformed or not allowed; 403 key, host or origin; 409 the game has gone on; 413 too long; 502 a player's
+decision failed.
+"""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from entente.game.recorded import as_recorded
+from entente.play.game import PlayedGame, StaleError
+from entente.play.game_file import saved
+from entente.play.http_server import BoundedBodies, foreign_header, headers_of, is_too_long
+from entente.play.page import as_data, page_html
+from entente.telemetry.errors import EntenteError, InputError
+
+_LARGEST_BODY = 1 << 14
+_WAIT_S = 25.0
+"""Seconds that a page waits for the next change before it asks again."""
+_Word = Annotated[str, Field(max_length=64)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    revision: Annotated[int, Field(ge=0)]
+
+
+class OrdersBody(_Body):
+    """A person's orders."""
+
+    power: _Word
+    orders: Annotated[list[_Word], Field(max_length=64)]
+
+
+class UndoBody(_Body):
+    """The turn to return to."""
+
+    turn: int
+
+
+class HintBody(_Body):
+    """Whose orders to suggest, and by which player."""
+
+    power: _Word
+    player: Annotated[str, Field(max_length=256)]
+
+
+def new_key() -> str:
+    """A key for one start of the server."""
+    return secrets.token_urlsafe(24)
+
+
+def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str, file: str = "") -> FastAPI:
+    """The app of one game.
+
+    Args:
+        players: names that may give hints.
+        address: host and port under which it is served, as a browser names them.
+        file: where the game is stored, as a shell reads it; empty: nowhere.
+    """
+    app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
+    say = lambda status, _, text: _sentence(status, text)  # noqa: E731
+    app.add_middleware(BoundedBodies, refuse=partial(_refusal, key=key, address=address), say=say)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _sentence(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _sentence(error.status_code, str(error.detail))
+
+    async def changed(change: Callable[[], Awaitable[None]]) -> Response:
+        try:
+            await change()
+        except StaleError as error:
+            return _sentence(409, str(error), state=as_data(game))
+        except InputError as error:
+            return _sentence(400, str(error))
+        except EntenteError as error:
+            return _sentence(502, f"{error}; the game waits: try again", state=as_data(game))
+        return JSONResponse(as_data(game))
+
+    @app.get("/")
+    async def page() -> Response:
+        nonce = secrets.token_urlsafe(16)
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer", "cache-control": "no-store"}
+        return HTMLResponse(page_html(game, players, key, nonce, file), headers=headers)
+
+    @app.get("/game")
+    async def state(seen: Annotated[int, Query(ge=-1)] = -1) -> Response:
+        """The game; with the revision that the page has seen, as soon as there is another."""
+        if seen == game.revision:
+            try:
+                await asyncio.wait_for(game.changed.wait(), _WAIT_S)
+            except TimeoutError:
+                return Response(status_code=204)
+        return JSONResponse(as_data(game))
+
+    @app.post("/orders")
+    async def orders(body: OrdersBody) -> Response:
+        return await changed(lambda: game.order(body.power, body.orders, body.revision))
+
+    @app.post("/next")
+    async def go_on(body: _Body) -> Response:
+        return await changed(lambda: game.go_on(body.revision))
+
+    @app.post("/undo")
+    async def undo(body: UndoBody) -> Response:
+        return await changed(lambda: game.undo(body.turn, body.revision))
+
+    @app.post("/hint")
+    async def hint(body: HintBody) -> Response:
+        try:
+            found = await game.hint(body.power, body.player, body.revision)
+        except StaleError as error:
+            return _sentence(409, str(error), state=as_data(game))
+        except InputError as error:
+            return _sentence(400, str(error))
+        except EntenteError as error:
+            return _sentence(502, str(error))
+        return JSONResponse({"orders": list(found.orders), "probability": found.probability})
+
+    @app.get("/saved")
+    async def download() -> Response:
+        return _file(saved(game).model_dump_json() + "\n", f"{game.name}.json")
+
+    @app.get("/recorded")
+    async def export() -> Response:
+        turns = [(turn.board.phase, turn.orders) for turn in game.turns]
+        return _file(await asyncio.to_thread(as_recorded, game.name, turns), f"{game.name}-diplomacy.json")
+
+    return app
+
+
+def _file(text: str, name: str) -> Response:
+    # A game that somebody sent may have any name, also one with a line break.
+    return Response(
+        text,
+        media_type="application/json",
+        headers={"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"},
+    )
+
+
+def _sentence(status: int, text: str, **more: Any) -> JSONResponse:
+    return JSONResponse({"error": text, **more}, status_code=status)
+
+
+def _refusal(scope: Scope, key: str, address: str) -> Response | None:
+    """The refusal of a request without the key, for another host, from another page, or with a large body; None: accepted."""
+    headers = headers_of(scope)
+    match foreign_header(headers, (address, f"localhost:{address.rpartition(':')[2]}")):
+        case "host":
+            return _sentence(403, "this page is served on this machine only: open the address that `entente play` printed")
+        case "origin":
+            return _sentence(403, "another page asks in its place: open the address that `entente play` printed")
+    query = scope["query_string"].decode("latin-1")
+    given = headers.get(b"x-entente-key") or next(
+        (part[4:].encode("latin-1") for part in query.split("&") if part.startswith("key=")), b""
+    )
+    if not hmac.compare_digest(given, key.encode()):
+        return _sentence(403, "the key of this address is missing or old: open the address that `entente play` printed last")
+    if is_too_long(scope, headers, _LARGEST_BODY):
+        return _sentence(413, f"a request may have at most {_LARGEST_BODY} bytes, and must state its length")
+    return None

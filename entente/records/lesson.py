@@ -1,0 +1,71 @@
+"""A lesson: one decision position that a student reached, with the answers of a teacher.
+
+Each field names its Arrow type; `storage/schema.py` builds the Arrow schema from this class. Whoever changes a field raises
+`LESSON_VERSION`. Lessons have a version of their own, so that they can change without the rows of rollouts.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from entente.records.rows import Category, Float32, Float32List, Int32, Int32List, Int64, Text, TextList, UInt32
+
+LESSON_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One position of one power, and N proposals of the teacher: order sets with their probabilities.
+
+    The completions of all proposals are stored one after another: C tokens, L legal ids.
+    """
+
+    lesson_id: Int64
+    """Positive number that identifies the lesson; see lesson_id()."""
+    decision_id: Int64
+    """The student's decision at this position: a row of `source`."""
+    source: Text
+    """Shard that holds the student's game, below `shards/`."""
+    snapshot_id: Text
+    """Id of the position."""
+    phase: Text
+    """Short phase name, e.g. S1903M."""
+    power: Category
+    """The power that decides."""
+    policy_version: Int32
+    """Version of the student that reached the position."""
+    adapter_hash: Text
+    """Its adapter's hash; 'base' for version 0."""
+    temperature: Float32
+    """Temperature of the student's policy; the trained policy is the one at this temperature."""
+    teacher: Text
+    """Hash of the teacher's settings, which the file's metadata hold."""
+    prompt_ids: Int32List
+    """[P] token ids of the prompt."""
+    completion_ids: Int32List
+    """[C] token ids of the proposals' completions, with their end tokens."""
+    completion_offsets: Int32List
+    """[N + 1] proposal j is completion_ids[completion_offsets[j]:completion_offsets[j + 1]]."""
+    legal_ids: Int32List
+    """[L] legal token ids of all completion positions, one position after another."""
+    legal_offsets: Int32List
+    """[C + 1] the legal set of position i is legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
+    orders: TextList
+    """[N] the orders of each proposal, separated by "; "."""
+    probabilities: Float32List
+    """[N] the teacher's probability of each proposal; they add up to 1."""
+    values: Float32List
+    """[N] the teacher's mean value of each proposal, in the units of its settings."""
+    visits: Int32List
+    """[N] playouts behind each value."""
+    checksum: UInt32 = 0
+    """CRC32 over all other columns of the row; to_table() fills it in."""
+
+
+def lesson_id(shard: str, decision_id: int) -> int:
+    """A positive 63-bit number that is the same in every attempt.
+
+    Args:
+        shard: name of the lesson's shard below `lessons/`.
+        decision_id: the student's decision.
+    """
+    return int.from_bytes(blake2b(f"{shard}\0{decision_id}".encode(), digest_size=8).digest(), "big") >> 1 or 1

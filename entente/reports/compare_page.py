@@ -1,0 +1,84 @@
+"""Builds the page of a comparison: one HTML file without scripts, network access or other files."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from entente.evaluation.intervals import format_interval
+from entente.evaluation.score_files import ScoreRecord
+from entente.reports import compare_plots, sentences
+from entente.reports.compared import TOTALS, Compared
+from entente.reports.read_run import value_text
+from entente.reports.run_facts import RunFacts
+from entente.reports.write_page import page_template, root_flag, write_page
+
+
+def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
+    """Write the page to `file`."""
+    write_page(file, html_of(found, runs_root))
+
+
+def html_of(found: Compared, runs_root: Path) -> str:
+    """The page as text."""
+    template = page_template("compare.html.jinja")
+    first = found.runs[0].name
+    return template.render(
+        names=[run.name for run in found.runs],
+        colours=compare_plots.COLOURS,
+        verdicts=sentences.verdicts(found),
+        troubles=[f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles],
+        plots={"returns": compare_plots.returns(found), "paired": compare_plots.paired(found)},
+        steps_together=max((point.last - point.first + 1 for run in found.runs for point in run.curve), default=1),
+        scores=score_rows(found),
+        paired=[
+            f"{pair.label}: {sentences.paired(pair, first)}"
+            for pair in found.paired
+            if pair.label != sentences.HEADLINE and not isinstance(pair.found, str)
+        ],
+        settings=found.settings,
+        environment=found.environment,
+        totals=total_rows(found.runs),
+        commands=commands(found, runs_root),
+        value=value_text,
+    )
+
+
+def total_rows(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
+    """What the runs took: meaning, and the figure of each as text."""
+    return [(meaning, [_figure(name, count(run)) for run in runs]) for name, (meaning, count) in TOTALS.items()]
+
+
+def score_rows(found: Compared) -> list[tuple[str, list[str]]]:
+    """Scores with their intervals: label, and the figure of each run as text, empty where it was not measured."""
+    labels = dict.fromkeys(label for run in found.runs for label in run.scores)
+    return [(label, [_score(run.scores.get(label)) for run in found.runs]) for label in labels]
+
+
+def commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
+    """Further commands: a reason and the command line."""
+    root = root_flag(runs_root)
+    return [
+        *sentences.next_commands(found, runs_root),
+        *(
+            (
+                f"What each step of {run.name} trained on",
+                f"entente sql --run {shlex.quote(run.name)}{root} @what_a_step_trained_on",
+            )
+            for run in found.runs
+        ),
+    ]
+
+
+def _score(record: ScoreRecord | None) -> str:
+    if record is None:
+        return ""
+    return f"{record.score.mean:+.2f} {format_interval(record.score.estimate.interval, '+.2f')}"
+
+
+def _figure(name: str, value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    if name.endswith("_share"):
+        return f"{value:.0%}"
+    return f"{value:,.2f}" if name.endswith("_s") and value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,194 @@
+"""Explains the seconds of a step by cause, and says in sentences what limits a run and which setting changes it.
+
+The stages of a step, `entente.telemetry.stages`, add up to it. What computes an update, forward to optimiser, limits a run
+together. Pure: figures in, words out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from entente.telemetry.stages import STAGES, TRAINER_STAGES, UPDATE, stages_of
+
+Figures = Mapping[str, float]
+
+SLOW = 1.3
+"""A step is slow if it takes this many times the median of the others."""
+SLOW_NAMED = 3
+"""Slow steps of a run that each get a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The seconds by stage, and their explanation."""
+
+    title: str
+    seconds: float
+    parts: dict[str, float]
+    """Seconds by stage; they add up to `seconds`."""
+    sentences: list[str]
+    """The limit, its reason, and the setting that changes it; most important first."""
+
+    def share(self, part: str) -> float:
+        """Share of each stage, 0 to 1."""
+        return self.parts[part] / self.seconds if self.seconds else 0.0
+
+
+def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
+    """Explain step `step` of a run. `steps`: metrics of all its steps; `settings`: its resolved tree."""
+    figures = steps[step]
+    parts, seconds = stages_of(figures), figures["time/step_s"]
+    limit = _limit(parts)
+    sentences = [_slowness(step, steps)] if _is_slow(step, steps) else []
+    sentences += [f"{_most(limit, parts, seconds)}.", *_cause(limit[0], [figures], steps, settings)]
+    return Explanation(title=f"step {step}", seconds=seconds, parts=parts, sentences=sentences)
+
+
+def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Explanation:
+    """Explain all steps of a run together."""
+    each = [stages_of(figures) for figures in steps.values()]
+    parts = {name: sum(found[name] for found in each) for name in STAGES}
+    seconds = sum(figures["time/step_s"] for figures in steps.values())
+    limit = _limit(parts)
+    trained = sum(figures.get("train/decisions", 0.0) for figures in steps.values())
+    waiting = 1 - sum(parts[name] for name in TRAINER_STAGES) / seconds
+    sentences = [
+        f"{len(steps)} steps at {3600 * len(steps) / seconds:,.0f} an hour, {trained / seconds:,.1f} decisions trained a second; "
+        f"the trainer waited {waiting:.0%} of the time.",
+        f"{_most(limit, parts, seconds)}.",
+        *_cause(limit[0], list(steps.values()), steps, settings),
+    ]
+    without = seconds - sum(parts[name] for name in limit)
+    if 0 < without < seconds:
+        sentences.append(f"Were that free, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
+    if slow := sorted((step for step in steps if _is_slow(step, steps)), key=lambda step: -steps[step]["time/step_s"]):
+        sentences += [_slowness(step, steps) for step in slow[:SLOW_NAMED]]
+        if more := sorted(slow[SLOW_NAMED:]):
+            sentences.append(f"So slow were also {', '.join(map(str, more[:8]))}{', ...' * (len(more) > 8)}.")
+    return Explanation(title=f"{len(steps)} steps", seconds=seconds, parts=parts, sentences=sentences)
+
+
+def _is_slow(step: int, steps: Mapping[int, Figures]) -> bool:
+    others = [figures["time/step_s"] for other, figures in steps.items() if other != step]
+    return len(others) >= 2 and steps[step]["time/step_s"] >= SLOW * median(others)
+
+
+def _slowness(step: int, steps: Mapping[int, Figures]) -> str:
+    """How much longer than usual the step took, and in which stage."""
+    parts, others = stages_of(steps[step]), [stages_of(steps[other]) for other in steps if other != step]
+    seconds, usual = steps[step]["time/step_s"], median(steps[other]["time/step_s"] for other in steps if other != step)
+    more = {name: parts[name] - median(other[name] for other in others) for name in parts}
+    worst = max(more, key=more.__getitem__)
+    return (
+        f"Step {step} took {seconds / usual:.1f} times as long as the median of the others ({seconds:.1f} s, {usual:.1f} s); "
+        f"{more[worst]:.1f} s of it is {STAGES[worst]}."
+    )
+
+
+def _limit(parts: Mapping[str, float]) -> tuple[str, ...]:
+    """The stages that took most: those of the update together, or one other stage."""
+    together = dict.fromkeys(UPDATE if name in UPDATE else (name,) for name in parts)
+    return max(together, key=lambda names: sum(parts[name] for name in names))
+
+
+def _most(limit: tuple[str, ...], parts: Mapping[str, float], seconds: float) -> str:
+    what = STAGES[limit[0]] if len(limit) == 1 else ", ".join(limit)
+    return f"Most of the time, {sum(parts[name] for name in limit) / seconds:.0%}, went into {what}"
+
+
+def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
+    """Why a stage is long, and what to change; `forward` stands for the whole update."""
+    if limit == "rollouts":
+        return [*_troubles(chosen), *_buffer(chosen, steps, settings), *_engine(chosen, settings)]
+    share = _mean(chosen, "train/unique_tokens") / max(1.0, _mean(chosen, "train/tokens"))
+    return {
+        "select": [
+            "Rows are chosen and copied while nothing else runs: look at the disk under the run's folder, and lower "
+            "storage.snapshot_every_shards if many shards are new."
+        ],
+        "plan": ["Planning takes longer the more rows a step has: lower rollouts.start_groups, or raise training.token_budget."],
+        "forward": [
+            f"The trainer is the limit: {_mean(chosen, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
+            "the raw ones. More forks of fewer positions (rollouts.forks_per_group) share more of them; a GPU (training.device), "
+            "more threads (training.threads) or fewer decisions (rollouts.start_groups) make it shorter."
+        ],
+        "save": ["Checkpoints and adapters are synced to disk each step: put the run's folder (runs_root) on a faster one."],
+        "publish": ["The adapter is copied to each server of vLLM: look at the disk that they read it from (runs_root)."],
+        "orchestration": ["Prefect's cost is by step: play more start groups in one (rollouts.start_groups)."],
+    }[limit]
+
+
+def _troubles(chosen: list[Figures]) -> list[str]:
+    names = {
+        "engine/ejections": "vLLM servers failed",
+        "engine/engine_restarts": "engines were built again",
+        "engine/timeouts": "requests timed out",
+        "engine/retries": "requests were asked again elsewhere",
+        "rollout/failed": "forks failed",
+    }
+    found = {words: _sum(chosen, name) for name, words in names.items()}
+    said = ", ".join(f"{count:.0f} {words}" for words, count in found.items() if count)
+    return [f"Something was wrong meanwhile: {said}; see `entente report` and the servers' own logs."] if said else []
+
+
+def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
+    depth = int(settings.get("pipeline", {}).get("buffer_depth", 0))
+    rollouts = median(figures.get("time/rollout_s", 0.0) for figures in steps.values())
+    training = median(sum(stages_of(figures)[name] for name in STAGES if name != "rollouts") for figures in steps.values())
+    if depth == 0:
+        longer = max(rollouts, training)
+        return [
+            f"Rollouts and training take turns, because pipeline.buffer_depth is 0: {rollouts:.1f} s and {training:.1f} s. With "
+            f"a depth of 1 or 2, inside storage.max_policy_lag, a step would take about {longer:.1f} s."
+        ]
+    ready = _mean(chosen, "rollout/ready_share")
+    if ready >= 1:
+        return []
+    used_up = (
+        "the one step that pipeline.buffer_depth keeps ahead is"
+        if depth == 1
+        else (f"the {depth} steps that pipeline.buffer_depth keeps ahead are")
+    )
+    return [
+        f"The buffer was exhausted: {ready:.0%} of what the trainer asked for was there. Rollouts of a step take "
+        f"{rollouts:.1f} s, the trainer's own work {training:.1f} s, so {used_up} used up after the first steps, and from then "
+        "on every step waits; a deeper buffer only puts that off."
+    ]
+
+
+def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
+    inference = settings.get("inference", {})
+    queue, work = (
+        _mean(chosen, "rollout/queue_ms_p50"),
+        _mean(chosen, "rollout/prefill_ms_p50") + _mean(chosen, "rollout/decode_ms_p50"),
+    )
+    if _sum(chosen, "rollout/preemptions"):
+        return [
+            f"The engine put {_sum(chosen, 'rollout/preemptions'):.0f} requests back because its key-value cache was full: raise "
+            "inference.gpu_memory_share (on a CPU inference.kv_cache_gib), or lower inference.max_sequences."
+        ]
+    if queue > work > 0:
+        return [
+            f"Requests waited longer in the queue ({queue:.0f} ms) than they took to draw ({work:.0f} ms): add a worker "
+            "(`entente serve`, inference.urls), or raise inference.max_sequences if its memory allows."
+        ]
+    most, together = float(inference.get("max_sequences", 0)), _mean(chosen, "rollout/occupancy")
+    if 0 < together < most / 4:
+        return [
+            f"The engine drew {together:.0f} requests together of the {most:.0f} it could: play more at a time "
+            "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth)."
+        ]
+    known = [f"{together:.0f} requests together"] if any("rollout/occupancy" in figures for figures in chosen) else []
+    if any("rollout/prefix_hit_share" in figures for figures in chosen):
+        known.append(f"{_mean(chosen, 'rollout/prefix_hit_share'):.0%} of prompt tokens cached")
+    return [" ".join(["The engine is busy", *([f"({', '.join(known)})"] if known else [])]) + ": add a worker or a GPU."]
+
+
+def _mean(chosen: list[Figures], name: str) -> float:
+    values = [figures[name] for figures in chosen if name in figures]
+    return sum(values) / len(values) if values else 0.0
+
+
+def _sum(chosen: list[Figures], name: str) -> float:
+    return sum(figures.get(name, 0.0) for figures in chosen)

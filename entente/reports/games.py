@@ -1,0 +1,135 @@
+"""The games of a run, their names, and the files with their rows. Each fork of each start group is one game.
+
+A game's name is START_GROUP/FORK, as 12/3, and PRODUCER/12/3 where several producers played a start group of that number.
+`latest`, `best` and `worst` are names too, and so is the id of a decision. A row's tokens and a ply's position are not read here
+(entente/reports/replayed.py reads them).
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from entente.telemetry.errors import DataError, InputError
+
+LISTED = 12
+"""Games that are listed when a requested one does not exist."""
+_NAME = re.compile(r"(?:(?P<producer>[^/]+)/)?(?P<group>\d+)/(?P<fork>\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameName:
+    """One fork, with what the index knows about it."""
+
+    producer: str
+    start_group: int
+    fork: int
+    shard: str
+    """File of its rows, below the run's `shards/`."""
+    plies: int
+    """Number of recorded positions."""
+    first: str
+    """First phase; empty if no position was recorded."""
+    last: str
+    powers: tuple[str, ...]
+    """Opponents of the policy."""
+    version: int
+    """Newest policy version that played."""
+    status: str
+    """complete | failed."""
+    gain: float
+    """Centres that the policy's powers gained in total."""
+
+    @property
+    def name(self) -> str:
+        """As 12/3."""
+        return f"{self.start_group}/{self.fork}"
+
+
+_ALL = """
+WITH played AS (
+    SELECT shard, producer, start_group, fork, list_sort(list(DISTINCT power)) AS powers, max(policy_version) AS version,
+        min(status) AS status, sum(centres_gained) AS gain
+    FROM decisions GROUP BY ALL
+), boards AS (
+    SELECT shard, producer, start_group, fork, count(*) AS plies, arg_min(phase, ply) AS first, arg_max(phase, ply) AS last
+    FROM plies GROUP BY ALL
+)
+SELECT producer, start_group, fork, shard, coalesce(plies, 0), coalesce(first, ''), coalesce(last, ''), powers, version, status,
+    gain
+FROM played LEFT JOIN boards USING (shard, producer, start_group, fork)
+ORDER BY version, start_group, producer, fork
+"""
+
+
+def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
+    """All games with a decision of the policy, oldest first."""
+    names = list(GameName.__annotations__)
+    found: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in connection.sql(_ALL).fetchall()]
+    for row in found:
+        row["powers"] = tuple(row["powers"])
+    return [GameName(**row) for row in found]
+
+
+def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
+    """The game of this name."""
+    games = games_of(connection)
+    if not games:
+        if refused := connection.sql("SELECT sentence FROM refused ORDER BY shard").fetchall():
+            raise DataError(f"run '{run}' has no game that can be read: {refused[0][0]}")
+        raise InputError(f"run '{run}' has played no game yet: there is nothing to replay")
+    if asked in _CHOICES:
+        return _CHOICES[asked](games)
+    if asked.isdecimal():
+        return _by_number(connection, games, run, int(asked))
+    parts = _NAME.fullmatch(asked)
+    if parts is None:
+        raise InputError(f"'{asked}' names no game: say START_GROUP/FORK, latest, best or worst; {listing(games)}")
+    group, fork = int(parts["group"]), int(parts["fork"])
+    found = [g for g in games if (g.start_group, g.fork) == (group, fork) and parts["producer"] in (None, g.producer)]
+    if len(found) > 1:
+        raise InputError(f"several producers played {asked}: say {' or '.join(f'{game.producer}/{game.name}' for game in found)}")
+    if found:
+        return found[0]
+    _say_if_damaged(connection, asked, group, games)
+    raise InputError(f"run '{run}' has no game {asked}; {listing([g for g in games if g.start_group == group] or games)}")
+
+
+def is_name_of_run(asked: str) -> bool:
+    """Whether `asked` can name a game of a run; games that people play have other names."""
+    return asked in _CHOICES or asked.isdecimal() or "/" in asked
+
+
+def listing(games: list[GameName]) -> str:
+    """A short list of the games that can be replayed."""
+    shown = ", ".join(game.name for game in games[-LISTED:])
+    return f"there {'is' if len(games) == 1 else 'are'} {'the last of ' * (len(games) > LISTED)}{len(games)}: {shown}"
+
+
+_CHOICES: dict[str, Callable[[list[GameName]], GameName]] = {
+    "latest": lambda games: max(games, key=lambda game: (game.version, game.start_group, -game.fork)),
+    "best": lambda games: max(games, key=lambda game: (game.status == "complete", game.gain, game.version)),
+    "worst": lambda games: min(games, key=lambda game: (game.status != "complete", game.gain, -game.version)),
+}
+
+
+def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run: str, number: int) -> GameName:
+    """The game of a decision's id, or of a start group with a single fork."""
+    where = "SELECT shard, start_group, fork FROM decisions WHERE decision_id = ?"
+    if number < 1 << 63 and (rows := connection.execute(where, [number]).fetchall()):
+        return next(game for game in games if (game.shard, game.start_group, game.fork) == rows[0])
+    forks = [game for game in games if game.start_group == number]
+    if forks:
+        raise InputError(f"start group {number} was played several times: say which fork; {listing(forks)}")
+    raise InputError(f"run '{run}' has neither a start group nor a decision {number}; {listing(games)}")
+
+
+def _say_if_damaged(connection: duckdb.DuckDBPyConnection, asked: str, group: int, games: list[GameName]) -> None:
+    """Raise DataError if the start group is in a damaged shard: the last shard that begins at or before it is damaged."""
+    for shard, sentence in connection.sql("SELECT shard, sentence FROM refused ORDER BY shard DESC").fetchall():
+        number = re.search(r"(\d+)\.arrow$", shard)
+        between = [game for game in games if number and int(number[1]) < game.start_group < group]
+        if number and int(number[1]) <= group and not between:
+            raise DataError(f"game {asked} cannot be replayed: {sentence}")

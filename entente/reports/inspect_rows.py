@@ -1,0 +1,189 @@
+"""One decision or one advantage group, gathered from a run's rows for display.
+
+This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
+probability. Printing is the caller's work.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from entente.decoding.codec import Codec
+from entente.decoding.thoughts import Thought, thought_of
+from entente.game.board import Board
+from entente.game.render import draw_board, frame_around, order_locations
+from entente.game.snapshot import Snapshot, make_snapshot
+from entente.reports.order_odds import odds_of_orders
+from entente.telemetry.errors import InputError
+from storage.asking import connect
+from storage.runs import RunPaths
+from storage.schema import COMPONENTS
+from storage.shards import open_plies, open_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownToken:
+    """One completion position."""
+
+    token: str
+    """Its text."""
+    legal: int | None
+    """Size of the legal set; 1: forced; None: a thought token, which may be any but the end mark of the completion."""
+    logprob: float
+    """Log-probability of the drawn token under the masked policy, nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One decision with all its stored data."""
+
+    facts: dict[str, Any]
+    """Its columns of the view `decisions`."""
+    prompt: str
+    thought: Thought | None
+    """The thought at the start of the completion; None if there is none."""
+    answer: str
+    """The completion after the thought."""
+    orders: list[tuple[str, float | None]]
+    """Each order with its probability given the thought and the earlier orders; None if the completion cannot be split into
+    orders."""
+    drawn: list[ShownToken]
+    results: dict[str, list[str]]
+    """Results of the order by unit; empty means success."""
+    steps: list[int]
+    """Steps that trained on it."""
+    board: Board | None
+    """The position; None if the fork's plies were not recorded."""
+
+    @property
+    def components(self) -> dict[str, float]:
+        """Stored reward components."""
+        return {name: float(self.facts[name]) for name in COMPONENTS}
+
+    def picture(self, *, whole: bool = False) -> str:
+        """The board as SVG with the orders; a thicker arrow is more probable. Shows the part with the orders, or all of it."""
+        if self.board is None:
+            raise InputError(f"the position of decision {self.facts['decision_id']} was not recorded, so no board can be drawn")
+        power, orders = self.facts["power"], [order for order, _ in self.orders]
+        certainty = {order: probability for order, probability in self.orders if probability is not None}
+        if whole:
+            return draw_board(self.board, {power: orders}, certainty=certainty)
+        return draw_board(
+            self.board, {power: orders}, certainty=certainty, frame=frame_around(order_locations(self.board, power, orders))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """An advantage group: decisions of one power in one phase, one for each fork."""
+
+    facts: dict[str, Any]
+    """Its columns of the view `groups`."""
+    members: list[dict[str, Any]]
+    """fork, decision_id, return, policy_version, status; best first, failed ones last."""
+    best: Decided
+    worst: Decided
+    """Over decisions that did not fail."""
+
+
+class Inspector:
+    """A run's rows, opened for reading; close it, or use it as a context manager."""
+
+    def __init__(self, paths: RunPaths, model: Path, blend: Mapping[str, float], discount: float) -> None:
+        """Open the run in `paths` with its model in the folder `model`; returns use `blend` and `discount`."""
+        self._paths, self._codec = paths, Codec(model)
+        self._connection = connect(paths.root, blend=blend, discount=discount)
+
+    def __enter__(self) -> "Inspector":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._connection.close()
+
+    def decision(self, decision_id: int) -> Decided:
+        """One decision."""
+        found = _rows(self._connection, "SELECT * FROM decisions WHERE decision_id = ?", decision_id)
+        if not found:
+            raise InputError(
+                f"run '{self._paths.root.name}' has no decision {decision_id}: ask entente sql for ids, "
+                'as in "select decision_id, phase, power from decisions limit 5"'
+            )
+        facts = found[0]
+        path = self._paths.shards / facts["shard"]
+        decisions = open_shard(path)
+        row = decisions.slice(facts["row"], 1).to_pylist()[0]
+        prompt, completion = row["input_ids"][: row["prompt_len"]], row["input_ids"][row["prompt_len"] :]
+        logprobs = row["behaviour_logprobs"]
+        thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], self._codec)
+        n_thought = thought.tokens if thought else 0
+        legal = [None] * n_thought + np.diff(row["legal_offsets"]).tolist()[n_thought:]
+        odds = odds_of_orders(row, (self._codec.separator_id, self._codec.eos_id))
+        ply = _ply(open_plies(path, decisions).to_pylist(), facts)
+        steps = "SELECT DISTINCT step FROM batches WHERE decision_id = ? ORDER BY step"
+        return Decided(
+            facts=facts,
+            prompt=self._codec.decode(prompt),
+            thought=thought,
+            answer=self._codec.decode(completion[n_thought:]),
+            orders=[(order, one and one.probability) for order, one in zip(row["orders"], odds, strict=True)],
+            drawn=[
+                ShownToken(token=self._codec.decode([token]), legal=size, logprob=float(logprob))
+                for token, size, logprob in zip(completion, legal, logprobs, strict=True)
+            ],
+            results=_results(ply, facts["power"]),
+            steps=[step["step"] for step in _rows(self._connection, steps, decision_id)],
+            board=None if ply is None else Board.restore(_snapshot(ply, facts)),
+        )
+
+    def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
+        """The advantage group of a start group with the largest spread, limited to `power` and `phase` if they are given."""
+        asked = {"start_group": start_group, "power": power and power.upper(), "phase": phase and phase.upper()}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        where = " AND ".join(f"{name} = ?" for name in asked)
+        widest = f"SELECT * FROM groups WHERE {where} ORDER BY usable DESC, spread DESC, phase, power LIMIT 1"
+        found = _rows(self._connection, widest, *asked.values())
+        if not found:
+            words = ", ".join(f"{name} {value}" for name, value in asked.items())
+            raise InputError(
+                f"run '{self._paths.root.name}' has no group with {words}: ask entente sql \"from groups\" what there is"
+            )
+        facts = found[0]
+        members = _rows(
+            self._connection,
+            """
+            SELECT fork, decision_id, "return", policy_version, status FROM decisions
+            WHERE shard = ? AND start_group = ? AND power = ? AND phase = ?
+            ORDER BY status = 'complete' DESC, "return" DESC, fork
+            """,
+            *(facts[name] for name in ("shard", "start_group", "power", "phase")),
+        )
+        complete = [member for member in members if member["status"] == "complete"] or members
+        best, worst = (self.decision(complete[place]["decision_id"]) for place in (0, -1))
+        return Forked(facts=facts, members=members, best=best, worst=worst)
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, question: str, *values: object) -> list[dict[str, Any]]:
+    return connection.sql(question, params=list(values)).to_arrow_table().to_pylist()
+
+
+def _ply(plies: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any] | None:
+    """The ply at which a decision was taken."""
+    at = [facts[name] for name in ("start_group", "fork", "ply")]
+    return next((ply for ply in plies if [ply["start_group"], ply["fork"], ply["ply"]] == at), None)
+
+
+def _results(ply: dict[str, Any] | None, power: str) -> dict[str, list[str]]:
+    if ply is None:
+        return {}
+    mine = {" ".join(order.split()[:2]) for order in json.loads(ply["orders"]).get(power, [])}
+    return {unit: said for unit, said in json.loads(ply["results"]).items() if unit in mine}
+
+
+def _snapshot(ply: dict[str, Any], facts: dict[str, Any]) -> Snapshot:
+    source = f"policy:{facts['policy_version']}"
+    return make_snapshot(ply["position"], ply["phase"], source=source, game_id=facts["game_id"], seed=facts["seed"])

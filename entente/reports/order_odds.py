@@ -1,0 +1,58 @@
+"""Turns token log-probabilities into the probability of each order of a decision.
+
+A completion is one line per order, which ends with the line break, the last with the end mark. An order's probability is the
+product of its tokens' behaviour probabilities, end mark included, given the earlier lines. The product over all orders is the
+decision's probability. A forced token counts as 1. If the model thought first, all of these are given its thought. These are pure
+functions.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from entente.decoding.thoughts import thought_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderOdds:
+    """One drawn order."""
+
+    logprob: float
+    """Sum of its tokens' behaviour logprobs, nats, given the earlier orders."""
+    choices: int
+    """Number of branching tokens; 0: the earlier orders forced this one."""
+
+    @property
+    def probability(self) -> float:
+        """Probability, 0 to 1."""
+        return math.exp(self.logprob)
+
+
+def odds_of_orders(row: Mapping[str, Any], ends: Collection[int]) -> list[OrderOdds | None]:
+    """The odds of each order of a row, given its thought; None for each if the completion cannot be split into orders.
+
+    Args:
+        row: its input_ids, prompt_len, behaviour_logprobs, legal_ids, legal_offsets and orders.
+        ends: tokens that end a line.
+    """
+    thought, orders = thought_length(row["legal_ids"], row["legal_offsets"]), len(row["orders"])
+    completion = row["input_ids"][row["prompt_len"] + thought :]
+    lines = odds_by_line(completion, row["behaviour_logprobs"][thought:], row["legal_offsets"][thought:], ends)
+    if thought:
+        lines = lines[-orders:]  # forced text that may have line breaks stands between a thought and the orders
+    return list(lines) if len(lines) == orders else [None] * orders
+
+
+def odds_by_line(
+    completion: Sequence[int], logprobs: Sequence[float], legal_offsets: Sequence[int], ends: Collection[int]
+) -> list[OrderOdds]:
+    """The odds of each line of a completion, in order; `ends` are the tokens that end a line."""
+    found, logprob, choices = [], 0.0, 0
+    for place, (token, drawn) in enumerate(zip(completion, logprobs, strict=True)):
+        if legal_offsets[place + 1] - legal_offsets[place] > 1:
+            logprob, choices = logprob + drawn, choices + 1
+        if token in ends:
+            found.append(OrderOdds(logprob=logprob, choices=choices))
+            logprob, choices = 0.0, 0
+    return found

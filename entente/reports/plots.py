@@ -1,0 +1,298 @@
+"""The plots of the report: learning, pipeline and playing strength. Each is an SVG element; None if there is nothing to draw."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from entente.evaluation.intervals import Estimate
+from entente.evaluation.match_files import MatchRecord
+from entente.evaluation.match_table import MEASURES, PAR
+from entente.evaluation.score_files import ScoreRecord, TrackPoint
+from entente.reports.drawing import (
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    TEAL,
+    YELLOW,
+    legend_above,
+    marker,
+    new_plot,
+    share_axis,
+    stack,
+    step_axis,
+    to_svg,
+    whole_axis,
+)
+from entente.reports.run_facts import RunFacts
+from entente.telemetry.stages import STAGES, stages_of
+from storage.league_files import LeagueStep
+
+_COLOURS = dict(zip(STAGES, (BLUE, TEAL, PURPLE, ORANGE, YELLOW, BROWN, RED, GREEN, GREY), strict=True))
+_LAGS = (("0", GREEN), ("1", BLUE), ("2", ORANGE), ("more", RED))
+Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
+"""Name, colour, a value per step."""
+
+
+def returns(facts: RunFacts) -> str | None:
+    """The learning curve: mean return of each step's training rows, with its interval."""
+    mean = np.array(facts.series("train/return_mean"))
+    if not np.isfinite(mean).any():
+        return None
+    figure, (axes,) = new_plot(high=3.2)
+    steps = np.arange(1, facts.done + 1)
+    bounded = [(point, bounds) for point in facts.curve if (bounds := point.mean_return.interval) is not None]
+    edges = [(point.first - 0.5, point.last + 0.5, *bounds) for point, bounds in bounded]
+    for number, (begin, end, low, high) in enumerate(edges):
+        name = "95 % interval" if not number else None
+        axes.fill_between([begin, end], low, high, color=BLUE, alpha=0.18, linewidth=0, label=name)
+    axes.plot(steps, mean, color=BLUE, marker=marker(facts.done), markersize=4, label="rows trained on")
+    drawn = [facts.rows.return_of_all.get(step - 1, np.nan) if facts.rows else np.nan for step in steps.tolist()]
+    axes.plot(
+        steps, drawn, color=ORANGE, linestyle="--", marker=None if facts.done > 1 else "o", linewidth=1.3, label="all rows drawn"
+    )
+    step_axis(axes, facts.done)
+    axes.set_ylabel("mean return, centres")
+    legend_above(axes)
+    last = f"{mean[np.isfinite(mean)][-1]:+.2f}"
+    return to_svg(figure, "returns", f"Mean return per step: {mean[np.isfinite(mean)][0]:+.2f} at first, {last} at last.")
+
+
+def tokens(facts: RunFacts) -> str | None:
+    """Tokens of each step by kind, and below them the share of prompt tokens that the prefix cache held."""
+    if not facts.steps:
+        return None
+    prompt, cached, completion = (
+        np.array(facts.series(f"rollout/{name}")) / 1000 for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
+    )
+    figure, (above, below) = new_plot(rows=2, high=3.6)
+    stack(
+        above, [("prompt, computed", BLUE, prompt - cached), ("prompt, cached", GREY, cached), ("completion", ORANGE, completion)]
+    )
+    above.set_ylabel("thousand tokens")
+    legend_above(above)
+    share = facts.series("rollout/prefix_hit_share")
+    below.plot(range(1, facts.done + 1), share, color=GREY, marker=marker(facts.done), markersize=4)
+    below.set_ylim(0, 1)
+    share_axis(below)
+    below.set_ylabel("prefix hits")
+    step_axis(below, facts.done)
+    return to_svg(
+        figure, "tokens", f"Tokens per step; {np.nansum(cached) / max(np.nansum(prompt), 1e-9):.0%} of prompt tokens were cached."
+    )
+
+
+def times(facts: RunFacts) -> str | None:
+    """Wall time of each step, cut into parts that add up to it."""
+    if not facts.steps:
+        return None
+    each = [stages_of(facts.steps.get(step, {})) for step in range(1, facts.done + 1)]
+    parts = [(name, colour, np.array([found[name] for found in each])) for name, colour in _COLOURS.items()]
+    figure, (axes,) = new_plot(high=3.2)
+    stack(axes, parts)
+    step_axis(axes, facts.done)
+    axes.set_ylabel("seconds of wall time")
+    legend_above(axes)
+    whole = sum(float(values.sum()) for _, _, values in parts) or 1.0
+    summary = ", ".join(f"{name} {values.sum() / whole:.0%}" for name, _, values in parts)
+    return to_svg(figure, "times", f"Where the time of the steps went: {summary}.")
+
+
+def lags(facts: RunFacts) -> str | None:
+    """Share of each step's rows at each policy lag; None if all have lag 0."""
+    shares = {lag: np.nan_to_num(np.array(facts.series(f"train/policy_lag_{lag}_share"))) for lag, _ in _LAGS}
+    if not any(shares[lag].any() for lag in ("1", "2", "more")):
+        return None
+    figure, (axes,) = new_plot()
+    named = {"0": "its own", "1": "1 behind", "2": "2 behind", "more": "more"}
+    stack(axes, [(named[lag], colour, shares[lag]) for lag, colour in _LAGS if shares[lag].any()])
+    axes.set_ylim(0, 1)
+    share_axis(axes)
+    axes.set_ylabel("rows trained")
+    step_axis(axes, facts.done)
+    legend_above(axes)
+    summary = ", ".join(f"{named[lag]} {values.mean():.0%}" for lag, values in shares.items())
+    return to_svg(figure, "lags", f"Rows trained by policy lag, means over the steps: {summary}.")
+
+
+def queue(facts: RunFacts) -> str | None:
+    """Start groups ready, and in flight at each step; None if nothing was ever ahead."""
+    ready, flying = (np.array(facts.series(f"queue/{name}")) for name in ("ready", "in_flight"))
+    if not np.nansum(flying):
+        return None
+    figure, (axes,) = new_plot()
+    steps = range(1, facts.done + 1)
+    lines = [("ready", GREEN, ready), ("in flight", BLUE, flying)]
+    for name, colour, values in lines:
+        axes.plot(steps, values, color=colour, marker=marker(facts.done), markersize=3.5, label=name, drawstyle="steps-mid")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("start groups")
+    step_axis(axes, facts.done)
+    legend_above(axes)
+    summary = ", ".join(f"{name} {np.nanmean(values):.1f}" for name, _, values in lines)
+    return to_svg(figure, "queue", f"Start groups, means over the steps: {summary}.")
+
+
+def health(facts: RunFacts) -> list[tuple[str, str]]:
+    """Small plots of the training's health metrics, each with a sentence; none before the first step."""
+    if not facts.steps:
+        return []
+    return [
+        (
+            _lines(facts, "entropy", "nats", [("mean over the legal set", BLUE, facts.series("train/entropy"))]),
+            "Entropy: how undecided the policy is among legal tokens. A fall to 0 in a few steps is a collapse.",
+        ),
+        (
+            _lines(
+                facts,
+                "clipping",
+                "share of tokens",
+                [
+                    ("low", BLUE, facts.series("train/clipped_low_share")),
+                    ("high", ORANGE, facts.series("train/clipped_high_share")),
+                    ("left out", GREY, facts.series("train/left_out_share")),
+                ],
+                per_cent=True,
+            ),
+            "Clip shares: tokens whose ratio was cut from below or above, and outliers left out of the loss.",
+        ),
+        (
+            _lines(
+                facts,
+                "legal-mass",
+                "share",
+                [
+                    ("median", GREEN, facts.series("train/legal_mass_p50")),
+                    ("10th percentile", PURPLE, facts.series("train/legal_mass_p10")),
+                ],
+                per_cent=True,
+            ),
+            "Legal mass: what the unmasked model gives to legal tokens. The loss does not hold it; the mask does its work.",
+        ),
+        (
+            _lines(facts, "gradient", "norm", [("largest of the step's updates", ORANGE, facts.series("train/gradient_norm"))]),
+            "Gradient norm before it is clipped to 1.",
+        ),
+    ]
+
+
+def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: bool = False) -> str:
+    figure, (axes,) = new_plot(high=2.5)
+    for label, colour, values in series:
+        axes.plot(range(1, facts.done + 1), values, color=colour, marker=marker(facts.done), markersize=3.5, label=label)
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    if per_cent:
+        share_axis(axes)
+    step_axis(axes, facts.done)
+    axes.set_ylabel(unit)
+    legend_above(axes)
+    known = {label: [value for value in values if np.isfinite(value)] for label, _, values in series}
+    summary = "; ".join(f"{label} from {values[0]:.3g} to {values[-1]:.3g}" for label, values in known.items() if values)
+    return to_svg(figure, name, f"{name.replace('-', ' ')}: {summary}.")
+
+
+# -- playing strength -------------------------------------------------------------------------------------------------------
+
+
+def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
+    """A dot and its interval for each (name, record), the first on top."""
+    found = [(name, r.score.estimate, _colour(r)) for name, r in records]
+    summary = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
+    return dots(found, "scores", "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
+
+
+def ladder(points: Sequence[TrackPoint]) -> str | None:
+    """Strength by policy version with intervals; None for fewer than three versions."""
+    if len(points) < 3:
+        return None
+    figure, (axes,) = new_plot(high=3.2)
+    band(axes, [point.version for point in points], [point.score for point in points], BLUE, "")
+    whole_axis(axes, "policy version")
+    axes.set_ylabel("centres gained")
+    summary = "; ".join(f"version {point.version} {point.score.mean:+.2f}" for point in points)
+    return to_svg(figure, "ladder", f"Strength by version against {points[0].opponents}: {summary}.")
+
+
+def match(record: MatchRecord, number: int = 0) -> str | None:
+    """The players of a match by its measure, best first, each with its interval."""
+    measure = record.settings.measure
+    meaning, is_share, _ = MEASURES[measure]
+    standings = sorted(record.table.players, key=lambda standing: -standing.measures[measure].mean)
+    found = [(s.player, s.measures[measure], BLUE if _is_version(s.player) else GREY) for s in standings]
+    summary = "; ".join(f"{s.player} {s.measures[measure].mean:.3f}" for s in standings)
+    par = PAR if is_share and measure in ("sos", "win") else None
+    shown = "{:.1%}" if is_share else "{:.2f}"
+    return dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
+
+
+def league(found: LeagueStep | None) -> str | None:
+    """The policy's win share against each member of the newest league; None if the run has none."""
+    if found is None:
+        return None
+    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(found.members))
+    for place, member in enumerate(found.members):
+        axes.barh(place, member.win_share, height=0.6, color=BLUE)
+        text = f"{member.games} forks, weight {member.weight:.2f}"
+        axes.annotate(text, (member.win_share, place), (5, 0), textcoords="offset points", va="center", color=INK)
+    axes.set_yticks(range(len(found.members)), [f"v{member.version}" for member in found.members])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.axvline(0.5, color=INK, alpha=0.35, linewidth=0.8)
+    axes.set_xlim(0, 1.3)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axes.set_xlabel("win share of the policy")
+    summary = "; ".join(f"v{member.version} {member.win_share:.2f}" for member in found.members)
+    return to_svg(figure, "league", f"Win shares of the policy against the league of step {found.step}: {summary}.")
+
+
+def dots(
+    rows: Sequence[tuple[str, Estimate, str]], name: str, label: str, alt: str, shown: str, line: float | None
+) -> str | None:
+    """A dot, its interval and its figure for each row, the first on top."""
+    if not rows:
+        return None
+    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(rows))
+    axes.grid(visible=False, axis="y")
+    axes.grid(axis="x", color=INK, alpha=0.12, linewidth=0.7)
+    if line is not None:
+        axes.axvline(line, color=INK, alpha=0.35, linewidth=0.8)
+    for place, (_, estimate, colour) in enumerate(rows):
+        if estimate.interval is not None:
+            axes.hlines(place, *estimate.interval, color=colour, linewidth=3, alpha=0.45)
+        axes.plot([estimate.mean], [place], "o", color=colour, markersize=7)
+        text = shown.format(estimate.mean)
+        axes.annotate(text, (estimate.mean, place), (0, 6), textcoords="offset points", ha="center", color=INK)
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(rows) - 0.5, -0.8)
+    axes.margins(x=0.09)
+    axes.spines["left"].set_visible(False)
+    bounded = any(estimate.interval is not None for _, estimate, _ in rows)
+    axes.set_xlabel(f"{label}, {'with 95 % interval' if bounded else 'too few clusters for an interval'}")
+    return to_svg(figure, name, alt)
+
+
+def band(axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], colour: str, name: str) -> None:
+    """A line of means with dots, and a band of the intervals that there are."""
+    low, high = np.array([each.interval or (np.nan, np.nan) for each in estimates]).T
+    axes.plot(places, [each.mean for each in estimates], color=colour, marker="o", markersize=3.5, label=name)
+    if len(places) > 1:
+        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+    else:
+        axes.vlines(places, low, high, color=colour, alpha=0.4, linewidth=3)
+
+
+def _is_version(player: str) -> bool:
+    return player.split(":")[-1] == "base" or player.split(":")[-1].lstrip("v").isdecimal()
+
+
+def _colour(record: ScoreRecord) -> str:
+    if record.player != "policy":
+        return GREY
+    return BLUE if record.policy_version else ORANGE

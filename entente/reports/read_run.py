@@ -1,0 +1,256 @@
+"""Reads the small files of a run: settings, figures of its steps, summary, alerts and lock. No row is opened and nothing written.
+
+So a long run takes no longer than a short one, and a hundred runs are listed in a second or two. The run may be in any state:
+running, cut in the middle of a step, not begun. Of a step that was logged twice, the last record counts. What cannot be read is
+listed in `troubles`. `entente/reports/run_facts.py` reads the rest.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from entente.evaluation.score_files import read_score
+from entente.telemetry.errors import EntenteError, InputError
+from storage.files import is_held
+from storage.retention import size_of
+from storage.runs import RunPaths, last_written, run_names
+
+_OF_EVERY_RUN = ("run", "runs_root")  # different in every run, so not compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run by its small files."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """The resolved tree, as stored."""
+    steps: Mapping[int, Mapping[str, float]]
+    """Per finished step, its registered figures."""
+    mismatch: Mapping[str, float]
+    """Figures of the probe before the first step; empty if there was none."""
+    summary: Mapping[str, Any] | None
+    """The summary that the run wrote at its end; None until then."""
+    environment: Mapping[str, str] | None
+    """The run's record of its machine; None if there is none."""
+    alerts: list[str]
+    """Sentences of the alerts so far."""
+    at_work: bool
+    """Whether a process of this machine holds the run's lock."""
+    quiet_s: float
+    """Seconds since the run last wrote a figure."""
+    troubles: list[str]
+    """Sentences about what could not be read."""
+
+    @property
+    def planned(self) -> int:
+        """Steps that the settings ask for."""
+        return int(self.settings["steps"])
+
+    @property
+    def done(self) -> int:
+        """Newest finished step; 0 if none."""
+        return max(self.steps, default=0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its summary exists and has all steps of the settings."""
+        return self.summary is not None and self.done >= self.planned
+
+    @property
+    def decisions(self) -> int:
+        """Stored rows; of a run that is not over, those that its finished steps played."""
+        if self.is_over and self.summary is not None and "decisions" in self.summary:
+            return int(self.summary["decisions"])
+        return int(self.total("rollout/decisions"))
+
+    def series(self, name: str) -> list[float]:
+        """One metric for steps 1 to `done`; NaN if a step lacks it."""
+        return [self.steps.get(step, {}).get(name, float("nan")) for step in range(1, self.done + 1)]
+
+    def total(self, name: str) -> float:
+        """Sum of one metric over the steps that have it."""
+        return sum(figures.get(name, 0.0) for figures in self.steps.values())
+
+    def middle(self, name: str) -> float:
+        """Median of one metric over the steps that have it; NaN if none has."""
+        found = [figures[name] for figures in self.steps.values() if name in figures]
+        return median(found) if found else float("nan")
+
+    def share(self, part: str, whole: str) -> float:
+        """One total as a share of another; NaN if that is 0."""
+        return self.total(part) / self.total(whole) if self.total(whole) else float("nan")
+
+
+def read_run(paths: RunPaths) -> Run:
+    """Read a run's small files."""
+    settings, troubles = read_settings(paths), list[str]()
+    records = _metrics(paths.metrics, troubles)
+    return Run(
+        name=paths.root.name,
+        settings=settings,
+        steps={step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures},
+        mismatch={name: value for name, value in records.get(0, {}).items() if name.startswith("mismatch/")},
+        summary=_json(paths.summary, troubles),
+        environment=_json(paths.environment, troubles),
+        alerts=_alerts(paths.alerts),
+        at_work=is_held(paths.lock),
+        quiet_s=time.time() - last_written(paths),
+        troubles=troubles,
+    )
+
+
+def read_settings(paths: RunPaths) -> dict[str, Any]:
+    """The resolved tree, as stored."""
+    if not paths.settings.is_file():
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
+    try:
+        settings = json.loads(paths.settings.read_bytes())
+        if not isinstance(settings, dict) or not isinstance(settings["steps"], int):
+            raise ValueError("its steps are no number")
+    except (ValueError, KeyError) as error:
+        raise InputError(f"'{paths.settings}' is no whole record of settings ({error}): restore it from a copy") from error
+    return settings
+
+
+def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
+    """Metrics by step. Unreadable lines are named and skipped."""
+    records: dict[int, dict[str, float]] = {}
+    cut: list[int] = []
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            records[int(record["step"])] = {name: value for name, value in record.items() if "/" in name}
+        except (ValueError, KeyError, TypeError):
+            cut.append(number)
+    if cut:
+        which = "its last line is" if cut == [len(lines)] else f"line {', '.join(map(str, cut))} of {len(lines)} is"
+        troubles.append(f"{file.name}: {which} no whole record and was left out.")
+    return records
+
+
+def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError:
+        troubles.append(f"{file.name} is no whole JSON document and was left out.")
+        return None
+
+
+def _alerts(file: Path) -> list[str]:
+    said = []
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        try:
+            alert = json.loads(line)
+            said.append(f"alert ({alert['name']}): {alert['sentence']}")
+        except (ValueError, KeyError, TypeError):
+            continue
+    return said
+
+
+# -- the list of runs ------------------------------------------------------------------------------------------------------
+
+State = Literal["training", "complete", "interrupted", "damaged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """One run of a list."""
+
+    name: str
+    state: State
+    """"training": a process of this machine holds its lock; "complete": all its steps are done and scored."""
+    done: int = 0
+    planned: int = 0
+    """Planned steps."""
+    base_score: float | None = None
+    trained_score: float | None = None
+    """Centres gained per game year against the first kind of opponents; None if not measured."""
+    decisions: int = 0
+    """As `Run.decisions`."""
+    size: int
+    """Bytes of all its files."""
+    written: float
+    """Time of its last start, resume or metric, in seconds since 1970."""
+    trouble: str = ""
+    """Reason if it is damaged; else empty."""
+
+
+def list_runs(runs_root: Path) -> list[RunLine]:
+    """The runs under `runs_root`; the latest one is last. A folder that is no run is left out, a damaged run has its reason."""
+    if not runs_root.is_dir():
+        raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
+    lines = []
+    for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
+        if paths.settings.is_file() or (paths.shards.is_dir() and paths.ledger.is_dir()):
+            lines.append(_line(paths))
+    return sorted(lines, key=lambda line: (line.written, line.name))
+
+
+def _line(paths: RunPaths) -> RunLine:
+    name, size = paths.root.name, size_of(paths.root)
+    if not paths.settings.is_file():
+        written = paths.root.stat().st_mtime
+        return RunLine(name=name, state="damaged", size=size, written=written, trouble="it has no settings.json")
+    written = last_written(paths)
+    try:
+        run = read_run(paths)
+        if run.summary is None and paths.summary.is_file():
+            raise ValueError(f"{paths.summary.name} is no whole JSON document")
+        base, trained = (_score(paths, run.summary or {}, label) for label in ("base", "trained"))
+        return RunLine(
+            name=name,
+            state="training" if run.at_work else "complete" if run.is_over else "interrupted",
+            done=run.done,
+            planned=run.planned,
+            base_score=base,
+            trained_score=trained,
+            decisions=run.decisions,
+            size=size,
+            written=written,
+        )
+    except (EntenteError, OSError, ValueError, TypeError, AttributeError) as error:
+        trouble = str(error) if isinstance(error, EntenteError) else f"its files cannot be read: {type(error).__name__}: {error}"
+        return RunLine(name=name, state="damaged", size=size, written=written, trouble=trouble)
+
+
+def _score(paths: RunPaths, summary: Mapping[str, Any], label: str) -> float | None:
+    """The score from the run's summary, else from its score file."""
+    if (value := summary.get(f"{label}_score")) is not None:
+        return float(value)
+    record = read_score(paths, label)
+    return None if record is None else record.score.mean
+
+
+# -- settings by name ------------------------------------------------------------------------------------------------------
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value, in the tree's order."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
+
+
+def different(trees: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """The dotted names whose values differ among these flat trees, each with the values; None where one lacks it."""
+    names = dict.fromkeys(name for tree in trees.values() for name in tree if name not in _OF_EVERY_RUN)
+    rows = [(name, [tree.get(name) for tree in trees.values()]) for name in names]
+    return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
+
+
+def value_text(value: object) -> str:
+    """A setting's value as a reader writes it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "(empty)" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)

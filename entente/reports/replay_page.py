@@ -1,0 +1,128 @@
+"""Writes a replayed game as one HTML file that needs no network and no other file.
+
+The map is stored once. Units, owners, orders and odds of each position are a few KB of JSON, which `board.js` draws on the map.
+Forty positions take little more space than one.
+"""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from entente.game.board import Board
+from entente.game.render import COLOURS, draw_empty_map, mix_colours
+from entente.game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
+from entente.game.snapshot import POWERS
+from entente.reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
+from entente.reports.write_page import of_run, page_template, write_page
+from entente.telemetry.plain_text import shown
+
+_DIGITS = 6
+"""Digits of a probability on the page."""
+
+
+def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
+    """Write the page to `file`."""
+    write_page(file, replay_html(game, runs_root), "replay")
+
+
+def replay_html(game: ReplayedGame, runs_root: Path) -> str:
+    """The page as text."""
+    template = page_template("replay.html.jinja")
+    data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
+    return template.render(
+        run=game.run,
+        game=game.game.name,
+        about=_about(game),
+        plies=len(game.plies),
+        **map_context(),
+        data=data.replace("<", "\\u003c"),  # so that no name ends the script that holds it
+    )
+
+
+def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
+    """The page's data; powers are numbers, in their usual order."""
+    run = of_run(game.run, runs_root)
+    return {
+        "powers": [power.title() for power in POWERS],
+        "policy": [POWERS.index(power) for power in game.game.powers],
+        "opponents": game.opponents,
+        "ask": f"entente runs inspect decision ID {run}",
+        "what_if": f"{shlex.quote(f'{game.game.producer}/{game.game.name}')} {run}",
+        "lands": list(LAND),
+        "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
+        "odds": game.has_odds,
+        "plies": [_ply(ply) for ply in game.plies],
+    }
+
+
+def _about(game: ReplayedGame) -> str:
+    """The players, in one sentence."""
+    powers = [power.title() for power in game.game.powers]
+    who = ", ".join(powers[:-1]) + " and " + powers[-1] if len(powers) > 1 else powers[0]
+    against = "" if len(powers) == len(POWERS) else f" against {game.opponents} players"
+    versions = {decision.version for ply in game.plies for decision in ply.decisions.values()}
+    if not versions:
+        return f"The policy played {who}{against}."
+    one = "the base" if versions == {0} else f"version {max(versions)}"
+    drew = f"versions {min(versions)} to {max(versions)}" if len(versions) > 1 else one
+    failed = "" if game.game.status == "complete" else " The game failed before its end."
+    return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}"
+
+
+def map_context() -> dict[str, Any]:
+    """What a page's template needs for the empty map: its size, its elements, and the powers' colours."""
+    ground, names = draw_empty_map()
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "ground": ground,
+        "names": names,
+        "colours": list(COLOURS.values()),
+        "light": [mix_colours(colour, "#ffffff", 0.38) for colour in COLOURS.values()],
+        "dark": [mix_colours(colour, "#22262b", 0.42) for colour in COLOURS.values()],
+    }
+
+
+def position_data(board: Board) -> dict[str, Any]:
+    """A position as `board.js` draws it; powers are numbers, in their usual order."""
+    owner = {province: str(number) for number, power in enumerate(POWERS) for province in board.influence()[power]}
+    owner |= {centre: str(number) for number, power in enumerate(POWERS) for centre in board.centres()[power]}
+    return {
+        "short": board.phase,
+        "long": board.long_phase.title(),
+        "units": [[number, unit] for number, power in enumerate(POWERS) for unit in board.units()[power]],
+        "out": [[number, unit] for number, power in enumerate(POWERS) for unit in board.dislodged()[power]],
+        "ground": "".join(owner.get(province, ".") for province in LAND),
+        "centres": {centre: number for number, power in enumerate(POWERS) for centre in board.centres()[power]},
+        "free": list(board.free_centres()),
+    }
+
+
+def _ply(ply: ShownPly) -> dict[str, Any]:
+    return position_data(ply.board) | {
+        "short": ply.phase,
+        "orders": {POWERS.index(power): [_order(given) for given in orders] for power, orders in ply.orders.items()},
+        "decisions": {POWERS.index(power): _decision(decision) for power, decision in ply.decisions.items()},
+    }
+
+
+def _order(given: ShownOrder) -> list[Any]:
+    odds = [] if given.probability is None else [float(f"{given.probability:.{_DIGITS}g}"), given.choices]
+    return [given.order, list(given.results), *odds]
+
+
+def _decision(decision: ShownDecision) -> dict[str, Any]:
+    return {
+        "id": str(decision.decision_id),  # a JavaScript number would lose digits
+        "version": decision.version,
+        "thought": decision.thought
+        and {"about": decision.thought.sentence, "text": shown(decision.thought.text or "", keep="\n")},
+        "logprob": round(decision.logprob, _DIGITS),
+        "return": round(decision.value, _DIGITS),
+        "components": {name: round(value, _DIGITS) for name, value in decision.components.items()},
+        "used": decision.used,
+        "status": decision.status,
+        "reason": decision.reason,
+        "temperature": round(decision.temperature, _DIGITS),
+    }

@@ -1,0 +1,194 @@
+"""One game of a run, ply by ply: positions, all orders with their results, and the probabilities of the policy's orders.
+
+This module only reads, also while the run trains. All figures come from stored ones; no model is called. The page is
+written by entente/reports/replay_page.py.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from entente.decoding.codec import Codec
+from entente.decoding.thoughts import Thought, thought_of
+from entente.game.board import Board
+from entente.game.snapshot import POWERS, make_snapshot
+from entente.reports.games import GameName, find_game
+from entente.reports.order_odds import odds_of_orders
+from entente.telemetry.errors import InputError
+from storage.asking import connect
+from storage.runs import RunPaths
+from storage.schema import COMPONENTS
+from storage.shards import open_plies, open_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownOrder:
+    """One order with its results."""
+
+    order: str
+    results: tuple[str, ...]
+    """For example ("bounce",); empty if it succeeded."""
+    probability: float | None
+    """Probability of the policy's order given the earlier ones; None if no policy drew it, or without a tokenizer."""
+    choices: int
+    """Number of its branching tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownDecision:
+    """Stored data of one decision of the policy, without its orders."""
+
+    decision_id: int
+    power: str
+    version: int
+    thought: Thought | None
+    """What the model wrote before the orders; None if it wrote nothing."""
+    logprob: float
+    """Log-probability of the whole order set, nats, given the thought."""
+    value: float
+    """The return under the run's blend and discount."""
+    components: dict[str, float]
+    """Reward components up to the next decision or the end, without those that are 0."""
+    used: tuple[tuple[int, int], ...]
+    """(step, policy lag) of each step that trained on it."""
+    status: str
+    reason: str
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPly:
+    """One position with its orders."""
+
+    number: int
+    phase: str
+    """As S1902M."""
+    board: Board
+    orders: dict[str, tuple[ShownOrder, ...]]
+    """By power; empty at the end."""
+    decisions: dict[str, ShownDecision]
+    """By power, for the policy's powers that decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedGame:
+    """A game for the page."""
+
+    run: str
+    game: GameName
+    plies: tuple[ShownPly, ...]
+    opponents: str
+    """Players of the other powers."""
+    game_id: str
+    """Source game of the start position."""
+    ended: str
+    """Why it ended: horizon, won, ..."""
+    has_odds: bool
+    """Whether orders have probabilities, which needs the tokenizer."""
+
+
+def read_game(
+    paths: RunPaths, asked: str, model: Path | None, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
+) -> ReplayedGame:
+    """Read the game of the name `asked`. `model`: folder of the run's model; None if it is missing."""
+    with connect(paths.root, blend=blend, discount=discount) as connection:
+        game = find_game(connection, paths.root.name, asked)
+        facts = _decisions(connection, game)
+    decisions, plies = _rows_of(paths, game)
+    codec = None if model is None else Codec(model)
+    ends = frozenset() if codec is None else frozenset((codec.separator_id, codec.eos_id))
+    for row in decisions:
+        completion, logprobs = row["input_ids"][row["prompt_len"] :], row["behaviour_logprobs"]
+        thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], codec)
+        facts[row["ply"], row["power"]] |= {
+            "orders_drawn": row["orders"],
+            "odds": odds_of_orders(row, ends),
+            "thought": thought,
+            "logprob": sum(logprobs[thought.tokens if thought else 0 :]),
+        }
+    return ReplayedGame(
+        run=paths.root.name,
+        game=game,
+        plies=tuple(_shown(row, facts) for row in plies),
+        opponents=decisions[0]["opponents"],
+        game_id=decisions[0]["game_id"],
+        ended=decisions[0]["ended"],
+        has_odds=bool(ends),
+    )
+
+
+def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tuple[int, str], dict[str, Any]]:
+    """Columns of the view `decisions` by ply and power, with the steps that trained on each."""
+    question = """
+        SELECT d.*, (
+            SELECT list((b.step, b.policy_lag) ORDER BY b.step) FROM trained AS b WHERE b.decision_id = d.decision_id
+        ) AS used
+        FROM decisions AS d WHERE d.shard = ? AND d.start_group = ? AND d.fork = ?
+    """
+    rows = connection.sql(question, params=[game.shard, game.start_group, game.fork]).to_arrow_table().to_pylist()
+    return {(row["ply"], row["power"]): row for row in rows}
+
+
+def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The game's decisions with their tokens, and its plies, in order."""
+    path = paths.shards / game.shard
+    decisions = open_shard(path)
+    plies = open_plies(path, decisions)
+    shown = _of_game(plies, game)
+    if not shown:
+        raise InputError(f"no position of game {game.name} was recorded, so there is nothing to show: it failed at its start")
+    return _of_game(decisions, game), sorted(shown, key=lambda row: row["ply"])
+
+
+def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
+    chosen = table.filter((pc.field("start_group") == game.start_group) & (pc.field("fork") == game.fork))
+    return list(chosen.to_pylist())
+
+
+def _shown(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:
+    number, given, results = row["ply"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
+    snapshot = make_snapshot(row["position"], row["phase"], source="replay", game_id="", seed=0)
+    asked = {power: facts[number, power] for power in POWERS if (number, power) in facts}
+    return ShownPly(
+        number=number,
+        phase=row["phase"],
+        board=Board.restore(snapshot),
+        orders={power: _orders(given[power], results, asked.get(power)) for power in POWERS if given.get(power)},
+        decisions={power: _decision(row) for power, row in asked.items()},
+    )
+
+
+def _orders(given: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
+    """Each order with its results, and its odds if the policy drew it."""
+    drawn = dict(zip(decision["orders_drawn"], decision["odds"], strict=True)) if decision else {}
+    return tuple(
+        ShownOrder(
+            order=order,
+            results=tuple(dict.fromkeys(results.get(" ".join(order.split()[:2]), ()))),
+            probability=None if (odd := drawn.get(order)) is None else odd.probability,
+            choices=0 if odd is None else odd.choices,
+        )
+        for order in given
+    )
+
+
+def _decision(row: dict[str, Any]) -> ShownDecision:
+    return ShownDecision(
+        decision_id=row["decision_id"],
+        power=row["power"],
+        version=row["policy_version"],
+        thought=row["thought"],
+        logprob=row["logprob"],
+        value=row["return"],
+        components={name: row[name] for name in COMPONENTS if row[name]},
+        used=tuple((step, lag) for step, lag in (tuple(pair.values()) for pair in row["used"] or ())),
+        status=row["status"],
+        reason=row["reason"],
+        temperature=row["temperature"],
+    )

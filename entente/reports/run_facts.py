@@ -1,0 +1,124 @@
+"""Reads all that a page shows of a run: what `read_run` reads, its scores, matches and curve, and figures from its rows.
+
+No figure is computed that a file holds already. What cannot be read is listed in `troubles`. Nothing is written into the run.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from entente.evaluation.match_files import MatchRecord, read_matches
+from entente.evaluation.score_files import ScoreRecord, TrackPoint, read_scores, read_track
+from entente.reports.read_run import Run, read_run
+from entente.reports.return_curve import CurvePoint, return_curve
+from entente.telemetry.errors import DataError, InputError
+from storage.asking import connect
+from storage.files import entries_in
+from storage.league_files import LeagueStep, newest_league
+from storage.ledger import last_step, read_ledger
+from storage.runs import RunPaths
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """Figures from the stored rows."""
+
+    return_of_all: Mapping[int, float] = field(default_factory=dict)
+    """Per policy version, the mean return of every complete decision it drew, trained on or not."""
+    failures: Sequence[tuple[str, int]] = ()
+    """Reasons why forks ended early, with their number of forks that have rows, most first."""
+    refused: Sequence[tuple[str, str]] = ()
+    """Refused shards, each with the reason as a sentence."""
+    decisions: int = 0
+    """Stored rows, without those of refused shards."""
+    played: Sequence[tuple[str, str, int, int]] = ()
+    """Producer, server, start groups and decisions of each pair of the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts(Run):
+    """All facts for the report of a run."""
+
+    begun_step: int = 0
+    """Newest step whose batch is in the ledger; 0 if none."""
+    curve: Sequence[CurvePoint] = ()
+    """Mean return of the rows that were trained on, over the steps."""
+    scores: Mapping[str, ScoreRecord] = field(default_factory=dict)
+    """By label."""
+    track: Sequence[TrackPoint] = ()
+    """Strength by policy version."""
+    matches: Sequence[MatchRecord] = ()
+    """Matches of versions and scripted players, in the order in which they ended."""
+    league: LeagueStep | None = None
+    """The past versions that the newest step met; None without a league."""
+    rows: RowFacts | None = None
+    """Figures from the stored rows; None if they were not asked for or cannot be read."""
+
+
+def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
+    """Read all facts that exist.
+
+    Args:
+        rows: whether the stored rows are read, which takes the longer the more there are.
+    """
+    run = read_run(paths)
+    troubles = list(run.troubles)
+    if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
+        troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
+
+    def rows_of(step: int) -> pa.Table | None:
+        return read_ledger(paths, step)
+
+    def whole(read: Callable[[], _Found], what: str, otherwise: _Found) -> _Found:
+        try:
+            return read()
+        except (DataError, InputError) as error:  # InputError: a reward of a package that is not installed here
+            troubles.append(f"{what} left out: {error}")
+            return otherwise
+
+    found = RunFacts(
+        **{each.name: getattr(run, each.name) for each in fields(run)},
+        begun_step=last_step(paths),
+        curve=whole(lambda: return_curve(sorted(run.steps), rows_of), "The curve is", []),
+        scores=whole(lambda: read_scores(paths), "Scores are", {}),
+        track=whole(lambda: read_track(paths), "The track of strength is", []),
+        matches=whole(lambda: read_matches(paths.matches), "Matches are", []),
+        league=whole(lambda: newest_league(paths), "The league is", None),
+        rows=whole(lambda: _rows(paths, run.settings.get("storage", {})), "Rows are", None) if rows else None,
+    )
+    entries = [entry.touched() for folder in (paths.ledger, paths.shards, paths.scores) for entry in entries_in(folder)]
+    quiet_s = min([found.quiet_s, *(time.time() - touched for touched in entries)])
+    return replace(found, troubles=troubles, quiet_s=quiet_s)
+
+
+def _rows(paths: RunPaths, storage: Mapping[str, Any]) -> RowFacts | None:
+    if not paths.shards.is_dir():
+        return None
+    with connect(paths.root, blend=storage.get("blend"), discount=storage.get("discount", 1.0)) as connection:
+        return _ask(connection)
+
+
+def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
+    drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
+    failed = """
+        SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
+        GROUP BY reason ORDER BY forks DESC, reason
+    """
+    played = """
+        SELECT producer, worker, count(DISTINCT start_group)::INTEGER, count(*)::INTEGER FROM decisions
+        GROUP BY ALL ORDER BY ALL
+    """
+    (decisions,) = connection.sql("SELECT count(*) FROM decisions").fetchall()[0]
+    return RowFacts(
+        return_of_all=dict(connection.sql(drawn).fetchall()),
+        failures=connection.sql(failed).fetchall(),
+        refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
+        decisions=decisions,
+        played=connection.sql(played).fetchall(),
+    )

@@ -1,0 +1,300 @@
+"""What pages and commands say of a run, of a match, of runs side by side and of a what-if question. Pure functions.
+
+A difference is claimed only where its interval excludes 0; figures are compared before they are rounded.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from entente.evaluation.intervals import clusters_to_show, describe_shortage, format_count, format_interval
+from entente.evaluation.match_files import MatchRecord
+from entente.evaluation.match_table import cluster_noun
+from entente.evaluation.score_files import ScoreRecord, TrackPoint
+from entente.evaluation.what_if import OrderSets, WhatIf
+from entente.reports.compared import Compared, Paired
+from entente.reports.explain import explain_run
+from entente.reports.read_run import Run
+from entente.reports.run_facts import RunFacts
+from entente.reports.write_page import root_flag
+from entente.training.settings import MISMATCH_MAX, MISMATCH_MEAN_BF16, MISMATCH_P99_BF16
+
+HEADLINE = "trained"
+"""Label of the score that decides which run is stronger."""
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def state(facts: RunFacts) -> tuple[str, str]:
+    """One word for the run's state (complete, running, cut, empty) and the sentence that says so."""
+    done, planned = facts.done, facts.planned
+    if facts.summary is not None and done >= planned:
+        wall = f" in {duration(facts.summary['wall_s'])}" if "wall_s" in facts.summary else ""
+        return "complete", f"Complete: {_steps(planned)}{wall}."
+    last = f"the last file was written {duration(facts.quiet_s)} ago"
+    if facts.at_work:
+        where = f"{done} of {_steps(planned)} done" if done else f"no step of {planned} done yet"
+        return "running", f"Running: {where}; {last}."
+    if not done and not facts.begun_step:
+        return "empty", f"Stopped before the first of {_steps(planned)}; {last}."
+    if done >= planned:
+        return "cut", f"All {_steps(planned)} are done, but the run stopped before its last scores; {last}."
+    if facts.begun_step > done:
+        return "cut", f"Cut at step {facts.begun_step} of {planned}: its batch was chosen, {_steps(done)} done; {last}."
+    return "cut", f"Cut after step {done} of {planned}; {last}."
+
+
+def verdict(scores: Mapping[str, ScoreRecord]) -> str:
+    """Base and trained score with intervals, compared with scripted players."""
+    base, trained = scores.get("base"), scores.get("trained")
+    words = {"random": "a random player gains", "teacher": "the imitated teacher"}
+    scripted = [label for label, record in scores.items() if label == "teacher" or label == record.player]
+    beside = " and ".join(
+        f"{words.get(label, f'the scripted player {label}')} {_gain(scores[label])}"
+        for label in sorted(scripted, key=lambda label: label != "random")
+    )
+    if base is None and trained is None:
+        return "Nothing has been scored yet."
+    known = trained or base
+    assert known is not None
+    years = known.settings.horizon_years
+    unit = f"supply centres in {'a game year' if years == 1 else f'{years} game years'}"
+    held_out = (
+        f"{format_count(known.score.positions, 'held-out positions')} of {format_count(known.score.source_games, 'source games')}"
+    )
+    where = f"from {held_out} against {known.opponents} opponents"
+    if base is None or trained is None:
+        who = "The trained policy" if base is None else "The base"
+        rest = "the base was not scored" if base is None else "the trained policy has not been scored"
+        said = f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}"
+        return said + (f" Beside it, {beside}." if beside else "")
+    return (
+        f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
+        + (f" Beside them, {beside}." if beside else "")
+        + f" {_difference(base, trained)}"
+    )
+
+
+def _difference(base: ScoreRecord, trained: ScoreRecord) -> str:
+    ours, theirs = trained.score.estimate.interval, base.score.estimate.interval
+    if ours is None or theirs is None:
+        return f"These positions alone do not tell the two apart.{_missing(trained)}"
+    if ours[0] > theirs[1]:
+        return "The intervals do not overlap: training helped."
+    if ours[1] < theirs[0]:
+        return "The intervals do not overlap: training did harm."
+    return "The intervals overlap: these positions alone do not tell the two apart."
+
+
+def _missing(record: ScoreRecord) -> str:
+    """A note that a score has no interval and what one takes; '' if it has one."""
+    if record.score.estimate.interval is not None:
+        return ""
+    return f" There is no interval: {describe_shortage(record.score.source_games, 'source games')}."
+
+
+def mismatch(facts: Run) -> str:
+    """The mismatch of trainer and engine before the first step, and its limit."""
+    found, training = facts.mismatch, facts.settings.get("training", {})
+    if not found:
+        return "Trainer and engine have not been compared yet."
+    over = f"over {found['mismatch/tokens']:.0f} tokens"
+    half = "bfloat16" in (training.get("dtype"), facts.settings.get("inference", {}).get("dtype"))
+    if half:
+        return (
+            f"At the start trainer and engine differed by {_small(found['mismatch/mean'])} nats in the mean (limit "
+            f"{MISMATCH_MEAN_BF16:g}) and {_small(found['mismatch/p99'])} at the 99th percentile (limit "
+            f"{MISMATCH_P99_BF16:g}), {over}."
+        )
+    limit = f"the limit is {_small(MISMATCH_MAX)}"
+    return f"At the start trainer and engine differed by at most {_small(found['mismatch/largest'])} nats {over}; {limit}."
+
+
+def hidden_rollouts(facts: Run) -> str:
+    """The share of rollouts that ran while the trainer trained; '' if none did."""
+    waited = sum(
+        max(
+            0.0,
+            figures["time/step_s"] - sum(figures.get(f"time/{part}_s", 0.0) for part in ("train", "publish", "orchestration")),
+        )
+        for figures in facts.steps.values()
+    )
+    hidden = facts.total("time/rollout_s") - waited
+    if hidden < 0.01 * facts.total("time/step_s"):
+        return ""
+    return f" Another {duration(hidden)} of rollouts ran behind training and are not drawn."
+
+
+def limits(facts: Run) -> list[str]:
+    """What limits the run and which setting changes it, as in `entente runs explain`."""
+    return explain_run(facts.steps, facts.settings).sentences if facts.steps else []
+
+
+def lag(facts: Run) -> str:
+    """The policy lags of the trained rows."""
+    steps = [figures for figures in facts.steps.values() if "train/policy_lag_0_share" in figures]
+    if not (rows := sum(figures.get("train/decisions", 0.0) for figures in steps)):
+        return "No row has been trained on yet, so there is no policy lag."
+    own = sum(figures["train/policy_lag_0_share"] * figures.get("train/decisions", 0.0) for figures in steps)
+    budget = facts.settings.get("storage", {}).get("max_policy_lag", "?")
+    return f"{own / rows:.0%} of the rows were trained by the version that drew them; the staleness budget is {budget}."
+
+
+def queue(facts: Run) -> str:
+    """What the queue lost over the whole run."""
+    expired = facts.total("queue/expired")
+    return f"In all, {expired:,.0f} advantage groups became too old untrained." if expired else "Nothing became too old."
+
+
+def ladder(points: Sequence[TrackPoint]) -> str:
+    """The newest version compared with the first that was measured."""
+    if len(points) < 2:
+        return ""
+    first, last = points[0], points[-1]
+    newest, oldest = last.score.interval, first.score.interval
+    if newest is None or oldest is None:
+        return f"There are no intervals: {describe_shortage(min(first.score.clusters, last.score.clusters), 'source games')}."
+    between = "lie apart" if newest[0] > oldest[1] or newest[1] < oldest[0] else "overlap"
+    return f"Intervals of version {first.version} and version {last.version} {between}."
+
+
+# -- a match ----------------------------------------------------------------------------------------------------------------
+
+
+def describe_match(record: MatchRecord) -> str:
+    """The players of a match, and which of their differences the figures show."""
+    asked, table = record.settings, record.table
+    where = "the standard start" if asked.start == "standard" else "held-out positions"
+    seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
+    how = asked.how((*asked.players, asked.opponents))
+    head = f"{table.games} games of {asked.years} years from {where}{seats}; {how}{'; ' if how else ''}"
+    head += f"intervals resample whole {cluster_noun(asked)}, {table.clusters} in all."
+    for pair in table.pairs:
+        difference = pair.difference
+        interval = difference.describe("+.3f", cluster_noun(asked, pairs=True)).removeprefix("95 % interval ")
+        need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
+        head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
+    return " ".join([head, *(f"{sentence}." for sentence in table.answer_sentences)])
+
+
+# -- runs side by side ------------------------------------------------------------------------------------------------------
+
+
+def verdicts(found: Compared) -> list[str]:
+    """For each other run: whether its last version is stronger than the first run's."""
+    first = found.runs[0]
+    headline = {pair.other: pair for pair in found.paired if pair.label == HEADLINE}
+    return [paired(headline[run.name], first.name) if run.name in headline else _unscored(first, run) for run in found.runs[1:]]
+
+
+def paired(pair: Paired, first: str) -> str:
+    """One paired difference in words."""
+    ours, theirs = (f"{name} (version {version})" for name, version in zip((first, pair.other), pair.versions, strict=True))
+    if isinstance(pair.found, str):
+        return f"The scores '{pair.label}' of {first} and {pair.other} cannot be paired: {pair.found}."
+    difference, starts = pair.found.difference, f"the same {pair.found.forks:,} starts against {pair.opponents}"
+    interval = difference.interval
+    if interval is None:
+        why = describe_shortage(difference.clusters, "source games")
+        return f"From {starts}, {theirs} and {ours} are {difference.mean:+.2f} centres apart, without an interval: {why}."
+    if interval == (0, 0):
+        return f"{theirs} and {ours} gain as much from {starts}, on the average of every source game."
+    bounds = f"95 % interval {format_interval(interval, '+.2f')} over {difference.clusters} source games"
+    if pair.found.shown:
+        more = "more" if difference.mean > 0 else "fewer"
+        return f"{theirs} gains {abs(difference.mean):.2f} centres {more} than {ours} from {starts}, {bounds}."
+    need = pair.found.forks_to_show
+    enough = f"; about {need:,} starts would show a difference of {difference.mean:+.2f}" if need else ""
+    return f"{theirs} and {ours} are not told apart by {starts}: {bounds} holds 0{enough}."
+
+
+def next_commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
+    """Commands that answer what the files leave open: a reason and the command line."""
+    first, root = found.runs[0].name, root_flag(runs_root)
+    commands = []
+    for pair in found.paired:
+        if pair.label == HEADLINE and isinstance(pair.found, str):
+            match = f"--players newest,{first}:newest --start held-out --opponents {pair.opponents} --years 1 --measure gained"
+            commands.append(
+                (
+                    f"Measure {pair.other} and {first} from the same positions",
+                    f"entente evaluate --run {pair.other} {match}{root}",
+                )
+            )
+    return commands
+
+
+def _unscored(first: RunFacts, other: RunFacts) -> str:
+    lacking = [run.name for run in (first, other) if HEADLINE not in run.scores]
+    return (
+        f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no score of a last version yet, so none is compared."
+    )
+
+
+# -- a what-if question -----------------------------------------------------------------------------------------------------
+
+
+def describe_change(found: WhatIf, changed: OrderSets | None, version: str) -> str:
+    """What differs, in words.
+
+    Args:
+        changed: other orders; None if a player gave them, or nobody.
+        version: the player who gave them; empty: there is none.
+    """
+    phase = found.position.board.phase
+    if version:
+        return f"{found.power.title()} in {phase} by {version}"
+    parts = []
+    for power, orders in (changed or {}).items():
+        played = found.position.orders.get(power, ())
+        new, old = ([each for each in some if each not in others] for some, others in ((orders, played), (played, orders)))
+        if new:
+            parts.append(f"{power.title()} in {phase}: {', '.join(new)} instead of {', '.join(old) or 'nothing'}")
+    return "; ".join(parts) or f"{found.power.title()} in {phase} as it was played"
+
+
+def what_if_verdict(found: WhatIf) -> str:
+    """The answer in one sentence, which claims a difference only where the interval excludes 0."""
+    who, years = found.power.title(), f"{found.how.years} year{'s' if found.how.years > 1 else ''}"
+    difference, pairs = found.difference, f"{len(found.pairs)} pairs of forks with equal luck"
+    interval = difference.describe("+.2f", "pairs")
+    if set(found.spread) == {0}:
+        return f"Nothing changes for {who}: after {years} it has as many centres in both forks of each of {pairs}."
+    if difference.excludes_zero:
+        more = "more" if difference.mean > 0 else "fewer"
+        gained = f"{who} has {abs(difference.mean):.2f} centres {more} after {years} than with the orders that were played"
+        return f"{gained} ({interval}; {pairs})."
+    needed = clusters_to_show([pair.difference(found.power) for pair in found.pairs])
+    hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(found.pairs) else ""
+    return f"No difference is shown for {who} after {years}: {difference.mean:+.2f} centres ({interval}; {pairs}).{hint}"
+
+
+# -- words ------------------------------------------------------------------------------------------------------------------
+
+
+def _small(value: float) -> str:
+    """Two digits, with a power of ten for values below 0.001."""
+    if value == 0 or value >= 0.001:
+        return f"{value:.2g}"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')} × 10{str(int(exponent)).translate(_RAISED)}"
+
+
+def duration(seconds: float) -> str:
+    """A duration in words."""
+    for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
+        if seconds >= 1.5 * size:
+            count = round(seconds / size)
+            return f"{count} {one if count == 1 else many}"
+    return f"{seconds:.0f} s"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _gain(record: ScoreRecord) -> str:
+    return f"{record.score.mean:+.2f}"
+
+
+def _with_interval(record: ScoreRecord) -> str:
+    found = record.score.estimate.interval
+    return f"{record.score.mean:+.2f}" + ("" if found is None else f" {format_interval(found, '+.2f')}")

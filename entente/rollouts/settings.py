@@ -1,0 +1,118 @@
+"""Settings of rollouts: number of start groups and forks, horizon, opponents."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from entente.game.players import SEARCHES
+from entente.records.policy_version import BASE_VERSION
+from entente.rollouts.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
+from entente.telemetry.setting_marks import Settings
+from state_cache.sampling import Sampling
+
+_WEIGHTS_MAX = 1e9
+"""Largest sum of weights, and 1 over the smallest: their shares and products, such as a league's, must be numbers above 0."""
+
+
+class RolloutSettings(Settings):
+    """The rollouts of one training step."""
+
+    start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Start groups per training step."""
+    sampling: Sampling = "uniform"
+    """How positions are drawn: 'uniform'; 'stratified' by year, phase and balance of power; 'learnable', more often where
+    returns had a spread."""
+    forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
+    """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
+    horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
+    """Game years from the start of a fork to its end, in counts of centres: a fork of one year from autumn has one movement."""
+    horizon_schedule: str = ""
+    """Later horizons as step:years, such as '40:2,120:4'; horizon_years before."""
+    last_winter: bool = False
+    """Whether a fork plays the winter at its end, which no return sees."""
+    policy_powers: Literal["one", "all"] = "one"
+    """'one': the policy plays one power of each group; 'all': it plays all seven."""
+    opponents: str = "random"
+    """Players of the other powers by lot: names with weights, such as 'dumbbot*3,v0,league*2'. A name is a scripted player,
+    a published version, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past versions."""
+    opponents_by: Literal["group", "seat"] = "group"
+    """One lot for the six other seats of a start group, or one for each seat."""
+    temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
+    """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
+
+    @property
+    def horizons(self) -> tuple[tuple[int, int], ...]:
+        """(first step, game years) of each entry of `horizon_schedule`.
+
+        Raises:
+            ValueError: it is not a list of step:years.
+        """
+        entries = [entry.partition(":") for entry in self.horizon_schedule.split(",") if entry.strip()]
+        return tuple((int(step), int(years)) for step, _, years in entries)
+
+    def at(self, step: int) -> "RolloutSettings":
+        """The settings for the start groups of `step`: with the horizon that the schedule gives it."""
+        years = [years for first, years in self.horizons if first <= step]
+        return self.model_copy(update={"horizon_years": years[-1]}) if years else self
+
+    @property
+    def opponent_table(self) -> OpponentTable:
+        """Names with their weights."""
+        return read_table(self.opponents)
+
+    @property
+    def scripted_opponents(self) -> tuple[str, ...]:
+        """Names of the scripted players that a lot may fall on, also of those that search."""
+        names = [name for name, _ in self.opponent_table if name != LEAGUE and version_of(name) is None and not is_endpoint(name)]
+        return tuple(dict.fromkeys(name.removesuffix(SEARCHES) for name in names))
+
+    @property
+    def searching_opponents(self) -> tuple[str, ...]:
+        """Names of the players that search."""
+        return tuple(name for name, _ in self.opponent_table if name.endswith(SEARCHES))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Names of the endpoints that a lot may fall on; none where the policy plays all powers."""
+        if self.policy_powers == "all":
+            return ()
+        return tuple(dict.fromkeys(name for name, _ in self.opponent_table if is_endpoint(name)))
+
+    @property
+    def opponent_versions(self) -> frozenset[int]:
+        """Published versions that a lot may fall on, the league's left out."""
+        return frozenset(version for name, _ in self.opponent_table if (version := version_of(name)) is not None)
+
+    @property
+    def lasting_versions(self) -> frozenset[int]:
+        """Published versions that may play opponents at any time: those named, and the league's first member."""
+        return self.opponent_versions | ({BASE_VERSION} if self.has_league else set())
+
+    @property
+    def has_league(self) -> bool:
+        """Whether past versions of the run play."""
+        return self.policy_powers == "one" and any(name == LEAGUE for name, _ in self.opponent_table)
+
+    @model_validator(mode="after")
+    def _check_opponents(self) -> "RolloutSettings":
+        total = sum(weight for _, weight in read_table(self.opponents))
+        if not 1 / _WEIGHTS_MAX <= total <= _WEIGHTS_MAX:
+            raise ValueError(
+                f"rollouts.opponents {self.opponents!r}: the weights sum to {total:g}: give weights whose sum lies between "
+                f"{1 / _WEIGHTS_MAX:g} and {_WEIGHTS_MAX:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_horizons(self) -> "RolloutSettings":
+        try:
+            horizons = self.horizons
+        except ValueError:
+            horizons = ((0, 0),)
+        steps = [step for step, _ in horizons]
+        if steps != sorted(set(steps)) or any(step < 1 or not 1 <= years <= 20 for step, years in horizons):
+            raise ValueError(
+                f"rollouts.horizon_schedule {self.horizon_schedule!r} is no list of step:years with rising steps from 1 on and 1 "
+                "to 20 years: write it like '40:2,120:4'"
+            )
+        return self

@@ -1,0 +1,54 @@
+"""Settings of search at play: who proposes, and how proposals are played out."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from entente.telemetry.setting_marks import Settings
+
+MOST_PROPOSALS = 256
+"""Most order sets that the searching player draws for one decision."""
+
+
+def _split(names: object) -> object:
+    """'dumbbot,territorial' as two names, also within a list."""
+    if isinstance(names, str):
+        names = (names,)
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return tuple(part.strip() for name in names for part in name.split(",") if part.strip())
+    return names
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""Names of players; a text with commas holds several."""
+
+
+class SearchSettings(Settings):
+    """The search of one decision."""
+
+    proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 4
+    """Order sets that the searching player draws: a policy version, or a scripted player such as the one of 'dumbbot+search'."""
+    scripted: Names = ()
+    """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
+    playouts: Annotated[int, Field(ge=1, le=65536)] = 16
+    """Playouts of one decision in all; sequential halving divides them among its proposals."""
+    years: Annotated[int, Field(ge=1, le=20)] = 1
+    """Horizon of a playout: game years, counted from the position's phase."""
+    player: Names = ("dumbbot",)
+    """Who plays all seats in a playout: what the search assumes about everybody. Of several scripted players
+    each seat draws one by a seeded lot."""
+    value: Literal["centres", "squares"] = "centres"
+    """What counts at the end of a playout: the power's supply centres, or its share of squared centres."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchSettings":
+        if not self.proposals and not self.scripted:
+            raise ValueError("a search needs order sets to choose from: give search.proposals or search.scripted")
+        if not self.player:
+            raise ValueError("somebody must play the playouts: give search.player, as 'dumbbot'")
+        if self.playouts < self.proposals + len(self.scripted):
+            raise ValueError(
+                f"search.playouts {self.playouts} is less than one for each of the {self.proposals} + {len(self.scripted)} order "
+                "sets of search.proposals and search.scripted: give more playouts, or fewer order sets"
+            )
+        return self

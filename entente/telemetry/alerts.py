@@ -1,0 +1,184 @@
+"""Rules over a run's metrics that raise alerts.
+
+Each rule examines the steps so far and returns a sentence or None. An alert is raised when its rule begins to hold, not while it
+continues to hold, and again if the rule holds after a step in which it did not.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from entente.telemetry.setting_marks import Settings
+
+Figures = Mapping[str, float]
+LAG_AT_CAP_STEPS = 5
+"""Steps in a row whose median policy lag equals the staleness budget."""
+MISMATCH_TIMES = 10.0
+"""Bound of the mismatch's 99th percentile at lag 0, in multiples of its median over the steps."""
+NO_SPREAD_SHARE = 0.9
+"""Bound of the share of fresh advantage groups whose returns are all equal; such groups give no gradient."""
+STALLED_MINUTES = 30.0
+"""Minutes without a finished step after which a run counts as stalled."""
+NO_PROGRESS_STEPS = 100
+"""Steps without a rise of the mean return after which an alert is raised."""
+ENTROPY_FLOOR = 0.02
+"""Nats of mean entropy over legal sets below which the policy hardly tries anything new."""
+RATIO_OFF = 3.0
+"""Bound of the 99th percentile of abs(ratio - 1): a ratio of 4 after a few updates says that the learning rate is too high."""
+CLIPPED_SHARE = 0.25
+"""Bound of the share of tokens that are clipped. The tiny model learns with a seventh clipped in its first steps."""
+DISK_FREE_GIB = 2.0
+"""GiB of free space for the run's folder below which an alert is raised."""
+_HISTORY = 512
+"""Number of past steps that the rules examine."""
+
+
+class AlertSettings(Settings):
+    """When a run raises alerts."""
+
+    silent: tuple[
+        Literal["not_finite", "no_progress", "lag_at_cap", "mismatch", "ratio", "entropy", "no_spread", "worker_lost", "disk"],
+        ...,
+    ] = ()
+    """Rules that raise no alert."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One alert."""
+
+    name: str
+    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, no_spread, disk or worker_lost; the flow
+    `recover-training` raises not_recovered."""
+    run: str
+    step: int
+    """The newest finished step."""
+    sentence: str
+
+    def as_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self))
+
+
+class Watch:
+    """Applies the rules to one run; keeps the metrics of past steps."""
+
+    def __init__(self, run: str, settings: AlertSettings, *, max_policy_lag: int, folder: Path) -> None:
+        """`folder`: the run's folder; the free space of its disk is checked."""
+        self._run, self._settings, self._max_lag, self._folder = run, settings, max_policy_lag, folder
+        self._steps: list[Figures] = []
+        self._step = 0
+        self._holding: set[str] = set()
+        self._rules: dict[str, Callable[[], str | None]] = {
+            "not_finite": self._not_finite,
+            "no_progress": self._no_progress,
+            "lag_at_cap": self._lag_at_cap,
+            "mismatch": self._mismatch,
+            "ratio": self._ratio,
+            "entropy": self._entropy,
+            "no_spread": self._no_spread,
+            "worker_lost": self._worker_lost,
+            "disk": self._disk,
+        }
+        for name in settings.silent:
+            del self._rules[name]
+
+    def step(self, step: int, figures: Figures) -> list[Alert]:
+        """Add a finished step. Returns the alerts that begin with it."""
+        self._step = step
+        self._steps = [*self._steps[1 - _HISTORY :], figures]
+        self._holding.discard("stalled")
+        return [alert for name, rule in self._rules.items() if (alert := self._raised(name, rule()))]
+
+    def quiet(self, seconds: float) -> list[Alert]:
+        """Check for a stall, given the seconds since the last step. Returns the alert if it begins now."""
+        bound = 60 * STALLED_MINUTES
+        said = f"no step was finished for {seconds / 60:.0f} minutes" if seconds >= bound else None
+        return [alert for alert in [self._raised("stalled", said)] if alert]
+
+    def _raised(self, name: str, sentence: str | None) -> Alert | None:
+        if sentence is None:
+            self._holding.discard(name)
+            return None
+        if name in self._holding:
+            return None
+        self._holding.add(name)
+        return Alert(name=name, run=self._run, step=self._step, sentence=f"{self._run}, step {self._step}: {sentence}")
+
+    # -- rules ----------------------------------------------------------------------------------------------------------
+
+    def _values(self, name: str) -> list[float]:
+        return [figures[name] for figures in self._steps if name in figures]
+
+    def _last(self, name: str) -> float | None:
+        return self._steps[-1].get(name)
+
+    def _not_finite(self) -> str | None:
+        if not self._last("train/skipped"):
+            return None
+        return "an update was skipped, because loss or gradient was not finite or there was nothing to train on"
+
+    def _no_progress(self) -> str | None:
+        returns, steps = self._values("train/return_mean"), NO_PROGRESS_STEPS
+        if len(returns) < 2 * steps:
+            return None
+        before, since = _mean(returns[-2 * steps : -steps]), _mean(returns[-steps:])
+        return (
+            None
+            if since > before
+            else f"the mean return of the last {steps} steps, {since:+.3f}, is no better than {before:+.3f}"
+        )
+
+    def _lag_at_cap(self) -> str | None:
+        steps, lags = LAG_AT_CAP_STEPS, self._values("train/policy_lag_p50")
+        if not self._max_lag or len(lags) < steps or min(lags[-steps:]) < self._max_lag:
+            return None
+        return f"for {steps} steps half the rows were {self._max_lag} versions old, as stale as the budget allows"
+
+    def _mismatch(self) -> str | None:
+        values = self._values("train/log_ratio_lag0_p99")
+        now = self._last("train/log_ratio_lag0_p99")
+        if now is None or len(values) < 6:
+            return None
+        usual = median(values[:-1])
+        if now <= MISMATCH_TIMES * usual or now < 1e-3:  # below 1e-3, a tenfold change is rounding
+            return None
+        return f"trainer and engine differ by {now:.2g} nats (99th percentile at lag 0), usually by {usual:.2g}"
+
+    def _ratio(self) -> str | None:
+        off, clipped = self._last("train/ratio_off_p99") or 0.0, self._last("train/masked_share") or 0.0
+        if off <= RATIO_OFF and clipped <= CLIPPED_SHARE:
+            return None
+        return (
+            f"the policy moves too far in a step: the ratio is off 1 by {off:.2g} (99th percentile), {clipped:.0%} of the tokens "
+            f"are clipped; lower training.learning_rate, now {self._last('train/learning_rate') or 0.0:.2g}"
+        )
+
+    def _entropy(self) -> str | None:
+        entropy, floor = self._last("train/entropy"), ENTROPY_FLOOR
+        if entropy is None or entropy >= floor:
+            return None
+        return f"the policy's entropy is {entropy:.3f} nats, under {floor:g}: it hardly tries anything new"
+
+    def _no_spread(self) -> str | None:
+        flat, usable = self._last("train/groups_no_spread"), self._last("train/groups_eligible")
+        if flat is None or usable is None or flat + usable == 0 or flat / (flat + usable) < NO_SPREAD_SHARE:
+            return None
+        return f"{flat / (flat + usable):.0%} of fresh groups have the same return in every fork: they teach nothing"
+
+    def _worker_lost(self) -> str | None:
+        lost = self._last("engine/ejections") or 0
+        return f"{lost:.0f} vLLM servers failed in this step" if lost else None
+
+    def _disk(self) -> str | None:
+        free = shutil.disk_usage(self._folder).free / 2**30
+        bound = DISK_FREE_GIB
+        return f"{free:.1f} GiB are free under '{self._folder}', less than {bound:g}" if free < bound else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

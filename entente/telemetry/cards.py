@@ -1,0 +1,230 @@
+"""The GPUs that this process may use, and which of them engine and trainer take.
+
+Everything is read from NVML and from package files, so no CUDA context is made and torch is not imported: a process that has
+initialised CUDA cannot fork, cannot be given other cards, and holds memory of a card. A card is named by its UUID, which means
+the same to NVML and CUDA; numbers count in PCI order, as `nvidia-smi` does. A slice of a card in MIG mode is a card of its own.
+Where a driver or a mode keeps a process from a card, torch and vLLM say so themselves.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+from entente.telemetry.errors import InputError
+
+T = TypeVar("T")
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+"""CUDA's variable: the numbers or UUIDs of the cards that a process sees."""
+_HIDES_ALL = ("", "-1", "none", "void", "NoDevFiles")
+"""Values of `VARIABLE` that hide every card on purpose."""
+_found: list[str | None] = []
+"""`VARIABLE` as this process found it, once `take_cards` has changed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A GPU, or a slice of one in MIG mode."""
+
+    uuid: str
+    """'GPU-…' or 'MIG-…'."""
+    index: int
+    """Number in PCI order; of a slice, its card's."""
+    name: str
+    total: int
+    """Memory, bytes."""
+    free: int
+    """Memory that nobody takes now, bytes."""
+    driver: str
+    """Version of the driver."""
+    mig: bool
+    """Whether it is a slice."""
+
+    @property
+    def text(self) -> str:
+        """Its name for a sentence."""
+        return f"MIG slice {self.uuid}" if self.mig else f"card {self.index} ({self.name})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPlan:
+    """The cards of a run on this machine."""
+
+    engine: tuple[Card, ...] = ()
+    """Cards that the engine takes; none: it computes on the CPU or elsewhere."""
+    trainer: tuple[Card, ...] = ()
+    """Cards that the trainer takes, one for each process; none: it computes on the CPU."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether engine and trainer take the same card."""
+        return bool({card.uuid for card in self.engine} & {card.uuid for card in self.trainer})
+
+
+def visible_cards(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[Card, ...]:
+    """The cards that this process may use, in the order of `VARIABLE`, else in PCI order; () without NVML.
+
+    What `take_cards` left to this process does not count: it still tells the cards that the process was given.
+
+    Args:
+        nvml: the module `pynvml`, or a stand-in.
+        environ: the environment, of which `VARIABLE` is read.
+    """
+    return _select(nvml, environ)[0]
+
+
+def take_cards(cards: Sequence[Card]) -> None:
+    """Leave only `cards` to this process and to those that it starts. Does nothing without cards.
+
+    CUDA reads the variable when it is initialised, so this comes before the first CUDA call of the process.
+    """
+    if cards:
+        if not _found:
+            _found.append(os.environ.get(VARIABLE))
+        os.environ[VARIABLE] = ",".join(card.uuid for card in cards)
+
+
+def plan_cards(
+    cards: Sequence[Card],
+    *,
+    engine: Sequence[int] | None,
+    tensor_parallel: int = 1,
+    processes: int = 0,
+) -> CardPlan:
+    """Who takes which of `cards`, given by place.
+
+    Args:
+        engine: places of the engine's cards; (): the first `tensor_parallel`; None: there is no engine on a card.
+        processes: processes of the trainer, each with a card: the first ones that the engine does not take, else the first; 0:
+            there is no trainer on a card.
+
+    Raises:
+        InputError: a place has no card, a card is named twice, or there are too few.
+    """
+    if not cards:
+        return CardPlan()
+    taken: list[int] = []
+    if engine is not None:
+        taken = list(engine) or list(range(tensor_parallel))
+        if len(taken) != tensor_parallel or len(set(taken)) != len(taken):
+            different = f"{tensor_parallel} different cards" if tensor_parallel > 1 else "1 card"
+            raise InputError(
+                f"inference.cards {list(engine)} must name {different}, as many as inference.tensor_parallel: change one of them"
+            )
+        _check_places(taken, cards, "inference.cards" if engine else "inference.tensor_parallel")
+    left = [place for place in range(len(cards)) if place not in taken]
+    places = (left if len(left) >= max(1, processes) else list(range(len(cards))))[:processes]
+    if len(places) < processes:
+        raise InputError(
+            f"training.processes {processes} need a card each, but {len(places)} of the {len(cards)} visible cards are theirs: "
+            "lower it"
+        )
+    return CardPlan(engine=tuple(cards[place] for place in taken), trainer=tuple(cards[place] for place in places))
+
+
+def check_visible(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> None:
+    """Refuse a `VARIABLE` that names a card which this machine does not have; CUDA ignores it and all after it.
+
+    Raises:
+        InputError: it does.
+    """
+    if unknown := _select(nvml, environ)[1]:
+        everything = visible_cards(nvml, environ={})
+        listed = ", ".join(f"{card.index} {card.uuid}" for card in everything) or "none that can be used"
+        raise InputError(f"{VARIABLE} names '{unknown}', which is no card of this machine (it has {listed}): correct or unset it")
+
+
+def torch_cuda() -> tuple[int, int] | None:
+    """Version of CUDA that the installed torch is built for, read from its files; None: built for none, or not installed."""
+    try:
+        file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
+        found = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    except (metadata.PackageNotFoundError, OSError):
+        return None
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _check_places(places: Sequence[int], cards: Sequence[Card], setting: str) -> None:
+    wrong = [place for place in places if not 0 <= place < len(cards)]
+    if wrong:
+        seen = f"{len(cards)} cards" if len(cards) > 1 else "1 card"
+        raise InputError(
+            f"{setting} asks for card {wrong[0]}, but this process sees {seen}, counted from 0: lower it, or make more visible "
+            f"({VARIABLE})"
+        )
+
+
+def _given(environ: Mapping[str, str] | None) -> str | None:
+    """`VARIABLE` as the process found it."""
+    return _found[0] if environ is None and _found else (os.environ if environ is None else environ).get(VARIABLE)
+
+
+def _select(nvml: Any, environ: Mapping[str, str] | None) -> tuple[tuple[Card, ...], str]:
+    """(the visible cards, the first unknown part of `VARIABLE`)."""
+    given = _given(environ)
+    devices = _devices(nvml)
+    if given is None or not devices:
+        return tuple(card for device in devices for card in device), ""
+    if given.strip() in _HIDES_ALL:
+        return (), ""
+    chosen: dict[str, Card] = {}
+    for part in (part.strip() for part in given.split(",")):
+        if part == "-1":
+            break
+        found = _named(part, devices)
+        if found is None:  # CUDA ignores this part and all that follow
+            return tuple(chosen.values()), part
+        chosen |= {card.uuid: card for card in found}
+    return tuple(chosen.values()), ""
+
+
+def _named(part: str, devices: Sequence[Sequence[Card]]) -> Sequence[Card] | None:
+    """The cards that a number, a UUID or the unique beginning of one names; None: there is no such card."""
+    if part.isdigit():
+        return devices[int(part)] if int(part) < len(devices) else None
+    found = [card for cards in devices for card in cards if card.uuid.startswith(part)]
+    return found if len(found) == 1 and part.startswith(("GPU-", "MIG-")) else None
+
+
+def _devices(nvml: Any) -> list[Sequence[Card]]:
+    """Of each card of this machine, in PCI order, itself or its slices; [] without NVML or its driver."""
+    if nvml is None:
+        import pynvml as nvml
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    try:
+        driver = str(_ask(nvml, nvml.nvmlSystemGetDriverVersion, "unknown"))
+        return [_device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:  # a card fell off the bus: CUDA cannot be initialised either
+        return []
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _device(nvml: Any, index: int, driver: str) -> list[Card]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def card(part: Any, *, mig: bool) -> Card:
+        memory, name = nvml.nvmlDeviceGetMemoryInfo(part), str(nvml.nvmlDeviceGetName(part))
+        total, free = int(memory.total), int(memory.free)
+        return Card(uuid=nvml.nvmlDeviceGetUUID(part), index=index, name=name, total=total, free=free, driver=driver, mig=mig)
+
+    current, _ = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle), (nvml.NVML_DEVICE_MIG_DISABLE, 0))
+    if current != nvml.NVML_DEVICE_MIG_ENABLE:
+        return [card(handle, mig=False)]
+    places = range(_ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle), 0))
+    slices = [_ask(nvml, lambda place=place: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place), None) for place in places]
+    return [card(part, mig=True) for part in slices if part is not None]
+
+
+def _ask(nvml: Any, question: Callable[[], T], otherwise: T) -> T:
+    """The answer of NVML, or `otherwise` where this card or driver has none."""
+    try:
+        return question()
+    except nvml.NVMLError:
+        return otherwise

@@ -1,0 +1,160 @@
+"""Readings of the GPUs of this machine by NVML, every few seconds, kept in a file and folded over a step.
+
+A device's name is its UUID, as in `entente.telemetry.cards`; a slice of a card in MIG mode is a device of its own. A figure that
+a device does not give is missing; it is never zero. A machine without a GPU is reported once and gives no figures.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean as mean
+from typing import Any, Self
+
+import pynvml as untyped_pynvml
+
+from entente.telemetry.cards import Card, visible_cards
+from entente.telemetry.progress import reporter
+
+pynvml: Any = untyped_pynvml
+logger = logging.getLogger("entente.devices")
+Reading = dict[str, float]
+"""A device's figures by name."""
+
+LARGEST_FILE = 32 << 20
+"""Bytes of readings after which a new file begins."""
+GPU_BEAT_S = 2.0
+"""Seconds between two readings of the GPUs: tens of readings per step, at negligible cost."""
+_without_nvml: list[str] = []
+"""Why this process has no NVML, once that was reported."""
+
+
+class GpuSampler:
+    """Reads the GPUs of this machine regularly in its own thread; without a GPU, figures are empty."""
+
+    def __init__(self, beat_s: float = 0.0, file: Path | None = None, cards: Sequence[Card] = ()) -> None:
+        """Start reading.
+
+        Args:
+            beat_s: seconds between two readings; 0: none but one at each `sample`.
+            file: takes each reading of a device as a line of JSON; bounded.
+            cards: read these alone; none: all that are visible.
+        """
+        self._devices, self._beat_s, self._file = _open_devices(cards), beat_s, file
+        self._readings: list[dict[str, Reading]] = []
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        if beat_s and self._devices:
+            self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
+            self._thread.start()
+
+    def sample(self) -> dict[str, float]:
+        """Registered `gpu/` figures from the readings since the last call, else from a new reading; {} without a GPU."""
+        with self._lock:
+            if not self._readings:
+                self._read()
+            readings, self._readings = self._readings, []
+        return fold(readings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread. NVML stays initialised, because other code of this process may use it."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._beat_s):
+            with self._lock:
+                self._read()
+
+    def _read(self) -> None:
+        reading = {name: figures for name, handle in self._devices.items() if (figures := read_device(handle))}
+        if not reading:
+            return
+        self._readings.append(reading)
+        if self._file is None:
+            return
+        now = round(time.time(), 3)
+        try:
+            for device, figures in reading.items():
+                line = {name: round(value, 4) for name, value in figures.items()}
+                append_line(self._file, json.dumps({"time": now, "device": device, **line}))
+        except OSError as error:  # a full disk is reported by the run; sampling continues
+            logger.info("a reading of the GPUs was not written: %s", error)
+            self._file = None
+
+
+def _open_devices(cards: Sequence[Card]) -> dict[str, Any]:
+    """NVML's handle of each card by its UUID; none without NVML."""
+    try:
+        pynvml.nvmlInit()
+        return {card.uuid: pynvml.nvmlDeviceGetHandleByUUID(card.uuid) for card in cards or visible_cards(pynvml)}
+    except pynvml.NVMLError as error:
+        if not _without_nvml:
+            _without_nvml.append(str(error))
+            reporter().say(f"there are no figures of GPUs here: {error}")
+        return {}
+
+
+def read_device(handle: Any) -> Reading:
+    """The current figures of a device, without those that it does not support."""
+    found = Reading()
+
+    def use() -> Reading:
+        rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+        return {"utilisation": rates.gpu / 100, "memory_busy_share": rates.memory / 100}
+
+    def memory() -> Reading:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return {"memory_share": int(info.used) / int(info.total), "memory_used_mib": int(info.used) / 2**20}
+
+    for ask in (
+        use,
+        memory,
+        lambda: {"power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000},
+        lambda: {"sm_clock_mhz": float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))},
+        lambda: {"temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))},
+    ):
+        try:
+            found |= ask()
+        except pynvml.NVMLError:  # not supported, or the device is lost: the figure is missing
+            continue
+    return found
+
+
+def append_line(file: Path, line: str, largest: int = LARGEST_FILE) -> None:
+    """Append `line`; a file that has passed `largest` bytes becomes `<name>.before<ending>` first, in place of an older one."""
+    if file.exists() and file.stat().st_size > largest:
+        os.replace(file, file.with_suffix(f".before{file.suffix}"))
+    with file.open("a", encoding="utf-8") as out:
+        out.write(line + "\n")
+
+
+Fold = Callable[[list[float]], float]
+_FOLDS: tuple[tuple[str, str, Fold, Fold], ...] = (
+    ("utilisation", "utilisation", mean, max),
+    ("utilisation_mean", "utilisation", mean, mean),
+    ("memory_share", "memory_share", max, max),
+    ("memory_used_mib", "memory_used_mib", max, sum),
+    ("memory_busy_share", "memory_busy_share", mean, max),
+    ("power_w", "power_w", mean, sum),
+    ("sm_clock_mhz", "sm_clock_mhz", mean, min),
+    ("temperature_c", "temperature_c", max, max),
+)
+"""Metric, figure of a reading, how readings of one device are combined, and how devices are combined."""
+
+
+def fold(readings: Sequence[Mapping[str, Reading]]) -> dict[str, float]:
+    """Registered `gpu/` figures of some readings of all devices."""
+    devices, figures = sorted({device for reading in readings for device in reading}), dict[str, float]()
+    for metric, name, over_time, over_devices in _FOLDS:
+        each = [[reading[device][name] for reading in readings if name in reading.get(device, {})] for device in devices]
+        if values := [over_time(some) for some in each if some]:
+            figures[f"gpu/{metric}"] = over_devices(values)
+    return figures | ({"gpu/readings": float(len(readings))} if figures else {})

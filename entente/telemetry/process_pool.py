@@ -1,0 +1,78 @@
+"""Processes of this program that answer calls.
+
+They start when they are first needed, and end with this process. A process holds nothing that is not in files: if one ends, the
+calls in progress fail, and the next call starts new ones.
+"""
+
+import asyncio
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from entente.telemetry.errors import EngineError
+from entente.telemetry.parent import end_with_parent
+
+T = TypeVar("T")
+
+
+class ProcessPool:
+    """Owns up to `processes` processes, from the first call to `close`; any thread may call it.
+
+    Attributes:
+        size: processes at most.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.size = processes
+        self._lock = threading.Lock()
+        self._pool = self._start()
+
+    def submit(self, work: Callable[..., T], *given: Any) -> Future[T]:
+        """Call `work` in a process. The future raises BrokenProcessPool if one ends before that."""
+        with self._lock:
+            try:
+                return self._pool.submit(work, *given)
+            except BrokenProcessPool:
+                self._pool = self._start()
+                return self._pool.submit(work, *given)
+
+    async def ask(self, work: Callable[..., T], *given: Any) -> T:
+        """What `work` returns.
+
+        Raises:
+            EngineError: a process ended.
+        """
+        try:
+            return await asyncio.wrap_future(self.submit(work, *given))
+        except BrokenProcessPool as error:
+            raise EngineError("a process that works for this one ended; is the memory full? Give the command again") from error
+
+    def close(self) -> None:
+        """End the processes, after the calls in progress."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)  # the event loop goes on meanwhile
+
+    def _start(self) -> ProcessPoolExecutor:
+        spawn = multiprocessing.get_context("spawn")  # a fork would copy the engine's threads in any state
+        return ProcessPoolExecutor(self.size, mp_context=spawn, initializer=_begin)
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
+    end_with_parent()

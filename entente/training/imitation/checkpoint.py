@@ -1,0 +1,117 @@
+"""Checkpoints of imitation: one safetensors file with the whole state after a step.
+
+A file is published complete or not at all, and holds a hash of its tensors, so a kill at any moment leaves a state to go on from.
+The newest two are kept: if one is damaged, the one before it repeats the steps between with the same result.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as tensor_bytes
+from torch import Tensor
+from xxhash import xxh3_64_hexdigest
+
+from entente.telemetry.errors import DataError
+from entente.telemetry.progress import reporter
+from entente.training.state_tensors import StateValues, pack_state, restore_state
+from storage.files import names_in, publish_once
+
+_KEPT = 2
+_MODEL = "model."
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One point of the learning curve."""
+
+    step: int
+    """Steps done."""
+    tokens: int
+    """Unique tokens trained on so far."""
+    loss: float | None
+    """Mean loss of the steps since the point before, nats; None before the first step."""
+    completion_loss: float
+    """On held-out games, as the figures after it; see `HeldOutFigures`."""
+    order_loss: float
+    orders_equal: float
+
+
+@dataclass(kw_only=True)
+class ImitationState:
+    """What a resumed imitation needs beside tensors. It changes with every step."""
+
+    step: int = 0
+    """Steps done."""
+    tokens: int = 0
+    """Unique tokens trained on so far."""
+    losses: list[float] = field(default_factory=list)
+    """Losses of the steps since the last point of the curve."""
+    curve: list[CurvePoint] = field(default_factory=list)
+
+
+_STATE, _VALUES = TypeAdapter(ImitationState), TypeAdapter(StateValues)
+
+
+def save_state(folder: Path, state: ImitationState, model: Any, optimiser: torch.optim.Optimizer) -> None:
+    """Publish the state after `state.step` in `folder`, then remove all files but the newest two."""
+    tensors, values = pack_state(optimiser, _CPU)
+    tensors |= {_MODEL + name: weight.detach().contiguous() for name, weight in model.named_parameters()}
+    texts = {"state": json.dumps(asdict(state)), "values": json.dumps(asdict(values))}
+    content = tensor_bytes(tensors, metadata=texts | {"hash": _hash(tensors, texts)})
+    publish_once(folder / f"step_{state.step:06d}.safetensors", lambda temp: temp.write_bytes(content))
+    for name in _names(folder)[:-_KEPT]:
+        (folder / name).unlink(missing_ok=True)
+
+
+def load_state(folder: Path, model: Any, optimiser: torch.optim.Optimizer) -> ImitationState:
+    """Restore model, optimiser and random generators from the newest whole file; a damaged one is removed with a sentence.
+
+    Returns:
+        The state; that of the beginning if there is no file.
+    """
+    for name in reversed(_names(folder)):
+        try:
+            return _load(folder / name, model, optimiser)
+        except DataError as error:
+            reporter().say(f"{error}; the one before it is used")
+            (folder / name).unlink(missing_ok=True)
+    return ImitationState()
+
+
+def _load(file: Path, model: Any, optimiser: torch.optim.Optimizer) -> ImitationState:
+    try:
+        with safe_open(file, framework="pt") as stored:
+            texts = dict(stored.metadata())
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # it is no mapping
+        if texts.pop("hash", "") != _hash(tensors, texts):
+            raise ValueError("its hash is wrong")
+        state = _STATE.validate_json(texts["state"])
+        values = _VALUES.validate_json(texts["values"], strict=True)
+        weights = {name.removeprefix(_MODEL): tensors.pop(name) for name in list(tensors) if name.startswith(_MODEL)}
+        own = dict(model.named_parameters())
+        if {name: each.shape for name, each in own.items()} != {name: each.shape for name, each in weights.items()}:
+            raise ValueError("its weights have other names or shapes")
+    except (SafetensorError, ValidationError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"checkpoint '{file}' is damaged ({error})") from error
+    with torch.no_grad():
+        for name, weight in weights.items():
+            own[name].copy_(weight)
+    restore_state(tensors, values, optimiser, _CPU)
+    return state
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(name for name in names_in(folder) if name.startswith("step_"))
+
+
+def _hash(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+    """xxh3 over names, tensor bytes and texts."""
+    parts = [name.encode() + tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name in sorted(tensors)]
+    return xxh3_64_hexdigest(b"".join(parts) + json.dumps(texts, sort_keys=True).encode())

@@ -1,0 +1,199 @@
+"""Makes a base model that imitates a teacher: games, tokenizer, training, and a folder as `save_pretrained` writes it.
+
+While it is made, everything lies in `.<name>.imitation` beside the models: settings, tokenizer, checkpoints. The finished folder
+is published whole under its name. Each step follows from the settings, its number and the state before it, so an imitation that
+was killed and resumed gives the same bytes.
+"""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import RECIPE
+from entente.game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
+from entente.telemetry.errors import InputError, TrainingError
+from entente.telemetry.progress import reporter
+from entente.training.imitation.checkpoint import CurvePoint, load_state, save_state
+from entente.training.imitation.examples import Example, Examples
+from entente.training.imitation.loss import backward, measure, pack
+from entente.training.imitation.positions import Positions
+from entente.training.imitation.settings import ImitationSettings
+from entente.training.imitation.work import WorkFolder
+from entente.training.recipe import longest_sequence
+from entente.training.schedule import rate_at, set_rate
+from entente.training.small_model import new_model, save_tokenizer, wanted_centres
+from storage.files import held, publish_directory
+
+_TOKENIZER_POSITIONS = 1500
+"""Positions that the tokenizer is trained on: those of about fifty games, which have every word many times."""
+_HELD_OUT_EXAMPLES = 512
+"""Held-out decisions of a measurement: about 2,000 orders, so a share of them is within 2 points."""
+_MAX_GRADIENT_NORM = 1.0
+_WEIGHT_DECAY = 0.01
+
+
+def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
+    """Train from the newest checkpoint in `work`, or from the beginning, and publish the model.
+
+    Args:
+        games: folder of the teacher's games.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        InputError: another process works in the folder, or there are too few games.
+        DataError: a shard of games is damaged.
+    """
+    with held(work.root / ".lock") as mine:
+        if not mine:
+            raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
+        if work.final.exists():  # the process was killed after it had published
+            return work.final
+        positions = Positions(games, None if settings.recorded else settings.games)
+        if not (work.root / "config.json").is_file():
+            prepare(work.root, settings, positions)
+        trainer = Imitation(work.root, settings, positions)
+        trainer.run()
+        _publish(work, settings, trainer)
+    return work.final
+
+
+def prepare(folder: Path, settings: ImitationSettings, positions: Positions) -> None:
+    """Write tokenizer and config into `folder`; the config comes last, so that its presence shows that both are whole."""
+    reporter().stage("tokenizer", 0, 1)
+    save_tokenizer(_texts(settings, positions), settings.vocabulary, folder)
+    _network(folder, settings).config.save_pretrained(folder)
+    reporter().stage("tokenizer", 1, 1)
+
+
+def _network(folder: Path, settings: ImitationSettings) -> Qwen3ForCausalLM:
+    longest = longest_sequence(settings.prompts)
+    return new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
+
+
+def _texts(settings: ImitationSettings, positions: Positions) -> Iterator[str]:
+    """Prompts with answers, as the tokenizer will meet them."""
+    prompts = settings.prompts
+    for number in islice(positions.spread(held_out=False), _TOKENIZER_POSITIONS):
+        board, orders = positions.board(number)
+        for power, own in orders.items():
+            legal = board.legal_orders()[power]
+            thought = " ".join(wanted_centres(board, power, own)) + "\n" + ANSWER_CUE if prompts.thinking_tokens else ""
+            cue = THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE
+            shown = rules_text(prompts) + board_text(board, power, prompts) + power_text(legal, board, prompts, cue)
+            yield shown + thought + "\n".join(own)
+
+
+class Imitation:
+    """One imitation: model, optimiser, data and state.
+
+    Attributes:
+        examples: makes examples of positions.
+        model: the network, in training mode.
+        state: where it stands.
+    """
+
+    def __init__(self, folder: Path, settings: ImitationSettings, positions: Positions) -> None:
+        self.settings, self.positions = settings, positions
+        codec = Codec(folder)
+        self.examples, self.separator = Examples(codec, settings.prompts), codec.separator_id
+        self.model: Any = _network(folder, settings).train()
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=settings.rate, weight_decay=_WEIGHT_DECAY, fused=True)
+        self.checkpoints = folder / "checkpoints"
+        self.state = load_state(self.checkpoints, self.model, self.optimiser)
+
+    def run(self) -> None:
+        """Train until the last step; progress, measurements and checkpoints as the settings say."""
+        settings, state = self.settings, self.state
+        saved = began = time.monotonic()
+        tokens_before = state.tokens
+        if not state.curve:
+            self._add_point()
+        while state.step < settings.steps:
+            self.step()
+            reporter().stage("imitation", state.step, settings.steps)
+            if state.step % settings.measure_every == 0 or state.step == settings.steps:
+                self._add_point()
+                speed = (state.tokens - tokens_before) / (time.monotonic() - began)
+                reporter().say(f"{curve_line(state.curve[-1], settings.steps)}, {speed:,.0f} tokens/s")
+            if time.monotonic() - saved >= 60 * settings.checkpoint_minutes:
+                save_state(self.checkpoints, state, self.model, self.optimiser)
+                saved = time.monotonic()
+
+    def step(self) -> None:
+        """One optimiser step on the positions of its number."""
+        settings, state = self.settings, self.state
+        numbers = self.positions.of_step(state.step, settings.positions, settings.seed)
+        found = [example for number in numbers for example in self._examples(number)]
+        if found:
+            packed = pack(found, settings.prompt_weight)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss = backward(self.model, packed)
+            if not math.isfinite(loss):
+                raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --rate, and begin again")
+            state.losses.append(loss)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
+            set_rate(self.optimiser, rate_at(state.step + 1, settings.rates))
+            self.optimiser.step()
+            state.tokens += packed.packed.unique_tokens
+        state.step += 1
+
+    def _examples(self, number: int, *, legal_sets: bool = False) -> Iterator[Example]:
+        """The examples of a position."""
+        return self.examples.of(*self.positions.board(number), legal_sets=legal_sets)
+
+    @cached_property
+    def held_out(self) -> list[Example]:
+        """Examples of held-out games with their legal sets."""
+        spread = self.positions.spread(held_out=True)
+        examples = (each for number in spread for each in self._examples(number, legal_sets=True))
+        return list(islice(examples, _HELD_OUT_EXAMPLES))
+
+    def _add_point(self) -> None:
+        state, found = self.state, measure(self.model, self.held_out, self.separator)
+        loss = fmean(state.losses) if state.losses else None
+        state.curve.append(CurvePoint(step=state.step, tokens=state.tokens, loss=loss, **asdict(found)))
+        state.losses.clear()
+
+
+def curve_line(point: CurvePoint, steps: int) -> str:
+    """A point of the curve in words."""
+    loss = "" if point.loss is None else f"loss {point.loss:.3f}, "
+    return (
+        f"step {point.step}/{steps}: {loss}held out: {point.order_loss:.3f} nats per order token, "
+        f"{point.completion_loss:.3f} per completion token, {point.orders_equal:.1%} of orders equal"
+    )
+
+
+def write_model(trained: Imitation, folder: Path, recipe: dict[str, Any]) -> None:
+    """Write weights and recipe into `folder`; the recipe comes last."""
+    disable_progress_bar()  # the reporter shows the progress
+    trained.model.save_pretrained(folder)
+    about = {"prompts": trained.settings.prompts.model_dump(), "parameters": trained.model.num_parameters()}
+    (folder / RECIPE).write_text(json.dumps(recipe | about, indent=1))
+
+
+def _publish(work: WorkFolder, settings: ImitationSettings, trained: Imitation) -> None:
+    """Publish the model's folder: weights, tokenizer, recipe with the curve."""
+    aside = work.root / "model"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(work.root / name, aside / name)
+    curve = [asdict(point) for point in trained.state.curve]
+    write_model(trained, aside, {"settings": settings.model_dump(mode="json", exclude={"prompts"}), "curve": curve})
+    publish_directory(aside, work.final)

@@ -1,0 +1,113 @@
+"""The loss of imitation, and what is measured on held-out games.
+
+    loss = sum_d sum_t w_t CE_t / sum_d sum_t w_t     w_t = 1 for a completion token, prompt_weight for a prompt token
+
+over the decisions d and their tokens t after the first. CE_t is the cross-entropy over the whole vocabulary, nats, so that legal
+tokens get probability mass. Decisions share the forward of their common prefix, and a shared prompt token still counts once for
+each decision; so the loss is that of separate prompts, however they are packed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from entente.training.imitation.examples import Example, predicts_all, predicts_orders
+from entente.training.packed_forward import packed_hidden
+from entente.training.settings import CPU_TOKENS
+from entente.training.trie_plan import PackedMicroBatch, TriePlan, plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExamples:
+    """Examples as packed micro-batches, and the weights of their tokens."""
+
+    packed: TriePlan
+    weights: np.ndarray
+    """float64 [tokens after the first of each example]: w_t, example after example."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutFigures:
+    """How well the model foretells a teacher's orders in held-out games."""
+
+    completion_loss: float
+    """Cross-entropy over the whole vocabulary, nats per completion token."""
+    order_loss: float
+    """Cross-entropy over the legal set, nats per order token."""
+    orders_equal: float
+    """Share of orders whose tokens are all the likeliest legal ones, given the teacher's orders before."""
+
+
+def pack(examples: Sequence[Example], prompt_weight: float) -> PackedExamples:
+    """Pack examples into micro-batches of at most CPU_TOKENS unique tokens."""
+    batch = predicts_all(examples)
+    weights = [np.where(np.arange(1, len(each.ids)) < each.prompt, prompt_weight, 1.0) for each in examples]
+    return PackedExamples(
+        packed=plan(batch, range(len(examples)), CPU_TOKENS),
+        weights=np.concatenate(weights),
+    )
+
+
+def backward(model: Any, examples: PackedExamples) -> float:
+    """Add the gradient of the loss to the model's; returns the loss."""
+    total, whole = 0.0, examples.weights.sum()
+    for micro in examples.packed.micro_batches:
+        hidden = packed_hidden(model, micro)
+        loss = _weighted_sum(model, hidden, micro, examples.weights[micro.completion_index] / whole)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def _weighted_sum(model: Any, states: torch.Tensor, micro: PackedMicroBatch, weights: np.ndarray) -> torch.Tensor:
+    """The sum of weighted cross-entropies over a micro-batch's tokens.
+
+    Args:
+        states: [H, width] as in `PackedMicroBatch`.
+        weights: float64 [B].
+    """
+    vocabulary = model.config.vocab_size
+    # Decisions with an equal prefix predict the same token from the same hidden state: these become one term.
+    terms, place = np.unique(micro.token_hidden * vocabulary + micro.legal_ids[:, 0], return_inverse=True)
+    weight = torch.from_numpy(np.bincount(place, weights).astype(np.float32))
+    hidden, target = torch.from_numpy(terms // vocabulary), torch.from_numpy(terms % vocabulary)
+    logits = model.lm_head(states).float()
+    return torch.nn.functional.cross_entropy(logits.index_select(0, hidden), target, reduction="none") @ weight
+
+
+@torch.no_grad()
+def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutFigures:
+    """Measure on examples that have their legal sets.
+
+    Args:
+        separator: id of the token between two orders.
+    """
+    batch, forced = predicts_orders(examples)
+    losses, legal_losses, equal = (np.zeros(len(forced)) for _ in range(3))
+    for micro in plan(batch, range(len(examples)), CPU_TOKENS).micro_batches:
+        logits = model.lm_head(packed_hidden(model, micro)).float()[torch.from_numpy(micro.token_hidden)]
+        legal = logits.gather(1, torch.from_numpy(micro.legal_ids))
+        legal = legal.masked_fill(~torch.from_numpy(micro.legal_mask), -torch.inf)
+        chosen = torch.from_numpy(micro.chosen)
+        drawn = legal.gather(1, chosen[:, None])[:, 0]
+        losses[micro.completion_index] = (logits.logsumexp(1) - drawn).numpy()
+        legal_losses[micro.completion_index] = (legal.logsumexp(1) - drawn).numpy()
+        equal[micro.completion_index] = (legal.argmax(1) == chosen).numpy()
+    missed = np.bincount(_order_numbers(examples, separator), weights=1 - equal)
+    return HeldOutFigures(
+        completion_loss=float(losses.mean()),
+        order_loss=float(legal_losses[~forced].mean()),
+        orders_equal=float((missed == 0).mean()),
+    )
+
+
+def _order_numbers(examples: Sequence[Example], separator: int) -> np.ndarray:
+    """Number of the order that each token belongs to, with the separator or end after it, counted over all examples."""
+    ends = [each.ids[-each.orders :] == separator for each in examples]
+    for each in ends:
+        each[-1] = True
+    after = np.concatenate(ends)
+    return np.cumsum(after) - after

@@ -1,0 +1,74 @@
+"""The positions of a teacher's games: which are learned from, which are held out, and which come in a step.
+
+Shards are memory-mapped, so thousands of games take little memory. Whole games are held out, because positions of one game are
+alike. The positions of a step follow from seed and step alone: each epoch is a permutation of all positions.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from entente.game.board import Board
+from entente.game.snapshot import make_snapshot
+from entente.telemetry.errors import InputError
+from storage.arrow_files import read_arrow
+from storage.files import names_in
+from storage.schema import PLY_SCHEMA
+
+HELD_OUT_EVERY = 20
+"""One game in so many is held out, the first one among them; so a game stays on its side when more are played."""
+
+
+class Positions:
+    """Positions by number, over all shards of a folder.
+
+    Attributes:
+        training: int64 [positions]: numbers of the positions to learn from.
+        held_out: int64 [positions]: those of the held-out games.
+    """
+
+    def __init__(self, folder: Path, games: int | None = None) -> None:
+        """Map and verify the shards.
+
+        Args:
+            games: use the games before this one; None: all.
+
+        Raises:
+            DataError: a shard is missing or damaged.
+            InputError: no position is left to learn from, or none is held out.
+        """
+        names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
+        self._tables: list[pa.Table] = [read_arrow(folder / name, PLY_SCHEMA) for name in names]
+        self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
+        numbers = np.concatenate([np.zeros(0, np.int64), *(table["start_group"].to_numpy() for table in self._tables)])
+        used = numbers < games if games is not None else np.ones(len(numbers), bool)
+        self.training = np.flatnonzero(used & (numbers % HELD_OUT_EVERY != 0))
+        self.held_out = np.flatnonzero(used & (numbers % HELD_OUT_EVERY == 0))
+        if not len(self.training) or not len(self.held_out):
+            raise InputError(f"the games in '{folder}' are too few: imitation learns from some games and holds out others")
+        self._epoch = lru_cache(maxsize=2)(self._permuted)
+
+    def board(self, number: int) -> tuple[Board, dict[str, list[str]]]:
+        """The board of a position, and the teacher's orders for some or all of its powers."""
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        table, row = self._tables[shard], int(number - self._starts[shard])
+        position, phase = table["position"][row].as_py(), table["phase"][row].as_py()
+        board = Board.restore(make_snapshot(position, phase, source="", game_id="", seed=0))
+        return board, json.loads(table["orders"][row].as_py())
+
+    def of_step(self, step: int, count: int, seed: int) -> list[int]:
+        """Numbers of the `count` positions of step `step`, counted from 0."""
+        size = len(self.training)
+        return [int(self._epoch(seed, at // size)[at % size]) for at in range(step * count, (step + 1) * count)]
+
+    def spread(self, held_out: bool) -> Iterator[int]:
+        """Positions of one side, first those that lie far apart, so that any number of them is a fair sample."""
+        numbers = self.held_out if held_out else self.training
+        yield from np.random.default_rng(0).permutation(numbers).tolist()
+
+    def _permuted(self, seed: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng((seed, epoch)).permutation(self.training)

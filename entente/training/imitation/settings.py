@@ -1,0 +1,82 @@
+"""Settings of a base model that imitates a teacher."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from entente.game.players import SEARCHES, player
+from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.telemetry.errors import InputError
+from entente.telemetry.setting_marks import Seed, Settings
+from entente.training.settings import TrainingSettings
+
+_WARM_UP_SHARE = 0.05
+"""Share of the steps over which the rate rises; short, because the network is small."""
+
+
+class ImitationSettings(Settings):
+    """Whose games are imitated, by which network, and how long."""
+
+    teachers: Annotated[tuple[str, ...], Field(min_length=1)] = ("dumbbot",)
+    """Scripted players whose orders are imitated, drawn anew for each power of each game; a name given twice counts twice.
+    'dumbbot+search' searches before it orders, which takes far longer: --dry-run says how long."""
+    recorded: tuple[Path, ...] = ()
+    """Files of recorded games, one JSON object of the diplomacy package a line, to imitate instead of scripted players."""
+    games: Annotated[int, Field(ge=2)] = 1000
+    """Games of the teachers, one in 20 of them held out; of recorded games all are taken."""
+    last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907
+    """Last year that scripted games play; that of the positions that a run starts from."""
+    vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
+    """Tokens of the byte-level BPE tokenizer at most; with 640, most provinces and units are one token."""
+    hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
+    """Width of the model; a multiple of 32, because vLLM's CPU attention needs heads of 32."""
+    layers: Annotated[int, Field(ge=1)] = 4
+    """Transformer blocks."""
+    steps: Annotated[int, Field(ge=1)] = 2000
+    """Optimiser steps."""
+    positions: Annotated[int, Field(ge=1)] = 16
+    """Positions per step, each with the decisions of all its powers (about 5)."""
+    rate: Annotated[float, Field(gt=0)] = 3e-3
+    """Highest AdamW learning rate, reached after a twentieth of the steps."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """Form of the rate's decay to a twentieth of it at the last step."""
+    prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Weight of a prompt token in the loss beside a completion token's 1; with 0 the model does not learn to read the board."""
+    measure_every: Annotated[int, Field(ge=1)] = 100
+    """Steps between measurements on held-out games."""
+    checkpoint_minutes: Annotated[float, Field(ge=0)] = 5.0
+    """Minutes between checkpoints, which do not change the result; 0: one after every step."""
+    seed: Seed = 0
+    """Seed of games, initial weights and the order of positions."""
+    prompts: PromptSettings = DEFAULT_PROMPTS
+    """Form of the prompts; a run that uses the model needs the same."""
+
+    @property
+    def rates(self) -> TrainingSettings:
+        """The learning rate's schedule, as `entente.training.schedule.rate_at` reads it."""
+        return TrainingSettings(
+            learning_rate=self.rate,
+            rate_schedule=self.schedule if self.steps > self.warm_up_steps else "constant",
+            warm_up_steps=self.warm_up_steps,
+            decay_steps=self.steps,
+        )
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps over which the rate rises."""
+        return max(1, round(_WARM_UP_SHARE * self.steps))
+
+    @property
+    def searches(self) -> bool:
+        """Whether a teacher searches."""
+        return not self.recorded and any(name.endswith(SEARCHES) for name in self.teachers)
+
+    @model_validator(mode="after")
+    def _known_teachers(self) -> Self:
+        for name in self.teachers:
+            try:
+                player(name.removesuffix(SEARCHES))
+            except InputError as error:
+                raise ValueError(str(error)) from error
+        return self

@@ -1,0 +1,227 @@
+"""Games of a teacher, played once and kept: whole games as `Ply` rows in Arrow shards that are published once.
+
+`_teacher_games/<name>/000008.arrow` holds the games from game 8 on. The folder's name follows from whatever shapes the games, so
+models with equal teachers share them, and a game's number alone decides its dice: after a kill only missing shards are played.
+A teacher is anything that yields boards with orders (`TeacherGame`). Every order set is checked before its shard is published.
+The caller gives the search of teachers that search. This module trains nothing and does not import torch, because it also runs in
+processes that only play.
+"""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from entente.game.board import POWERS, Board
+from entente.game.players import SEARCHES, player
+from entente.game.recorded import replay_recorded
+from entente.records.rows import Ply
+from entente.telemetry.errors import InputError
+from entente.telemetry.process_pool import ProcessPool
+from entente.training.imitation.settings import ImitationSettings
+from storage.arrow_files import write_arrow
+from storage.files import open_regular, publish_directory
+from storage.schema import to_table
+
+TEACHER_FOLDER = "_teacher_games"
+"""Folder of the teachers' games, beside the runs."""
+GAMES_A_SHARD = 8
+"""Games of a shard: a few seconds of work, which is what a kill loses. With a teacher that searches a shard has one game."""
+_RECIPE_VERSION = 1
+_LONGEST_LINE = 1 << 26
+"""Largest recorded game, characters; one of a hundred years without press has about a million."""
+
+TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
+"""The board before each phase, and the orders that the teacher gives there. The board is stepped between two items."""
+OnProgress = Callable[[str, int, int], None]
+"""Called with the stage, games done and total games."""
+
+
+class Search(Protocol):
+    """Makes scripted players search. Its `repr` names whatever shapes the orders; processes get a copy of it."""
+
+    def __call__(self, name: str, board: Board, power: str, dice: str) -> Sequence[str]:
+        """The orders of the scripted player `name` for `power` after a search whose luck derives from `dice`."""
+        ...
+
+
+def scripted_game(number: int, settings: ImitationSettings, search: Search | None = None) -> TeacherGame:
+    """Game `number` between scripted players, up to the last year; `search` orders for those that search."""
+    dice = f"teacher game {number} of seed {settings.seed}"
+    rng = random.Random(dice)
+    names = {power: rng.choice(settings.teachers) for power in POWERS}
+    board = Board.start()
+    while not board.is_over and board.year <= settings.last_year:
+        orders: dict[str, Sequence[str]] = {}
+        for power, legal in board.legal_orders().items():
+            if search is not None and names[power].endswith(SEARCHES):
+                orders[power] = search(names[power].removesuffix(SEARCHES), board, power, f"{dice}, {board.phase}")
+            else:
+                orders[power] = player(names[power])(legal, rng, board)
+        yield board, orders
+        board.step(orders)
+
+
+def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
+    """The rows of a game. Results of the orders are not kept.
+
+    Args:
+        teacher: names the teacher in messages.
+
+    Raises:
+        InputError: an order set is not legal.
+    """
+    rows = []
+    for ply, (board, orders) in enumerate(game):
+        legal = board.legal_orders()
+        for power, own in orders.items():
+            if power not in legal or not legal[power].admits(own):
+                raise InputError(
+                    f"{teacher} ordered {', '.join(own) or 'nothing'} for {power} in {board.phase} of game {number}, "
+                    "which is not a legal order set: mend the teacher; nothing was trained on"
+                )
+        frozen = board.snapshot(game_id="", seed=0, source="")
+        rows.append(
+            Ply(
+                start_group=number,
+                fork=0,
+                ply=ply,
+                phase=board.phase,
+                snapshot_id=frozen.snapshot_id,
+                position=frozen.position,
+                orders=json.dumps({power: list(own) for power, own in orders.items()}),
+                results="{}",
+            )
+        )
+    return rows
+
+
+def make_games(root: Path, settings: ImitationSettings, processes: int, report: OnProgress, search: Search | None = None) -> Path:
+    """The folder under `root` with the games that `settings` ask for; missing ones are played, or read from the recorded files.
+
+    Args:
+        search: orders for teachers that search.
+
+    Raises:
+        InputError: a teacher ordered illegally, or a recorded file cannot be used; nothing of it is kept.
+    """
+    if settings.recorded:
+        return _import_games(root, settings, report)
+    search = search if settings.searches else None
+    folder, missing = _scripted_folder(root, settings, search), _missing_shards(root, settings, search)
+    size = _shard_size(settings)
+    total = len(range(0, settings.games, size))
+    for done in _play_missing(folder, missing, settings, processes, search):
+        report("teacher games", (total - len(missing) + done) * size, total * size)
+    return folder
+
+
+def missing_games(root: Path, settings: ImitationSettings, search: Search | None = None) -> int:
+    """Games between scripted players that are still to be played."""
+    return _shard_size(settings) * len(_missing_shards(root, settings, search if settings.searches else None))
+
+
+def _shard_size(settings: ImitationSettings) -> int:
+    return 1 if settings.searches else GAMES_A_SHARD
+
+
+def _scripted_folder(root: Path, settings: ImitationSettings, search: Search | None) -> Path:
+    shaping = f"{_RECIPE_VERSION} {settings.teachers} {settings.last_year} {settings.seed}{f' {search!r}' if search else ''}"
+    return root / f"scripted-{sha256(shaping.encode()).hexdigest()[:12]}"
+
+
+def _missing_shards(root: Path, settings: ImitationSettings, search: Search | None) -> list[int]:
+    """First games of the shards that are not published."""
+    folder, size = _scripted_folder(root, settings, search), _shard_size(settings)
+    return [first for first in range(0, settings.games, size) if not _shard_path(folder, first).exists()]
+
+
+def _shard_path(folder: Path, first: int) -> Path:
+    return folder / f"{first:06d}.arrow"
+
+
+def _play_missing(
+    folder: Path, firsts: Sequence[int], settings: ImitationSettings, processes: int, search: Search | None
+) -> Iterator[int]:
+    """Play and publish the shards; yields the number of shards done."""
+    if len(firsts) <= 1 or processes == 1:
+        for done, first in enumerate(firsts, start=1):
+            _play_shard(folder, first, settings, search)
+            yield done
+        return
+    with ProcessPool(min(processes, len(firsts))) as pool:
+        playing = [pool.submit(_play_shard, folder, first, settings, search) for first in firsts]
+        for done, each in enumerate(as_completed(playing), start=1):
+            each.result()
+            yield done
+
+
+def _play_shard(folder: Path, first: int, settings: ImitationSettings, search: Search | None) -> None:
+    who = f"the teacher {' or '.join(dict.fromkeys(settings.teachers))}"
+    numbers = range(first, first + _shard_size(settings))
+    _publish(folder, first, (plies_of(number, scripted_game(number, settings, search), who) for number in numbers), who)
+
+
+def _publish(folder: Path, first: int, games: Iterable[list[Ply]], teacher: str) -> None:
+    rows = [row for game in games for row in game]
+    write_arrow(to_table(rows, Ply), _shard_path(folder, first), {"teacher": teacher, "first_game": str(first)})
+
+
+def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
+    """Read recorded games into a folder named by their content, all or none."""
+    digest, total = sha256(str(_RECIPE_VERSION).encode()), 0
+    for _, text in _recorded_lines(settings.recorded):
+        digest.update(text)
+        total += 1
+    if total < 2:
+        raise InputError(f"the recorded files hold {total} games: imitation needs one to learn from, and one to hold out")
+    folder = root / f"recorded-{digest.hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    aside = root / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        games, first = _recorded_games(settings.recorded), 0
+        while some := list(islice(games, GAMES_A_SHARD)):
+            _publish(aside, first, some, "recorded games")
+            first += len(some)
+            report("recorded games", first, total)
+        publish_directory(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _recorded_games(files: Sequence[Path]) -> Iterator[list[Ply]]:
+    for number, (where, text) in enumerate(_recorded_lines(files)):
+        try:
+            saved = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where} is not JSON ({error}): give one game of the diplomacy package a line") from error
+        yield plies_of(number, replay_recorded(saved, where), where)
+
+
+def _recorded_lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    """The lines with games, and their names in messages. A game given twice is refused: it could be learned from and held out."""
+    seen: dict[bytes, str] = {}
+    for file in files:
+        try:
+            lines = open_regular(file)
+        except OSError as error:
+            raise InputError(f"the recorded games '{file}' cannot be read: {error.strerror}") from error
+        with lines:
+            for number, text in enumerate(iter(partial(lines.readline, _LONGEST_LINE), b""), start=1):
+                if text.strip():
+                    where, digest = f"the game in line {number} of '{file}'", sha256(text.strip()).digest()
+                    if digest in seen:
+                        raise InputError(f"{where} is {seen[digest]} again: give each game once")
+                    seen[digest] = where
+                    yield where, text

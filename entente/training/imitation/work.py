@@ -1,0 +1,99 @@
+"""The folder in which a base model is made, and the settings that it keeps. This module does not import torch."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from entente.telemetry.errors import InputError
+from entente.telemetry.read_file import read_text
+from entente.training.imitation.settings import ImitationSettings
+from storage.files import durable_write, make_directory
+from storage.runs import check_name
+
+_SETTINGS, _GAMES = "settings.json", "games"
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFolder:
+    """Where a model is made, and where it is published."""
+
+    root: Path
+    """Work in progress, beside the models; removed when the model is published."""
+    final: Path
+    """The finished model."""
+
+
+def work_folder(models: Path, name: str) -> WorkFolder:
+    """The folders of the model called `name`.
+
+    Raises:
+        InputError: the name cannot name a folder.
+    """
+    check_name(name, "The model")
+    return WorkFolder(root=models / f".{name}.imitation", final=models / name)
+
+
+def begin(work: WorkFolder, settings: ImitationSettings, games: Path) -> None:
+    """Write the settings of a new model, and the name of the folder of its teacher's games.
+
+    Raises:
+        InputError: the name is taken by a model, or by one that is being made.
+    """
+    check_new(work)
+    shutil.rmtree(work.root, ignore_errors=True)  # what a removal that was killed left: without settings nothing counts
+    make_directory(work.root)
+    durable_write(work.root / _GAMES, games.name.encode())
+    durable_write(work.root / _SETTINGS, settings.model_dump_json(indent=1).encode())
+
+
+def check_new(work: WorkFolder) -> None:
+    """Check that a new model can be made under this name.
+
+    Raises:
+        InputError: see `begin`.
+    """
+    if work.final.exists():
+        raise InputError(f"there is a model in '{work.final}': choose another name, or remove it")
+    if is_begun(work):
+        raise InputError(f"model '{work.final.name}' was begun: continue it with --resume, or remove '{work.root}'")
+
+
+def is_begun(work: WorkFolder) -> bool:
+    """True if a model was begun and is not finished."""
+    return (work.root / _SETTINGS).is_file()
+
+
+def begun_settings(work: WorkFolder) -> ImitationSettings:
+    """The settings of a model that was begun.
+
+    Raises:
+        InputError: it was not, or another release wrote them.
+    """
+    file = work.root / _SETTINGS
+    if not file.is_file():
+        done = f", and '{work.final}' is finished" if work.final.exists() else ""
+        raise InputError(f"no model '{work.final.name}' was begun in '{work.root.parent}'{done}: leave out --resume to begin it")
+    try:
+        return ImitationSettings.model_validate_json(read_text(file, at_most=_LARGEST, what="settings file"))
+    except ValidationError as error:
+        raise InputError(f"settings file '{file}' is not of this release: {error.errors()[0]['msg']}; begin again") from error
+
+
+def begun_games(work: WorkFolder, teachers: Path) -> Path:
+    """The folder below `teachers` with the games that the model began with. Recorded files may have changed since.
+
+    Raises:
+        InputError: it is gone.
+    """
+    folder = teachers / read_text(work.root / _GAMES, at_most=_LARGEST, what="file")
+    if not folder.is_dir():
+        raise InputError(f"the games of model '{work.final.name}' are gone from '{folder}': restore them, or begin again")
+    return folder
+
+
+def finish(work: WorkFolder) -> None:
+    """Remove the folder of the work, once the model is published and complete."""
+    shutil.rmtree(work.root)

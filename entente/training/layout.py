@@ -1,0 +1,149 @@
+"""Splits the rows of an update into micro-batches, packed or padded.
+
+Packed micro-batches need a model that the packed forward covers. Before the first use, a few rows of the run are computed in both
+layouts, and losses and gradients must agree. Otherwise rows are padded, and `fallback` says why. This module does not change
+weights or the gradients in the parameters.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from entente.training.branching import BranchingTokens, branching_counts
+from entente.training.padded_rows import PaddedRows, pad, padded_micro_batches
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.trie_plan import PackedMicroBatch, plan
+from storage.gather import Batch
+
+logger = logging.getLogger("entente.trainer")
+MICRO_BATCH_ROWS = 32
+"""Decisions of a padded forward; the loss does not depend on it."""
+_CHECKED_ROWS = 4
+_CHECKED_TOKENS = 4096
+"""Largest number of padded tokens in the check; with long rows it uses fewer of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTolerance:
+    """Largest difference between the packed and the padded layout."""
+
+    loss: float
+    """Nats per branching token."""
+    gradient: float
+    """Norm of the difference divided by the norm of the padded gradient."""
+
+
+TOLERANCES = {
+    ("cpu", "float32"): LayoutTolerance(loss=1e-5, gradient=1e-4),
+    ("cuda", "float32"): LayoutTolerance(loss=1e-4, gradient=1e-3),
+    ("cpu", "bfloat16"): LayoutTolerance(loss=0.02, gradient=0.1),
+    ("cuda", "bfloat16"): LayoutTolerance(loss=0.05, gradient=0.2),
+}
+"""By device and dtype. In float32 on a CPU a tiny model rounds to 1e-6 of the gradient, the 30 blocks of SmolLM2 to 1.1e-5. In
+bfloat16 the two layouts round differently: 1e-4 and 2e-2 are usual for a small model, more for a deep one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The micro-batches of some rows."""
+
+    micro_batches: tuple[PackedMicroBatch, ...] | tuple[PaddedRows, ...]
+    """Rows without a branching token may be left out."""
+    raw_tokens: int
+    """Tokens of the rows, prompts and completions."""
+    unique_tokens: int
+    """Tokens that the forwards compute, without padding."""
+
+
+class Layout:
+    """The layout of one policy in one process.
+
+    Attributes:
+        packed: whether rows are packed.
+        fallback: why rows are padded although the settings ask for packed; else empty.
+    """
+
+    def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
+        self._policy = policy
+        self._settings = settings
+        self._checked = False
+        self.packed = settings.layout == "packed"
+        self.fallback = ""
+        if self.packed and (reason := policy.uncovered_reason()):
+            self._fall_back(reason)
+
+    def check(self, batch: Batch, rows: Sequence[int]) -> None:
+        """Run the check on a few of these rows, unless it was run."""
+        if self.packed and not self._checked:
+            self._check(batch, rows)
+
+    def cut(self, batch: Batch, rows: Sequence[int], token_budget: int) -> Cut:
+        """Micro-batches of `rows`. The first call runs the check."""
+        self.check(batch, rows)
+        if self.packed:
+            found = plan(batch, rows, token_budget)
+            return Cut(micro_batches=found.micro_batches, raw_tokens=found.raw_tokens, unique_tokens=found.unique_tokens)
+        tokens = int(np.diff(batch.input_offsets)[list(rows)].sum())
+        micro_batches = tuple(padded_micro_batches(batch, rows, MICRO_BATCH_ROWS))
+        return Cut(micro_batches=micro_batches, raw_tokens=tokens, unique_tokens=tokens)
+
+    def _check(self, batch: Batch, rows: Sequence[int]) -> None:
+        """Use the padded layout if the results of the packed one differ."""
+        few = _rows_to_check(batch, np.asarray(rows, np.int64))
+        if not len(few):
+            return  # no row has a branching token; check with the next batch
+        self._checked = True
+        if reason := self._compare_layouts(batch, few, self._loss_and_gradient([pad(batch, few)])):
+            self._fall_back(reason)
+
+    def _compare_layouts(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
+        """How the packed layout differs from the padded one, in words; empty if they agree."""
+        try:
+            found, gradient = self._loss_and_gradient(plan(batch, few, _CHECKED_TOKENS).micro_batches)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a kernel that does not compile here must not end the run
+            logger.warning("the packed forward failed", exc_info=True)
+            return f"it failed with {type(error).__name__}"
+        allowed = TOLERANCES[self._policy.device.type, self._settings.dtype]
+        loss_difference = abs(found - padded[0])
+        gradient_difference = float((gradient - padded[1]).norm() / padded[1].norm().clamp_min(1e-30))
+        if loss_difference <= allowed.loss and gradient_difference <= allowed.gradient:
+            return ""
+        return (
+            f"over {len(few)} rows its loss is {loss_difference:.2g} nats off ({allowed.loss:.2g} allowed) and its gradient "
+            f"{gradient_difference:.2g} ({allowed.gradient:.2g} allowed)"
+        )
+
+    def _fall_back(self, reason: str) -> None:
+        self.packed, self.fallback = False, f"rows are padded, several times slower than packed: {reason}"
+        logger.warning(self.fallback)
+
+    def _loss_and_gradient(self, micro_batches: Sequence[BranchingTokens]) -> tuple[float, torch.Tensor]:
+        """A weighted mean of log-probabilities, and its gradient [adapter weights].
+
+        Each token has another weight: with equal weights, swapped tokens would not be noticed.
+        """
+        weights = self._policy.parameters()
+        total, gradient = 0.0, torch.zeros(sum(weight.numel() for weight in weights), device=self._policy.device)
+        count = sum(len(micro.batch_row) for micro in micro_batches)
+        for micro in micro_batches:
+            share = torch.from_numpy(np.cos(micro.completion_index).astype(np.float32) / count).to(self._policy.device)
+            with torch.enable_grad():  # the caller may have disabled gradients
+                loss = (self._policy.masked_logprobs(micro).chosen * share).sum()
+            parts = torch.autograd.grad(loss, weights)
+            gradient += torch.cat([part.flatten() for part in parts])
+            total += float(loss.detach())
+        return total, gradient
+
+
+def _rows_to_check(batch: Batch, rows: np.ndarray) -> np.ndarray:
+    """Rows for the check: the first few with branching tokens, which share a prompt prefix, and the last, which may not."""
+    branching = rows[branching_counts(batch, rows) > 0]
+    few = np.unique(np.concatenate([branching[: _CHECKED_ROWS - 1], branching[-1:]]))
+    longest = int(np.diff(batch.input_offsets)[few].max()) if len(few) else 0
+    return few[: max(2, _CHECKED_TOKENS // max(1, longest))]

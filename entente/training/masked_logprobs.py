@@ -1,0 +1,173 @@
+"""Log-probabilities of branching tokens over their legal sets (the masked policy), with entropy and divergence.
+
+    log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        z: logits, T: temperature of the row
+
+The softmax is computed in float32, also for a bfloat16 model. For order tokens, packed micro-batches multiply only the rows of
+the head whose ids are legal; padded micro-batches, which serve as the oracle, multiply the whole head. For thought tokens, whose
+legal sets are open, see entente/training/thought_logprobs.py.
+
+    KL_t = sum over a in L of pi(a) (log pi(a) - log ref(a))       H_t = - sum over a in L of pi(a) log pi(a)
+
+Both are sums over the whole legal set L, which is small, so nothing is estimated from samples. The reference is the base model
+(the policy with its adapter disabled) on the same rows and legal sets, without gradient. It is computed only if its weight is
+above 0. It is not the policy that drew the tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entente.training.branching import BranchingTokens, probed
+from entente.training.packed_forward import legal_logits, packed_hidden, to_device
+from entente.training.padded_rows import PaddedRows
+from entente.training.thought_logprobs import chunk_rows, thought_figures
+from entente.training.trie_plan import PackedMicroBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedLogprobs:
+    """Figures of the branching tokens from one forward; float32 [branching tokens]. `chosen` and `kl` have a gradient."""
+
+    chosen: Tensor
+    """Log-probability, nats, of the drawn token over its legal set."""
+    entropy: Tensor
+    """Entropy over the legal set, nats; with gradient only if asked for."""
+    kl: Tensor | None
+    """Divergence from the reference over the legal set, nats; None without a reference."""
+    legal_mass: Tensor
+    """Probability of the legal set under the unmasked model; NaN for tokens that are not probed, such as all thought tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What the divergence needs of the base model's forward on the same micro-batch; without gradient."""
+
+    legal: Tensor
+    """[order tokens, largest legal set]: log-probability of each legal token, as `legal_ids`; -inf as padding."""
+    thought_hidden: Tensor
+    """[thought tokens, width]: hidden states that predict the thought tokens."""
+
+
+def masked_logprobs(
+    causal: Any,
+    micro: BranchingTokens,
+    reference: Reference | None = None,
+    *,
+    entropy_gradient: bool = False,
+    mass_gradient: bool = False,
+) -> MaskedLogprobs:
+    """Forward of a packed or a padded micro-batch.
+
+    Args:
+        causal: the causal model inside the peft model.
+        reference: of the same micro-batch; None: no divergence is computed.
+        entropy_gradient: compute the gradient of the entropy too.
+        mass_gradient: compute the gradient of the legal mass too.
+
+    Raises:
+        TypeError: `micro` is neither packed nor padded.
+        ValueError: it has thought tokens, and the head is trained.
+    """
+    hidden, legal = _legal_logits(causal, micro)
+    logprobs = torch.log_softmax(legal, dim=1)
+    with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
+        mass = _legal_mass(causal.lm_head, hidden, legal, micro)
+    chosen = torch.gather(logprobs, 1, to_device(micro.chosen, logprobs.device)[:, None])[:, 0]
+    entropy = legal_entropy(logprobs if entropy_gradient else logprobs.detach())
+    kl = None if reference is None else exact_kl(logprobs, reference.legal)
+    if not micro.has_thought:
+        return MaskedLogprobs(chosen=chosen, entropy=entropy, kl=kl, legal_mass=mass)
+    states = None if reference is None else reference.thought_hidden
+    thought = thought_figures(causal.lm_head, _pick(hidden, micro.in_thought), micro, states, entropy_gradient=entropy_gradient)
+    at = to_device(np.argsort(np.argsort(micro.in_thought, kind="stable")), hidden.device)
+
+    def merge(orders: Tensor, thoughts: Tensor) -> Tensor:
+        """The figures of all branching tokens, in their order."""
+        return torch.cat([orders, thoughts]).index_select(0, at)
+
+    return MaskedLogprobs(
+        chosen=merge(chosen, thought.chosen),
+        entropy=merge(entropy, thought.entropy),
+        kl=None if kl is None or thought.kl is None else merge(kl, thought.kl),
+        legal_mass=merge(mass, torch.full_like(thought.chosen, float("nan"))),
+    )
+
+
+def reference_of(causal: Any, micro: BranchingTokens) -> Reference:
+    """Forward of a packed or a padded micro-batch through the base model; the caller has disabled adapter and gradients.
+
+    Raises:
+        TypeError: `micro` is neither packed nor padded.
+    """
+    hidden, legal = _legal_logits(causal, micro)
+    return Reference(legal=torch.log_softmax(legal, dim=1), thought_hidden=_pick(hidden, micro.in_thought))
+
+
+def _legal_logits(causal: Any, micro: BranchingTokens) -> tuple[Tensor, Tensor]:
+    """Hidden states [branching tokens, width]; and for the order tokens their logits after temperature, float32 [order tokens,
+    largest legal set], -inf as padding."""
+    device = causal.lm_head.weight.device
+    if isinstance(micro, PackedMicroBatch):
+        shared = packed_hidden(causal, micro)
+        logits = legal_logits(causal.lm_head, shared, micro)
+        hidden = shared.index_select(0, to_device(micro.token_hidden, device))
+    elif isinstance(micro, PaddedRows):
+        hidden = _padded_hidden(causal, micro)
+        logits = causal.lm_head(_pick(hidden, ~micro.in_thought)).float()
+        logits = torch.gather(logits, 1, to_device(micro.legal_ids, device))
+    else:
+        raise TypeError(f"no forward is known for {type(micro).__name__}")
+    temperature = to_device(micro.temperature[~micro.in_thought], device)[:, None]
+    return hidden, (logits / temperature).masked_fill(~to_device(micro.legal_mask, device), float("-inf"))
+
+
+def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
+    """The rows of `hidden` where the mask `which` is True."""
+    return hidden if which.all() else hidden.index_select(0, to_device(which.nonzero()[0], hidden.device))
+
+
+def _padded_hidden(causal: Any, rows: PaddedRows) -> Tensor:
+    """Hidden states [B, width] from a right-padded forward."""
+    device = causal.lm_head.weight.device
+    hidden = causal.model(
+        input_ids=to_device(rows.input_ids, device), attention_mask=to_device(rows.attention_mask, device), use_cache=False
+    ).last_hidden_state
+    return hidden[to_device(rows.token_row, device), to_device(rows.token_position, device)]
+
+
+def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: BranchingTokens) -> Tensor:
+    """[order tokens]: legal mass of the probed tokens, from the whole head, a chunk of tokens at a time; NaN for the others."""
+    (orders,) = (~micro.in_thought).nonzero()
+    (probes,) = probed(micro.completion_index[orders]).nonzero()
+    at, index = (to_device(values, hidden.device) for values in (orders[probes], probes))
+    temperature = to_device(micro.temperature[orders[probes]], hidden.device)[:, None]
+    rows = chunk_rows(head)
+    chunks = zip(hidden[at].split(rows), temperature.split(rows), strict=True)
+    total = torch.cat([torch.logsumexp(head(states).float() / heat, dim=1) for states, heat in chunks])
+    mass = torch.exp(torch.logsumexp(legal[index], dim=1) - total)
+    return torch.full_like(legal[:, 0], float("nan")).index_copy(0, index, mass)
+
+
+def _expected(values: Tensor, logprobs: Tensor) -> Tensor:
+    """Expectation of `values` under the policy at each position, [positions]; padding adds 0, to the gradient too."""
+    legal = torch.isfinite(logprobs)
+    return (torch.where(legal, logprobs, 0.0).exp() * torch.where(legal, values, 0.0) * legal).sum(dim=1)
+
+
+def legal_entropy(logprobs: Tensor) -> Tensor:
+    """Entropy of each position, nats [positions].
+
+    Args:
+        logprobs: [positions, largest legal set], -inf as padding.
+    """
+    return _expected(-torch.where(torch.isfinite(logprobs), logprobs, 0.0), logprobs)
+
+
+def exact_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """KL divergence of each position from the reference, nats [positions]; both arguments as in `legal_entropy`."""
+    legal = torch.isfinite(logprobs)
+    gap = torch.where(legal, logprobs, 0.0) - torch.where(legal, reference, 0.0)
+    return _expected(gap, logprobs)

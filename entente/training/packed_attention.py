@@ -1,0 +1,286 @@
+"""Attention over a forest of token paths in depth-first order: each token sees its ancestors and itself.
+
+In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the range,
+only ancestors of its first token. The forest is split into such ranges, at the boundaries with the lowest estimated cost; each
+range is one call of torch's fused attention over gathered keys. A sliding window is a bound on the distance of positions. After
+the last layer only some tokens are read, so there a range computes these tokens alone.
+
+The functions are registered in transformers' attention registry, so models and peft layers are not modified.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from entente.training.trie_plan import PackedMicroBatch
+
+_NAME = "entente_packed"
+_CHUNK = 128
+"""A segment may be split every so many tokens. Shorter ranges compute fewer masked query-key pairs."""
+_LONGEST_RANGE = 1024
+_KEY_COST = 4
+_CALL_COST = 2000
+"""Cost of gathering one key, and of one call, in query-key pairs; measured with tiny models on one CPU thread."""
+
+
+@torch.compiler.disable  # attention has kernels of its own, and a new object for each micro-batch would recompile the block
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, Any]:
+    """The function that transformers calls in each layer: the micro-batch's packed attention if there is one, else torch's."""
+    packed: RangeAttention | None = given.pop("packed_attention", None)
+    in_last_layer: RangeAttention | None = given.pop("attention_in_last_layer", None)
+    if in_last_layer is not None and module.layer_idx == module.config.num_hidden_layers - 1:
+        packed = in_last_layer
+    if packed is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    return packed(query, key, value, given["scaling"], given.get("sliding_window")), None
+
+
+AttentionInterface.register(_NAME, _attend)
+AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def use_packed_attention(config: Any) -> None:
+    """Make the model of `config` call `_attend`. This is permanent: recomputed layers must use the same attention in the backward
+    as in the forward, and compiled layers are compiled for one name."""
+    config._attn_implementation = _NAME
+
+
+def packed_attention_arguments(
+    config: Any, attention: "RangeAttention", device: torch.device, in_last_layer: "RangeAttention | None" = None
+) -> dict[str, Any]:
+    """Arguments of one forward that make the model of `config` use `attention`; forwards without them are unchanged.
+
+    Args:
+        in_last_layer: attention of the last layer; None: the same.
+    """
+    use_packed_attention(config)
+    # transformers passes a 4-dimensional mask on unchanged. With a 2-dimensional one packed decisions would see each other, and
+    # without a mask transformers would try to detect packing itself.
+    mask = torch.empty((1, 1, 1, 0), device=device)
+    return {"packed_attention": attention, "attention_in_last_layer": in_last_layer, "attention_mask": mask}
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Tokens whose attention is computed in one call."""
+
+    begin: int
+    end: int
+    """First and last (exclusive) row in the queries."""
+    tokens: np.ndarray
+    """int64 [end - begin]: the tokens of the rows."""
+    keys: Tensor
+    """int64 [keys]: the ancestors of the first token, then the tokens of the range."""
+    sees: np.ndarray
+    """bool [end - begin, keys]."""
+
+    def only(self, wanted: np.ndarray) -> "_Range":
+        """The range with the rows of `wanted` tokens alone, int64 [W], ascending; its rows are places in `wanted`."""
+        begin, end = (int(place) for place in np.searchsorted(wanted, (self.tokens[0], self.tokens[-1] + 1)))
+        rows = np.searchsorted(self.tokens, wanted[begin:end])
+        return _Range(begin=begin, end=end, tokens=self.tokens[rows], keys=self.keys, sees=self.sees[rows])
+
+
+class RangeAttention:
+    """torch's fused attention, one call per range. Heads that share a key head become rows of the same call.
+
+    Queries are laid out as [key heads, T, heads / key heads, width], so that the rows of a range are a view.
+    """
+
+    def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
+        self._device, self._ranges = device, _ranges(micro, device)
+        self._wanted: np.ndarray | None = None
+        self._positions = micro.positions
+        self._deepest = int(micro.positions.max())
+        self._masks: dict[tuple[int, torch.dtype, int | None], list[Tensor]] = {}
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            query: [1, heads, T, width].
+            key, value: [1, key heads, T, width]; heads is a multiple of key heads.
+            window: a token sees itself and the `window` - 1 positions above it; None: all above it.
+
+        Returns:
+            [1, T, heads, width].
+        """
+        shared_by = query.shape[1] // key.shape[1]
+        window = None if window is None or window > self._deepest else window
+        masks = self._masks.get((shared_by, query.dtype, window))
+        if masks is None:
+            sees = (torch.from_numpy(self._sees(part, window)).to(self._device) for part in self._ranges)
+            masks = [_additive(each, shared_by, query.dtype) for each in sees]
+            self._masks[shared_by, query.dtype, window] = masks
+        rows = query[0].unflatten(0, (key.shape[1], shared_by)).transpose(1, 2)
+        seen, ranges = torch.stack((key[0], value[0])), _CpuRanges if self._device.type == "cpu" else _Ranges
+        if self._wanted is None:
+            attended: Any = ranges.apply(rows, seen, self._ranges, masks, scale)
+        else:
+            at = torch.from_numpy(self._wanted).to(self._device)
+            found: Any = ranges.apply(rows.index_select(1, at), seen, self._ranges, masks, scale)
+            attended = torch.zeros_like(rows).index_copy(1, at, found)
+        return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
+
+    def only(self, wanted: np.ndarray) -> "RangeAttention":
+        """The same attention for the queries of `wanted` tokens, int64 [W], ascending; it returns 0 for all other tokens."""
+        found = copy(self)
+        found._wanted, found._masks = wanted, {}
+        found._ranges = [part for each in self._ranges if (part := each.only(wanted)).begin < part.end]
+        return found
+
+    def _sees(self, part: _Range, window: int | None) -> np.ndarray:
+        """bool [tokens of the range, keys]. Keys outside every window are computed and masked."""
+        if window is None:
+            return part.sees
+        distance = self._positions[part.tokens, None] - self._positions[None, part.keys.cpu().numpy()]
+        return part.sees & (distance < window)
+
+
+def _additive(sees: Tensor, shared_by: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [tokens * shared_by, keys]: 0 where a token sees a key, else -inf."""
+    mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, float("-inf"))
+    return mask.repeat_interleave(shared_by, 0)
+
+
+class _Ranges(torch.autograd.Function):
+    """Forward and backward over the ranges; gradients of gathered keys and values are added at their sources.
+
+    The backward computes each range again, so nothing that is gathered is kept: a prompt's keys are gathered once per range below
+    it.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
+    ) -> Tensor:
+        """As `_CpuRanges.forward`."""
+        query = query.contiguous()
+        attended = torch.empty_like(query)
+        for part, mask in zip(parts, masks, strict=True):
+            keys, values = seen.index_select(2, part.keys)
+            _rows(attended, part).copy_(_attend_range(_rows(query, part), keys, values, mask, scale))
+        ctx.save_for_backward(query, seen)
+        ctx.parts, ctx.masks, ctx.scale = parts, masks, scale
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        """Gradients of `query` and `seen`; those of keys are summed in float32, because there are many for a prompt's."""
+        query, seen = ctx.saved_tensors
+        of_query, sums = torch.empty_like(query), torch.zeros_like(seen, dtype=torch.promote_types(seen.dtype, torch.float32))
+        gradient = gradient.contiguous()
+        for part, mask in zip(ctx.parts, ctx.masks, strict=True):
+            rows, gathered = (each.detach().requires_grad_() for each in (_rows(query, part), seen.index_select(2, part.keys)))
+            with torch.enable_grad():
+                attended = _attend_range(rows, gathered[0], gathered[1], mask, ctx.scale)
+            by_query, by_gathered = torch.autograd.grad(attended, (rows, gathered), _rows(gradient, part))
+            _rows(of_query, part).copy_(by_query)
+            sums.index_add_(2, part.keys, by_gathered.to(sums.dtype))
+        return of_query, sums.to(seen.dtype), None, None, None
+
+
+def _attend_range(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(query, keys[None], values[None], attn_mask=mask, scale=scale)
+
+
+class _CpuRanges(torch.autograd.Function):
+    """As `_Ranges`, by the operators of torch's CPU kernel, which keep what the backward needs."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query: [key heads, T, heads / key heads, width].
+            seen: keys and values, [2, key heads, T, width].
+
+        Returns:
+            A tensor of the query's shape.
+        """
+        query = query.contiguous()
+        attended, sums = torch.empty_like(query), []
+        for part, mask in zip(parts, masks, strict=True):
+            keys, values = seen.index_select(2, part.keys)
+            found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                _rows(query, part), keys[None], values[None], attn_mask=mask, scale=scale
+            )
+            _rows(attended, part).copy_(found)
+            sums.append(logsumexp)
+        ctx.save_for_backward(query, seen, attended, *sums)
+        ctx.parts, ctx.masks, ctx.scale = parts, masks, scale
+        return attended
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        """Gradients of `query` and `seen`."""
+        query, seen, attended, *sums = ctx.saved_tensors
+        gradient, of_query, of_seen = gradient.contiguous(), torch.empty_like(query), torch.zeros_like(seen)
+        for part, mask, logsumexp in zip(ctx.parts, ctx.masks, sums, strict=True):
+            keys, values = seen.index_select(2, part.keys)
+            by_query, by_key, by_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                _rows(gradient, part),
+                _rows(query, part),
+                keys[None],
+                values[None],
+                _rows(attended, part),
+                logsumexp,
+                0.0,
+                False,
+                attn_mask=mask,
+                scale=ctx.scale,
+            )
+            _rows(of_query, part).copy_(by_query)
+            of_seen.index_add_(2, part.keys, torch.cat((by_key, by_value)))
+        return of_query, of_seen, None, None, None
+
+
+def _rows(values: Tensor, part: _Range) -> Tensor:
+    """A range of [key heads, T, shared_by, width] as a view [1, key heads, tokens of the range * shared_by, width]."""
+    return values[:, part.begin : part.end].flatten(1, 2)[None]
+
+
+def _ranges(micro: PackedMicroBatch, device: torch.device) -> list[_Range]:
+    """Split [0, T) into ranges of lowest total cost, by dynamic programming. A range may begin at a segment's start and
+    every _CHUNK tokens after it."""
+    total, leaves = len(micro.input_ids), micro.leaves
+    chunks = [np.arange(low, high, _CHUNK) for low, high in zip(micro.segment_starts[:-1], micro.segment_starts[1:], strict=True)]
+    cuts = np.append(np.concatenate(chunks), total)
+    depth = micro.positions[cuts[:-1]]
+    best, origin = np.zeros(len(cuts)), np.zeros(len(cuts), np.int64)
+    for end in range(1, len(cuts)):
+        first = min(int(np.searchsorted(cuts, cuts[end] - _LONGEST_RANGE)), end - 1)
+        tokens = cuts[end] - cuts[first:end]
+        cost = best[first:end] + (tokens + _KEY_COST) * (depth[first:end] + tokens) + _CALL_COST
+        origin[end] = first + int(cost.argmin())
+        best[end] = cost[origin[end] - first]
+    bounds = [len(cuts) - 1]
+    while bounds[-1]:
+        bounds.append(int(origin[bounds[-1]]))
+    places = [int(cuts[bound]) for bound in reversed(bounds)]
+    return [_range(leaves, begin, end, device) for begin, end in pairwise(places)]
+
+
+def _range(leaves: np.ndarray, begin: int, end: int, device: torch.device) -> _Range:
+    above = np.flatnonzero(leaves[:begin] > begin)
+    keys = np.concatenate([above, np.arange(begin, end)])
+    place = np.arange(begin, end)[:, None]
+    return _Range(
+        begin=begin,
+        end=end,
+        tokens=np.arange(begin, end),
+        keys=torch.from_numpy(keys).to(device),
+        sees=(keys[None, :] <= place) & (place < leaves[keys][None, :]),
+    )

@@ -1,0 +1,205 @@
+"""The policy that is trained: a frozen base model with a LoRA adapter."""
+
+import errno
+import json
+import os
+import resource
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from entente.decoding.architectures import architecture_of, read_architecture
+from entente.telemetry.errors import DataError, InputError
+from entente.training.branching import BranchingTokens
+from entente.training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of
+from entente.training.packed_forward import uncovered_reason
+from entente.training.row_checks import RowLimits
+from entente.training.settings import CARD_SHARE, TrainingSettings
+from entente.training.state_tensors import seed_generators
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device for `wanted`, which is 'auto', 'cpu' or 'cuda'.
+
+    Raises:
+        InputError: `wanted` is 'cuda' and there is no GPU.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise InputError("training.device is 'cuda' but torch sees no GPU here: set training.device to 'auto' or 'cpu'")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def leave_room(device: torch.device) -> None:
+    """Let torch take at most the share in `CARD_SHARE` of `device`, memory that it has freed and keeps included.
+
+    Beyond it torch raises its out-of-memory error here, in the trainer, where a smaller micro-batch helps, and not later in an
+    engine that restarts.
+    """
+    share = float(os.environ.get(CARD_SHARE, "0"))
+    if share and device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device.index)
+
+
+class Policy:
+    """Base model plus adapter on one device.
+
+    Attributes:
+        device: the device.
+        model: the peft model.
+    """
+
+    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, *, split_base: bool = False) -> None:
+        """`model`: folder of the base model, or the loaded base model, whose modules peft then wraps in place.
+
+        Args:
+            split_base: the processes of the default group share the base; else this one has all of it.
+
+        Raises:
+            InputError: the settings ask for a GPU and there is none, the model's family is unknown, or its blocks do not have
+                the linear layers of `training.lora_targets`.
+        """
+        self.device = choose_device(settings.device)
+        leave_room(self.device)
+        self._settings = settings
+        seed_generators(settings.seed)
+        base: Any = model
+        if isinstance(model, PreTrainedModel):
+            targets = architecture_of(model.config.to_dict(), type(model).__name__).targets(settings.lora_targets)
+        else:
+            targets = read_architecture(model).targets(settings.lora_targets)
+            base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
+        config = LoraConfig(
+            r=settings.lora_rank,
+            lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft only divides it, so a float works
+            lora_dropout=0.0,  # with dropout the on-policy ratio would differ from 1
+            target_modules=list(targets),
+            task_type="CAUSAL_LM",
+        )
+        self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
+        if split_base:
+            self._split_base()
+        self.model.to(self.device)
+        if settings.dtype == "bfloat16":
+            for module in self.model.modules():
+                if isinstance(module, BaseTunerLayer):
+                    # Otherwise every adapter makes a float32 copy of its input.
+                    vars(module)["cast_input_dtype_enabled"] = False
+        self.model.eval()
+        self.recompute(settings.recompute)
+
+    def _split_base(self) -> None:
+        """Keep a part of each block's frozen weights here, and gather a block from all processes while it is used.
+
+        Adapter, embedding and head stay whole in each process: the adapter's gradients are summed by `entente.training.parallel`,
+        and the packed forward reads single rows of the head. Nothing else has a gradient, so no gradient is reduced here.
+        """
+        processes = init_device_mesh(self.device.type, (dist.get_world_size(),))
+        causal: Any = self.model.base_model.model
+        whole = {weight for weight in causal.parameters() if weight.requires_grad}
+        for block in causal.model.layers:
+            fully_shard(block, mesh=processes, ignored_params=whole)
+        in_blocks = {weight for block in causal.model.layers for weight in block.parameters()}
+        # The backbone itself has no weights to split; as the root it lets one block be gathered while another computes.
+        fully_shard(causal.model, mesh=processes, ignored_params=({*causal.model.parameters()} - in_blocks) | whole)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The adapter's parameters, in a fixed order."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def masked_logprobs(self, micro: BranchingTokens, reference: Reference | None = None) -> MaskedLogprobs:
+        """Forward of a packed or padded micro-batch; see `entente.training.masked_logprobs`."""
+        with self._autocast():
+            return masked_logprobs(
+                self.model.base_model.model,
+                micro,
+                reference,
+                entropy_gradient=self._settings.entropy_weight > 0,
+                mass_gradient=self._settings.legal_mass_weight > 0,
+            )
+
+    def reference(self, micro: BranchingTokens) -> Reference:
+        """Forward of a packed or padded micro-batch through the base model, without gradient."""
+        with torch.no_grad(), self.model.disable_adapter(), self._autocast():
+            return reference_of(self.model.base_model.model, micro)
+
+    @property
+    def row_limits(self) -> RowLimits:
+        """Limits of the model for a row."""
+        config: Any = self.model.config
+        return RowLimits(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
+
+    def recompute(self, on: bool) -> None:
+        """Enable or disable activation recomputation: keep only each block's input and compute the rest again in the backward."""
+        if not on:
+            self.model.gradient_checkpointing_disable()
+            self.model.eval()
+            return
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers recomputes only in training mode. That changes nothing else, because dropout is 0.
+        self.model.train()
+
+    def uncovered_reason(self) -> str | None:
+        """Why the packed forward cannot be used for this model, in one sentence; None if it can."""
+        return uncovered_reason(self.model)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """With a bfloat16 base, the adapter's products are computed in bfloat16 from its float32 weights."""
+        if self._settings.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def memory_metrics(self) -> dict[str, float]:
+        """Peak memory of this process so far, and on a GPU the peak of tensors since the last call; MiB."""
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peaks = {"memory/trainer_peak_mib": kib / (2**20 if sys.platform == "darwin" else 2**10)}
+        if self.device.type == "cuda":
+            peaks["memory/trainer_gpu_peak_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return peaks
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter in peft's layout.
+
+        Raises:
+            OSError: a file cannot be written, for example because the disk is full.
+        """
+        try:
+            self.model.save_pretrained(str(folder), save_embedding_layers=False)
+        except SafetensorError as error:
+            full = "os error 28" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(folder)) from error
+        # peft writes this set in an order that differs between processes; equal adapters must have equal bytes.
+        file = folder / "adapter_config.json"
+        config = json.loads(file.read_bytes())
+        config["target_modules"] = sorted(config["target_modules"])
+        # peft writes the path of the base, which would make the hash depend on the machine. It must not be null: some servers
+        # then look the base up on a hub.
+        config["base_model_name_or_path"] = ""
+        file.write_text(json.dumps(config, indent=2, sort_keys=True))
+
+    def load_adapter(self, folder: Path) -> None:
+        """Load the adapter's weights from `folder`, as `save_adapter` wrote them.
+
+        Raises:
+            DataError: a file is damaged, or its weights do not fit this adapter; nothing was changed.
+        """
+        file = folder / "adapter_model.safetensors"
+        try:
+            weights = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"adapter file '{file}' is no whole safetensors file ({error})") from error
+        own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
+            raise DataError(f"adapter file '{file}' holds other weights than a policy of rank {self._settings.lora_rank} has")
+        set_peft_model_state_dict(self.model, weights)

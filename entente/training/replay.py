@@ -1,0 +1,318 @@
+"""Repeats a past step and compares the result with the record.
+
+A replay resumes a trainer in a scratch folder. It starts from a copy of the nearest checkpoint before the step, or from the first
+weights, copies the ledgers from there on, and repeats their steps with `Trainer.step`. So it needs neither an engine nor games.
+
+A replay does not change the run and takes none of its locks, so the run may be in progress. It is one process. On a CPU the
+results must be equal bit for bit; on a GPU, or if several processes made the step, within `TOLERANCES`. The first step, update
+and micro-batch that differ are named.
+"""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from entente.telemetry.errors import EntenteError, InputError
+from entente.telemetry.progress import reporter
+from entente.training.policy import Policy, choose_device
+from entente.training.settings import TrainingSettings, settings_hash
+from entente.training.trainer import Trainer
+from storage.adapters import read_adapter
+from storage.arrow_files import metadata_of
+from storage.files import names_in
+from storage.index import open_index
+from storage.ledger import ledger_path, read_ledger, recorded_steps
+from storage.ledger_copies import checkpoint_steps
+from storage.lessons import recorded_lessons
+from storage.outcome import Outcome, UpdateOutcome, read_outcome
+from storage.runs import RunPaths
+from storage.settings import StorageSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Largest differences that a replay may show."""
+
+    loss: float
+    """Absolute, per micro-batch. A relative bound would mean little, because losses are sums of terms of both signs."""
+    gradient_norm: float
+    """Relative."""
+
+
+TOLERANCES = {
+    "float32": Tolerance(loss=1e-4, gradient_norm=0.01),
+    "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1),
+}
+"""By training.dtype, if the step was made or is replayed on a GPU, or if several processes made it. These values are not
+measured."""
+EXACT = Tolerance(loss=0.0, gradient_norm=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first difference between a replay and the record."""
+
+    step: int
+    what: str
+    """What differs, in words."""
+    recorded: str | float
+    replayed: str | float
+    update: int | None = None
+    """Update of the step, from 1; None if the difference is not in one update."""
+    micro_batch: int | None = None
+    """Micro-batch of the update, from 1; None if the difference is not in one micro-batch."""
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        where = f"micro-batch {self.micro_batch} of " if self.micro_batch else ""
+        where += f"update {self.update} of " if self.update else ""
+        return f"{where}step {self.step} differs: {self.what} was recorded as {self.recorded} and is {self.replayed} now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The result of replaying a step."""
+
+    step: int
+    start: int
+    """Step of the checkpoint from which the replay started; 0: the first weights."""
+    tolerance: Tolerance
+    recorded: Outcome
+    replayed: Outcome | None
+    """None if an earlier step differed, so that the step was not repeated."""
+    difference: Difference | None
+    """The first difference; None if there is none."""
+    torch: str = torch.__version__
+    """Version of torch in the replay."""
+
+
+class _Replayer:
+    """One replay: the run, and a scratch folder in which a trainer is resumed."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        scratch: RunPaths,
+        model: Path,
+        training: TrainingSettings,
+        storage: StorageSettings,
+    ) -> None:
+        self._paths, self._scratch = paths, scratch
+        self._training, self._storage = training, storage
+        self._policy = Policy(model, training)
+
+    def run(self, step: int, recorded: Outcome, tolerance: Tolerance) -> Replay:
+        """Replay `step`; see `replay_step`."""
+        trainer = self._resumed(step)
+        start = trainer.step_done
+        steps = range(start + 1, step + 1)
+        outcomes = (read_outcome(self._paths, number) for number in steps)
+        if any(outcome.processes > 1 for outcome in outcomes if outcome):
+            tolerance = TOLERANCES[self._training.dtype]  # several processes sum in another order
+        origin = f"the checkpoint of step {start}" if start else "the first weights"
+        reporter().say(f"replaying {_steps(steps)} from {origin}")
+        returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
+        return Replay(
+            step=step,
+            start=start,
+            tolerance=tolerance,
+            recorded=recorded,
+            replayed=read_outcome(self._scratch, step),
+            difference=returns_difference or difference,
+        )
+
+    def _resumed(self, step: int) -> Trainer:
+        """A trainer resumed from the nearest whole checkpoint before `step`, with copies of all files that it needs."""
+        for start in [*(kept for kept in reversed(checkpoint_steps(self._paths)) if kept < step), 0]:
+            shutil.rmtree(self._scratch.root)
+            for folder in (self._scratch.checkpoints, self._scratch.ledger, self._scratch.shards):
+                folder.mkdir(parents=True)
+            try:
+                # Copied, because a trainer deletes old checkpoints.
+                if start:
+                    shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
+            except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
+                continue
+            for number in range(start + 1, step + 1):
+                _copy_step(self._paths, self._scratch, number)
+            trainer = Trainer(self._scratch, self._policy, self._training, self._storage)
+            if trainer.step_done == start:
+                return trainer
+            for sentence in trainer.set_aside:
+                reporter().say(f"passed over: {sentence}".replace(str(self._scratch.root), str(self._paths.root)))
+        raise InputError(f"no checkpoint of run '{self._paths.root.name}' before step {step} can be used: it cannot be replayed")
+
+    def _returns_differ(self, steps: range) -> Difference | None:
+        """The first row whose recorded return differs from the return computed from its stored reward components."""
+        index = open_index(self._scratch, blend=self._storage.blend, discount=self._storage.discount)
+        found = index.connection.sql(
+            """
+            SELECT b.step, b.decision_id, b."return", d."return" FROM batches AS b JOIN decisions AS d USING (shard, "row")
+            WHERE b."return" IS DISTINCT FROM d."return" AND b.step BETWEEN $first AND $last ORDER BY b.step, b.place LIMIT 1
+            """,
+            params={"first": steps[0], "last": steps[-1]},
+        ).fetchall()
+        if not found:
+            return None
+        step, decision, recorded, now = found[0]
+        return Difference(step=step, what=f"the return of decision {decision} by storage.blend", recorded=recorded, replayed=now)
+
+    def _repeat(self, trainer: Trainer, start: int, step: int, tolerance: Tolerance) -> Difference | None:
+        """Repeat the steps up to `step`, or to the first one that differs."""
+        if start and (difference := self._differs(start, tolerance)):
+            return difference
+        for number in range(start + 1, step + 1):
+            trained = trainer.step(number, 0)
+            reporter().say(f"step {number} again: adapter {trained.published.adapter_hash}")
+            reporter().stage("replay", number - start, step - start)
+            if difference := self._differs(number, tolerance):
+                return difference
+        return None
+
+    def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
+        """Compare one step; with EXACT also its adapter hash with the recorded and the published one, if they are kept."""
+        recorded, again = read_outcome(self._paths, step), read_outcome(self._scratch, step)
+        if recorded is None or again is None:
+            return None
+        if len(recorded.updates) != len(again.updates):
+            what = "the number of updates"
+            return Difference(step=step, what=what, recorded=len(recorded.updates), replayed=len(again.updates))
+        for number, (then, now) in enumerate(zip(recorded.updates, again.updates, strict=True), start=1):
+            if difference := _update_differs(step, number, then, now, tolerance, recorded.processes == again.processes):
+                return difference
+        if tolerance is EXACT:
+            hashes = {"the hash of the adapter": recorded.adapter_hash}
+            if self._paths.adapter(step).exists():
+                hashes["the hash of the published adapter"] = read_adapter(self._paths, step).adapter_hash
+            for what, hashed in hashes.items():
+                if hashed != again.adapter_hash:
+                    return Difference(step=step, what=what, recorded=hashed, replayed=again.adapter_hash)
+        return None
+
+
+def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
+    """Repeat `step` of the run in `paths` from the nearest checkpoint before it, and compare.
+
+    Args:
+        model: folder of the run's base model.
+        training, storage: the run's settings.
+
+    Raises:
+        InputError: the step does not exist or is not done yet, or a file that it needs is gone.
+        DataError: a file that it needs is damaged.
+    """
+    recorded = recorded_outcome(paths, step, training)
+    on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
+    disable_progress_bar()  # loading the model would show one; the steps are reported instead
+    before = torch.get_num_threads()
+    torch.set_num_threads(recorded.threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="entente-replay-") as folder:
+            scratch = RunPaths(Path(folder) / "run")
+            scratch.root.mkdir()
+            try:
+                replayer = _Replayer(paths, scratch, model, training, storage)
+                return replayer.run(step, recorded, EXACT if on_cpu else TOLERANCES[training.dtype])
+            except EntenteError as error:
+                error.args = (str(error).replace(str(scratch.root), str(paths.root)),)  # the scratch folder is removed
+                raise
+    finally:
+        torch.set_num_threads(before)
+
+
+def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
+    """The recorded outcome of a step that can be replayed.
+
+    Raises:
+        InputError: the step does not exist or is not done yet, or was made under other settings.
+    """
+    steps, name = recorded_steps(paths), paths.root.name
+    if step not in steps:
+        if steps and 0 < step < steps[-1]:
+            raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
+        there = f"has steps 1 to {steps[-1]}" if steps else "has none yet"
+        raise InputError(f"step {step} never was: run '{name}' {there}")
+    recorded = read_outcome(paths, step)
+    if recorded is None:
+        why = "is not done yet: ask again later" if step == steps[-1] else "has no outcome beside its ledger to be compared with"
+        raise InputError(f"step {step} of run '{name}' {why}")
+    rows = read_ledger(paths, step)
+    if rows is not None and metadata_of(rows)["settings_hash"] != settings_hash(training):
+        raise InputError(
+            f"step {step} of run '{name}' was made under other training settings than '{paths.settings}' has now: "
+            "restore that file"
+        )
+    return recorded
+
+
+def _update_differs(
+    step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance, cut_alike: bool
+) -> Difference | None:
+    """The first difference of an update, in the order of computation.
+
+    Args:
+        cut_alike: as many processes computed both, so that they had the same micro-batches.
+    """
+    if cut_alike and len(recorded.micro_batches) != len(again.micro_batches):
+        then, now = len(recorded.micro_batches), len(again.micro_batches)
+        return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)
+    pairs_of_parts = zip(recorded.micro_batches, again.micro_batches, strict=True) if cut_alike else ()
+    for place, (then, now) in enumerate(pairs_of_parts, start=1):
+        if not _close(then, now, tolerance.loss):
+            return Difference(step=step, update=number, micro_batch=place, what="the loss", recorded=then, replayed=now)
+    pairs = {
+        "the loss": (recorded.loss, again.loss, tolerance.loss * max(1, len(again.micro_batches))),
+        "the gradient norm": (
+            recorded.gradient_norm,
+            again.gradient_norm,
+            tolerance.gradient_norm * abs(recorded.gradient_norm),
+        ),
+    }
+    for what, (then, now, allowed) in pairs.items():
+        if not _close(then, now, allowed):
+            return Difference(step=step, update=number, what=what, recorded=then, replayed=now)
+    return None
+
+
+def _close(recorded: float, again: float, allowed: float) -> bool:
+    """True if the two are equal or within `allowed`, or if both are NaN."""
+    return recorded == again or (recorded != recorded and again != again) or abs(recorded - again) <= allowed
+
+
+def _steps(steps: range) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
+    """Copy the ledger of `step`, and link the shards and lessons that it names, which never change.
+
+    Raises:
+        InputError: one of these files is gone.
+        DataError: the ledger is damaged.
+    """
+    rows = read_ledger(paths, step)
+    if rows is None:
+        raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
+    copy = ledger_path(to, step)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ledger_path(paths, step), copy)
+    for name in dict.fromkeys(rows["shard"].to_pylist()):
+        shard, link = paths.shards / name, to.shards / name
+        if not shard.exists():
+            raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        for file in (shard.parent / name for name in names_in(shard.parent) if name.startswith(f"{shard.stem}.")):
+            if not (link.parent / file.name).is_symlink():
+                (link.parent / file.name).symlink_to(file.resolve())
+    for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
+        file, link = paths.lessons / name, to.lessons / name
+        if not file.exists():
+            raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(file.resolve())

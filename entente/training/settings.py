@@ -1,0 +1,135 @@
+"""Settings of learning. docs/training.md has the sources of the defaults."""
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import to_json
+
+from entente.telemetry.setting_marks import MAY_CHANGE, Seed, Settings, change_rule
+
+OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
+"""Tokens whose ratio to the policy that drew them is outside these bounds are left out: a guard against faults, not a trust
+region."""
+DUAL_CLIP = 3.0
+"""Bound of ratio times |advantage| for negative advantages (dual-clip PPO: Ye et al. 2020, arXiv 1912.09729)."""
+MAX_GRADIENT_NORM = 1.0
+"""Longer gradients are scaled down to this: the field's usual guard against a rare large step. Adam divides by its own scale, so
+that another bound changes little."""
+MISMATCH_MAX = 1e-4
+"""Largest allowed difference of log-probabilities in float32, nats."""
+MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
+"""Largest allowed mean and 99th percentile of the difference where the trainer computes in bfloat16, nats."""
+CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"
+"""Environment variable of the trainer's processes: largest share of its card that each may take; not set: no limit."""
+KEEP_CHECKPOINTS = 3
+"""Newest checkpoints that are kept: two to go back to where the newest is damaged."""
+MISMATCH_ROWS = 64
+"""Largest number of newest rows on which trainer and engine are compared: about 600 tokens; a first step has as many."""
+CPU_TOKENS, GPU_TOKENS = 4096, 8192
+"""Unique tokens of a micro-batch on a CPU, where larger ones are not faster, and on a GPU, which they fill; `entente smoke`
+measures what a card takes."""
+TINY_VOCABULARY = 640
+"""Tokens of a tiny model's byte-level BPE tokenizer at most: most provinces and units are then one token."""
+TINY_TEACHER = "mover"
+"""Scripted player that a tiny model imitates: the weakest whose orders are worth learning, so that training has much to add."""
+
+
+def usual_rate(width: int) -> float:
+    """Learning rate for an adapter of a model of this hidden width: 3e-3 (128 / width)^1.5, to one digit.
+
+    Measured at 128 (the tiny model, 3e-3) and 576 (SmolLM2, 3e-4). At 3584, a 7B, it is 2e-5; published LoRA runs with GRPO take
+    3e-5 (SkyRL) to 1.7e-4 (AReaL, 1.5B).
+    """
+    return float(f"{3e-3 * (128 / width) ** 1.5:.0e}")
+
+
+class TinyModelSettings(Settings):
+    """Settings of the tiny model; their hash names the folder that caches it."""
+
+    hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
+    """Width of the model."""
+    layers: Annotated[int, Field(ge=1, le=256)] = 3
+    """Transformer blocks."""
+    imitation_steps: Annotated[int, Field(ge=1)] = 150
+    """Optimiser steps of imitation."""
+    imitation_positions: Annotated[int, Field(ge=1)] = 3
+    """Positions per imitation step, each with the decisions of all its powers."""
+    source_games: Annotated[int, Field(ge=2)] = 48
+    """Scripted games whose decisions are imitated; one in 20 is not used."""
+
+
+class TrainingSettings(Settings):
+    """The GRPO step: LoRA, loss, optimiser and layout."""
+
+    lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Rank of the adapter."""
+    lora_targets: tuple[str, ...] = ()
+    """Linear layers of a block that the adapter changes; none: all that the model's family offers."""
+    lora_alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Numerator of the adapter's scale, alpha / rank."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
+    """AdamW learning rate, the highest of the schedule. Where a file or flag names a model's folder and no rate, the usual one of
+    the model's width."""
+    rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or a linear or cosine decay until decay_steps."""
+    warm_up_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly."""
+    decay_steps: Annotated[int, Field(ge=0)] = 0
+    """Step at which a linear or cosine decay ends."""
+    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimiser updates of a step, each on a random share of the advantage groups."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Ratios below 1 - clip_low give no gradient if the advantage is negative."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.28
+    """Ratios above 1 + clip_high give no gradient if the advantage is positive."""
+    loss: str = "clipped"
+    """Policy loss: clipped, cispo, dppo, gspo, sequence_mean, or your own, module:attribute."""
+    importance_cap: Annotated[float, Field(ge=0)] = 0.0
+    """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this; 0:
+    against the policy that drew the token."""
+    advantage_scale: Literal["none", "batch"] = "none"
+    """Divisor of advantages: none, or their root mean square in the step."""
+    entropy_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the mean entropy over legal sets, which is maximised; 0: off."""
+    kl_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the exact KL divergence from the base model over legal sets; 0: off."""
+    legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the mean of -log(legal mass) over the probed tokens; 0: off."""
+    layout: Literal["packed", "padded"] = "packed"
+    """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
+    token_budget: Annotated[int, Field(ge=0)] = 0
+    """Unique tokens of a packed micro-batch; 0: a constant of the device; halved while memory runs out."""
+    recompute: bool = False
+    """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the frozen base; the adapter is always float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the trainer; auto: a GPU if there is one."""
+    processes: Annotated[int, MAY_CHANGE, Field(ge=1, le=64)] = 1
+    """Processes on this machine that share each update, started by torchrun; each takes a GPU, where there are any."""
+    split_base: Annotated[bool, MAY_CHANGE] = False
+    """Keep of the frozen base only a part in each process, and gather block by block (FSDP2)."""
+    threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
+    """CPU threads of the trainer; 0: planned."""
+    seed: Seed = 0
+    """Seed of the adapter's initial weights."""
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> "TrainingSettings":
+        if self.rate_schedule != "constant" and self.decay_steps <= self.warm_up_steps:
+            raise ValueError(
+                f"training.decay_steps {self.decay_steps} must lie after training.warm_up_steps {self.warm_up_steps} for the "
+                f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
+            )
+        return self
+
+
+LAST_BITS = frozenset({"layout", "token_budget", "recompute"})
+"""Settings that only change rounding. They are not part of the hash, nor are settings that a resumed run may change."""
+
+
+def settings_hash(training: TrainingSettings) -> str:
+    """Hash of the settings that affect the weights, 16 hex digits; ledgers and checkpoints store it."""
+    outside = {name for name in TrainingSettings.model_fields if change_rule(TrainingSettings, [name]) is MAY_CHANGE} | LAST_BITS
+    return hashlib.sha256(to_json(training.model_dump(mode="json", exclude=outside))).hexdigest()[:16]

@@ -1,0 +1,182 @@
+"""Metrics of a step, from its branching tokens and its rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from entente.training.branching import branching_counts
+from entente.training.results import Accumulated, Gauges
+from storage.gather import Batch
+from storage.lesson_shelf import LessonBatch
+from storage.outcome import UpdateOutcome
+
+MISMATCH_ALARM = 0.05
+"""Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
+_LAGS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimiser update and its figures."""
+
+    computed: Accumulated
+    """Results of its forward and backward."""
+    outcome: UpdateOutcome
+    """Losses and gradient norm, as recorded for replays."""
+    skipped: bool
+    """True if loss or gradient was not finite, so that the weights did not change."""
+    distil_loss: float = 0.0
+    """Its distillation loss, nats per branching token of the teacher; 0 without lessons."""
+
+
+def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
+    """Figures of the updates, and quantiles and shares over the branching tokens of their rollouts."""
+    if not updates:
+        return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
+    computed = [update.computed for update in updates]
+    seen = Gauges.join([part.gauges for part in computed])
+    figures = {
+        "train/loss": float(np.mean([update.outcome.loss for update in updates])),
+        "train/gradient_norm": float(np.max([update.outcome.gradient_norm for update in updates])),
+        "train/skipped": float(np.mean([update.skipped for update in updates])),
+        "train/branching_tokens": float(len(seen.batch_row)),
+        "train/unique_tokens": float(sum(part.unique_tokens for part in computed)),
+        "train/plan_s": sum(part.plan_s for part in computed),
+        "train/forward_s": sum(part.forward_s for part in computed),
+        "train/backward_s": sum(part.backward_s for part in computed),
+    }
+    return figures | _token_metrics(seen) if len(seen.batch_row) else figures
+
+
+def _token_metrics(seen: Gauges) -> dict[str, float]:
+    """Quantiles and shares over branching tokens."""
+    ratio = np.exp(seen.log_ratio.astype(np.float64))
+    off = np.abs(ratio - 1)
+    masked = seen.clipped_low | seen.clipped_high | seen.left_out
+    return {
+        "train/ratio_off_p50": float(np.quantile(off, 0.5)),
+        "train/ratio_off_p99": float(np.quantile(off, 0.99)),
+        "train/ratio_off_max": float(off.max()),
+        "train/clipped_low_share": float(seen.clipped_low.mean()),
+        "train/clipped_high_share": float(seen.clipped_high.mean()),
+        "train/left_out_share": float(seen.left_out.mean()),
+        "train/masked_share": float(masked.mean()),
+        "train/effective_sample_share": effective_share(np.where(seen.left_out, 0.0, ratio)),
+        "train/entropy": float(seen.entropy.mean(dtype=np.float64)),
+        **_quantiles("entropy", seen.entropy, p10=0.1, p50=0.5),
+        **_quantiles("legal_mass", seen.legal_mass, p10=0.1, p50=0.5),
+        **_quantiles("kl", seen.kl, p50=0.5, p99=0.99),
+        **_thought_metrics(seen),
+    }
+
+
+def _thought_metrics(seen: Gauges) -> dict[str, float]:
+    """Figures of thought tokens and of order tokens, apart; empty without a thought token."""
+    if not seen.in_thought.any():
+        return {}
+    slopes = np.abs(np.where(np.isfinite(seen.slope), seen.slope, 0.0).astype(np.float64))
+    found = {"train/thought_tokens": float(seen.in_thought.sum())}
+    if slopes.any():
+        found["train/thought_slope_share"] = float(slopes[seen.in_thought].sum() / slopes.sum())
+    for part, tokens in {"thought": seen.in_thought, "order": ~seen.in_thought}.items():
+        figures = {"log_ratio_mean": np.abs(seen.log_ratio), "entropy_mean": seen.entropy, "kl_mean": seen.kl}
+        for name, values in figures.items():
+            known = values[tokens & np.isfinite(values)]
+            if len(known):
+                found[f"train/{part}_{name}"] = float(known.mean(dtype=np.float64))
+    return found
+
+
+def effective_share(weights: np.ndarray) -> float:
+    """Effective sample size of weighted samples, as a share of their number: (sum w)^2 / (n sum w^2) (Kish 1965)."""
+    squares = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
+
+
+def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float]:
+    """Quantiles of the finite values, as metrics; empty if there are none."""
+    known = values[np.isfinite(values)].astype(np.float64)
+    return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
+
+
+def lesson_metrics(updates: Sequence[Update], lessons: LessonBatch | None) -> dict[str, float]:
+    """Figures of the step's lessons; empty if it has none."""
+    if lessons is None or not updates:
+        return {}
+    batch = lessons.batch
+    distil = [update.distil_loss for update in updates if update.distil_loss]  # an update of the step may have no lesson
+    entropy = -float((lessons.weights * np.log(lessons.weights)).sum())
+    tokens = float(branching_counts(batch, np.arange(len(lessons.weights))) @ lessons.weights)
+    return {
+        "train/lessons": float(len(np.unique(batch.advantage_groups))),
+        "train/distil_loss": float(np.mean(distil)) if distil else 0.0,
+        "train/teacher_entropy": entropy / max(tokens, 1.0),
+    }
+
+
+def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> dict[str, float]:
+    """Ratios of the first update's tokens that were drawn by the version being trained; empty if there are none.
+
+    They show in every step whether trainer and engine compute the same policy.
+
+    Args:
+        version: the policy version before the step.
+    """
+    if not updates:
+        return {}
+    first = updates[0].computed.gauges
+    gap = np.abs(first.log_ratio[batch.policy_versions[first.batch_row] == version].astype(np.float64))
+    if not len(gap):
+        return {}
+    mean = float(gap.mean())
+    return {
+        "train/log_ratio_lag0_mean": mean,
+        "train/log_ratio_lag0_p50": float(np.quantile(gap, 0.5)),
+        "train/log_ratio_lag0_p99": float(np.quantile(gap, 0.99)),
+        "train/log_ratio_lag0_max": float(gap.max()),
+        "train/ratio_lag0_off_p50": float(np.quantile(np.expm1(gap), 0.5)),
+        "train/ratio_lag0_off_p99": float(np.quantile(np.expm1(gap), 0.99)),
+        "train/mismatch_alarm": float(not mean <= MISMATCH_ALARM),
+    }
+
+
+def mismatch_warning(step: int, metrics: Mapping[str, float]) -> str:
+    """A warning if trainer and engine disagree at lag 0; else empty."""
+    if not metrics.get("train/mismatch_alarm"):
+        return ""
+    mean = metrics["train/log_ratio_lag0_mean"]
+    return (
+        f"step {step}: at lag 0 the log-probabilities of trainer and engine are {mean:.2g} nats apart on average, more than "
+        f"{MISMATCH_ALARM}: look for a mask, a temperature, token ids or an adapter that only one of them has"
+    )
+
+
+def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
+    """Metrics of the rows of a step; `counts` come from the selection and are empty for a repeated step.
+
+    A step without rows, such as one on lessons alone, has no mean return and no lag.
+    """
+    lag = np.asarray(rows.column("policy_lag"))
+    found = {"train/decisions": float(rows.num_rows), "train/tokens": float(len(batch.input_ids))}
+    if len(batch.returns):
+        found["train/return_mean"] = float(batch.returns.mean())
+    return found | _lags(lag) | {f"train/groups_{name}": float(count) for name, count in counts.items()}
+
+
+def _lags(lag: np.ndarray) -> dict[str, float]:
+    """Median and largest policy lag of the rows, and their shares by lag."""
+    if not len(lag):
+        return {}
+    bounds = {"train/policy_lag_p50": float(np.quantile(lag, 0.5)), "train/policy_lag_max": float(lag.max())}
+    shares = {f"train/policy_lag_{value}_share": float((lag == value).mean()) for value in range(_LAGS)}
+    return bounds | shares | {"train/policy_lag_more_share": float((lag >= _LAGS).mean())}
+
+
+def rate_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Raw, unique and branching tokens per second of the step's updates."""
+    seconds = metrics["train/update_s"]
+    names = {"train/tokens": "train/tokens_per_s", "train/branching_tokens": "train/branching_tokens_per_s"}
+    names |= {"train/unique_tokens": "train/unique_tokens_per_s"}
+    return {rate: metrics[name] / seconds for name, rate in names.items() if name in metrics and seconds > 0}

@@ -1,0 +1,114 @@
+"""Log-probability, entropy and divergence of thought tokens over their open sets.
+
+    log pi(a) = z_a / T - log sum_{b in the open set} exp(z_b / T)        z: logits, T: temperature of the row
+
+An open set holds nearly the whole vocabulary, so the logits are computed for a few tokens at a time. With the logits of a chunk
+at hand, the gradients of its figures by its hidden states are computed too, and the logits are dropped. So the logits of one
+chunk are in memory at any time, and the backward computes no logits again. The softmax is computed in float32, also for a
+bfloat16 model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from entente.training.branching import BranchingTokens
+from entente.training.packed_forward import to_device
+
+CHUNK_LOGITS = 2**24
+"""Largest number of logits in a chunk, 64 MiB in float32; a chunk has at least one token."""
+_OUTSIDE = -1e30
+"""Logit of an id outside the open set. Its probability is exactly 0, and unlike -inf it makes no NaN when multiplied by 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtFigures:
+    """Figures of the E thought tokens of a micro-batch, float32 [E]."""
+
+    chosen: Tensor
+    """Log-probability of the drawn token, nats."""
+    entropy: Tensor
+    """Nats."""
+    kl: Tensor | None
+    """Divergence from the reference, nats; None without a reference."""
+
+
+def thought_figures(
+    head: Any, hidden: Tensor, micro: BranchingTokens, reference: Tensor | None, *, entropy_gradient: bool
+) -> ThoughtFigures:
+    """Figures of the thought tokens of a micro-batch. `chosen` and `kl` have a gradient if `hidden` has one.
+
+    Args:
+        head: the head of the causal model.
+        hidden: [E, width] the hidden states that predict the thought tokens.
+        reference: [E, width] those of the base model; None: no divergence is computed.
+        entropy_gradient: whether `entropy` has a gradient too.
+
+    Raises:
+        ValueError: the head is trained; its gradient would be missing.
+    """
+    if any(weight.requires_grad for weight in head.parameters()):
+        raise ValueError("thought tokens are trained on only while the head is frozen: leave it out of the adapter")
+    sloped: list[str] = []
+    if torch.is_grad_enabled() and hidden.requires_grad:
+        sloped = ["chosen", *(["entropy"] if entropy_gradient else []), *(["kl"] if reference is not None else [])]
+    arrays = (micro.temperature[micro.in_thought], micro.thought_ids, micro.excluded, micro.end)
+    inputs = [hidden.detach(), *(to_device(values, hidden.device) for values in arrays)]
+    inputs += [] if reference is None else [reference]
+    rows = chunk_rows(head)
+    chunks = [_chunk(head, sloped, *parts) for parts in zip(*(values.split(rows) for values in inputs), strict=True)]
+    found = {name: torch.cat([values[name] for values, _ in chunks]) for name in chunks[0][0]}
+    for name in sloped:
+        found[name] = _WithSlopes.apply(hidden, found[name], torch.cat([slopes[name] for _, slopes in chunks]))
+    return ThoughtFigures(chosen=found["chosen"], entropy=found["entropy"], kl=found.get("kl"))
+
+
+def chunk_rows(head: Any) -> int:
+    """Tokens whose logits over the whole vocabulary may be in memory at once."""
+    return max(1, CHUNK_LOGITS // head.weight.shape[0])
+
+
+def _chunk(
+    head: Any,
+    sloped: list[str],
+    hidden: Tensor,
+    temperature: Tensor,
+    drawn: Tensor,
+    excluded: Tensor,
+    end: Tensor,
+    reference: Tensor | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Figures of a few tokens by name, [tokens], and the gradients by `hidden` of those in `sloped`, [tokens, width]."""
+
+    def logprobs_of(states: Tensor) -> Tensor:
+        logits = head(states).float() / temperature[:, None]
+        outside = torch.arange(logits.shape[1], device=logits.device) >= end[:, None]
+        return torch.log_softmax(logits.masked_fill(outside.scatter_(1, excluded[:, None], True), _OUTSIDE), dim=1)
+
+    hidden.requires_grad_(bool(sloped))
+    logprobs = logprobs_of(hidden)
+    probabilities = logprobs.exp()
+    found = {"chosen": logprobs.gather(1, drawn[:, None])[:, 0], "entropy": -(probabilities * logprobs).sum(dim=1)}
+    if reference is not None:
+        found["kl"] = (probabilities * (logprobs - logprobs_of(reference))).sum(dim=1)
+    # A token's figures depend on its own hidden state alone, so the gradient of their sum has the gradient of each in its row.
+    slopes = {name: torch.autograd.grad(found[name].sum(), hidden, retain_graph=True)[0] for name in sloped}
+    return {name: values.detach() for name, values in found.items()}, slopes
+
+
+class _WithSlopes(torch.autograd.Function):
+    """Values [E] whose gradients are known: value i depends on row i of the hidden states alone, with gradient `slopes[i]`."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+        ctx.save_for_backward(slopes)
+        return values.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (slopes,) = ctx.saved_tensors
+        return (gradient[:, None] * slopes).to(slopes.dtype), None, None

@@ -1,0 +1,54 @@
+"""Makes the tiny model: no download, about a minute of CPU.
+
+It is imitation at a small size (`entente/training/imitation`): a byte-level BPE tokenizer, and a Qwen3 of less than a million
+parameters that learned from a scripted player. On a base with random weights, LoRA reaches only half the gain. The result is a
+`save_pretrained` folder, cached by the hash of its recipe. It is made in one go: a cut attempt leaves nothing.
+"""
+
+import shutil
+from pathlib import Path
+
+from entente.decoding.model_files import RECIPE, make_whole
+from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.training.imitation.imitate import Imitation, prepare, write_model
+from entente.training.imitation.positions import Positions
+from entente.training.imitation.settings import ImitationSettings
+from entente.training.imitation.teacher_games import OnProgress, make_games
+from entente.training.recipe import recipe_hash
+from entente.training.settings import TINY_TEACHER, TINY_VOCABULARY, TinyModelSettings
+
+
+def make_tiny_model(
+    root: Path, settings: TinyModelSettings, on_progress: OnProgress | None = None, prompts: PromptSettings = DEFAULT_PROMPTS
+) -> Path:
+    """Make the tiny model under `root`, unless it exists already.
+
+    Returns:
+        `root`/tiny-<recipe hash>, in the layout of `save_pretrained`.
+    """
+    final = root / f"tiny-{recipe_hash(settings, prompts)}"
+    report = on_progress or (lambda stage, done, total: None)
+    return make_whole(final, RECIPE, lambda folder: _make(folder, settings, prompts, report))
+
+
+def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, report: OnProgress) -> None:
+    imitation = ImitationSettings(
+        teachers=(TINY_TEACHER,),
+        games=settings.source_games,
+        vocabulary=TINY_VOCABULARY,
+        hidden=settings.hidden,
+        layers=settings.layers,
+        steps=settings.imitation_steps,
+        positions=settings.imitation_positions,
+        schedule="linear",
+        prompt_weight=1.0,  # so few steps leave no other way to learn to read the board
+        prompts=prompts,
+    )
+    positions = Positions(make_games(folder / "games", imitation, 1, report), imitation.games)
+    prepare(folder, imitation, positions)
+    trained = Imitation(folder, imitation, positions)
+    while trained.state.step < imitation.steps:
+        trained.step()
+        report("imitation", trained.state.step, imitation.steps)
+    shutil.rmtree(folder / "games")
+    write_model(trained, folder, {"settings": settings.model_dump(), "loss": trained.state.losses})

@@ -1,0 +1,328 @@
+"""One step: choose rows and lessons, write the ledger, compute the updates, save a checkpoint, publish the adapter.
+
+The ledger is written before the forward, the checkpoint before publishing, and the adapter is published from the checkpoint. So a
+trainer that was killed at any time resumes from the newest whole checkpoint: a step that has a ledger is repeated on the rows
+that the ledger names, and a version that was not published yet is published. The flow decides when to train.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import torch
+
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import DataError, InputError, TrainingError
+from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from entente.training.messages import ResumePoint, TrainedStep
+from entente.training.mismatch import Mismatch, check_mismatch, measure_mismatch
+from entente.training.parallel import Peers
+from entente.training.policy import Policy
+from entente.training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
+from entente.training.schedule import rate_at, set_rate
+from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
+from entente.training.step_metrics import (
+    Update,
+    lag_zero_metrics,
+    lesson_metrics,
+    mismatch_warning,
+    rate_metrics,
+    selection_metrics,
+    update_metrics,
+)
+from entente.training.update import Updater
+from storage.adapters import publish_adapter
+from storage.files import set_aside
+from storage.gather import Batch
+from storage.index import Index
+from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
+from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
+from storage.lessons import LessonRef, ledger_entry, recorded_lessons
+from storage.mapped import ShardDamaged
+from storage.outcome import Outcome, write_outcome
+from storage.own_selection import keys_of
+from storage.retention import RetentionSettings, RunAge, retire
+from storage.runs import RunPaths
+from storage.selection import Selection, SelectionQuery, selection_rule
+from storage.settings import StorageSettings
+from storage.totals import Eligible
+
+logger = logging.getLogger("entente.trainer")
+
+
+class Trainer:
+    """Owns the policy and its optimiser for one run, and resumes from the run's newest whole checkpoint.
+
+    Attributes:
+        step_done: the newest step with a whole checkpoint; the policy version that the trainer holds.
+        metrics_done: metrics of that step.
+        published: that version as published; the base model before the first step.
+        set_aside: one sentence for each damaged checkpoint that was skipped.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        policy: Policy,
+        training: TrainingSettings,
+        storage: StorageSettings,
+        *,
+        peers: Peers | None = None,
+    ) -> None:
+        """Restore the newest whole checkpoint, and publish its version if that was not done.
+
+        Args:
+            peers: processes that share the updates.
+
+        Raises:
+            InputError: the checkpoint was made under other settings, or another release wrote the checkpoint.
+            DataError: a file of the run is damaged.
+        """
+        self._paths = paths
+        self._policy = policy
+        self._settings = training
+        self._storage = storage
+        self._updater = Updater(policy, training, peers)
+        self._processes = 1 if peers is None else peers.size
+        self._settings_hash = settings_hash(training)
+        self.step_done = 0
+        self.metrics_done: dict[str, float] = {}
+        self.published = BASE
+        self.set_aside: list[str] = []
+        state = self._restore()
+        self._index = Index(
+            paths,
+            blend=storage.blend,
+            discount=storage.discount,
+            oldest=self.step_done - storage.max_policy_lag,
+        )
+        self._shelf = LessonShelf(paths, training.seed)
+        if state is not None:
+            if state.settings_hash != self._settings_hash:
+                raise InputError(
+                    f"checkpoint '{paths.checkpoint(state.step)}' was made under other training settings than are given now: "
+                    f"resume with the run's own settings, or begin another run from it with --init-from {paths.root.name}:"
+                    f"{state.step}"
+                )
+            self.published = self._publish(state)
+        self._to_repeat = [step for step in recorded_steps(paths) if step > self.step_done]
+
+    def _restore(self) -> TrainerState | None:
+        """Load the newest whole checkpoint; damaged ones are set aside. None if there is none."""
+        for step in reversed(checkpoint_steps(self._paths)):
+            try:
+                state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser)
+            except DataError as error:
+                set_aside(self._paths.checkpoint(step))
+                self.set_aside.append(str(error))
+                continue
+            self.step_done, self.metrics_done = state.step, state.metrics
+            self._updater.skipped_in_a_row = state.skipped_in_a_row
+            return state
+        return None
+
+    def resume_point(self) -> ResumePoint:
+        """The state from which the run continues."""
+        last = TrainedStep(published=self.published, metrics=self.metrics_done)
+        return ResumePoint(last=last, set_aside=tuple(self.set_aside))
+
+    def fresh_rows(self) -> int:
+        """Number of rows that the trainer's version drew, at most MISMATCH_ROWS."""
+        self._index.refresh()
+        return self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS).num_rows
+
+    def eligible(self, step: int, start_groups: int) -> Eligible:
+        """How many rows step `step` could use now. A step to be repeated already has its rows."""
+        self._index.refresh()
+        found = self._index.eligible(self._query(step, start_groups))
+        return replace(found, start_groups=start_groups) if step in self._to_repeat else found
+
+    def measure_mismatch(self) -> Mismatch:
+        """Compare stored behaviour logprobs with this policy's, on the newest rows that the trainer's version drew.
+
+        Raises:
+            TrainingError: there are no such rows, or the difference is above the limits of the settings.
+        """
+        self._index.refresh()
+        rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
+        if rows.num_rows == 0:
+            raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
+        found = measure_mismatch(self._updater, self._drop_faulty_rows(self._index.gather(rows))[0])
+        check_mismatch(found, self.step_done, self._settings.dtype)
+        return found
+
+    def lessons_left(self, query: LessonQuery) -> int:
+        """How many uses the lessons of a round still have. Those of steps to be repeated are spent."""
+        return self._shelf.left(query)
+
+    def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep:
+        """Train step `step` on rows of at most `start_groups` start groups and on `lessons`, and publish policy version `step`.
+        A step to be repeated takes rows and lessons from its ledger alone.
+
+        Raises:
+            TrainingError: the step is not the next one, another trainer holds it, or three updates in a row were not finite.
+            DataError: the step is to be repeated, and its ledger or one of its rows is missing or damaged.
+        """
+        if step != self.step_done + 1:
+            raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
+        began = time.perf_counter()
+        if step in self._to_repeat:
+            rows, counts = self._read_ledger(step), {}
+            batch, taught = self._gather_recorded(step, rows)
+        else:
+            choice, batch = self._choose_and_gather(step, start_groups)
+            chosen, taught = self._choose_lessons(step, lessons)
+            rows, counts = choice.rows, choice.counts
+            self._record(step, choice, chosen)
+        selected = time.perf_counter()
+        batch, refused = self._drop_faulty_rows(batch)
+        taught, refused_lessons = self._drop_faulty_lessons(taught)
+        set_rate(self._updater.optimiser, rate_at(step, self._settings))
+        updates = list(self._updater.updates(batch, taught))
+        updated = time.perf_counter()
+        metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
+        metrics |= selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
+        metrics |= {"train/start_groups": float(len(set(keys_of(rows))))}
+        metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
+        metrics |= {"train/refused_rows": float(refused + refused_lessons), "train/packed": float(self._updater.layout.packed)}
+        metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
+        metrics |= {"train/learning_rate": rate_at(step, self._settings)}
+        metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
+        if sentence := mismatch_warning(step, metrics):
+            logger.warning("%s", sentence)
+        self.published = self._save(step, metrics, self._outcome(updates))
+        self.step_done = step
+        metrics["train/save_s"] = time.perf_counter() - updated
+        return TrainedStep(published=self.published, metrics=metrics)
+
+    def retire(self, settings: RetentionSettings) -> int:
+        """Delete shards that are too old for any step, if the run's shards exceed their budget; returns the bytes freed."""
+        self._index.refresh()
+        return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
+
+    def _drop_faulty_rows(self, batch: Batch) -> tuple[Batch, int]:
+        """The batch without faulty rows and their groups, and the number of faulty rows."""
+        kept, refused = find_trainable_rows(batch, self._policy.row_limits)
+        for row in refused:
+            logger.warning("%s", row.sentence)
+        if len(kept) == len(batch.prompt_lens):
+            return batch, 0
+        return select_rows(batch, kept), len(refused)
+
+    def _drop_faulty_lessons(self, taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
+        """The lessons without a faulty row, and the number of faulty rows."""
+        if taught is None:
+            return None, 0
+        kept, sentences = find_trainable_lessons(taught, self._policy.row_limits)
+        for sentence in sentences:
+            logger.warning("%s", sentence)
+        return kept, len(sentences)
+
+    def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Selection, Batch]:
+        """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
+
+        The index sets a damaged shard aside, and rows are chosen again without it.
+        """
+        while True:
+            choice = self._choose(step, start_groups)
+            try:
+                return choice, self._index.gather(choice.rows)
+            except ShardDamaged as error:
+                logger.warning("step %d chooses again: %s", step, error)
+
+    def _choose(self, step: int, start_groups: int) -> Selection:
+        self._index.refresh()
+        choice = self._index.select_batch(self._query(step, start_groups))
+        if choice.shortage:
+            logger.info("%s", choice.shortage)
+        return choice
+
+    def _query(self, step: int, start_groups: int) -> SelectionQuery:
+        return SelectionQuery(
+            step=step,
+            policy_version=self.step_done,
+            max_policy_lag=self._storage.max_policy_lag,
+            start_groups=start_groups,
+            seed=self._settings.seed,
+            max_uses=self._storage.max_uses,
+            selection=self._storage.selection,
+        )
+
+    def _choose_lessons(self, step: int, query: LessonQuery | None) -> tuple[list[LessonRef], LessonBatch | None]:
+        """Choose lessons and gather them, like rows. A damaged file is set aside, and lessons are chosen again without it."""
+        while query is not None:
+            chosen = self._shelf.choose(query)
+            try:
+                return chosen, self._shelf.gather(chosen) if chosen else None
+            except ShardDamaged as error:
+                logger.warning("step %d chooses lessons again: %s", step, error)
+        return [], None
+
+    def _record(self, step: int, choice: Selection, lessons: Sequence[LessonRef]) -> None:
+        """Write the step's ledger. If it exists already, another trainer works on the run.
+
+        Raises:
+            TrainingError: the ledger exists.
+        """
+        about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
+        about |= ledger_entry(lessons)
+        about |= {"selection": choice.query.to_json()}
+        if not write_ledger(self._paths, step, choice.rows, about | selection_rule()):
+            raise TrainingError(
+                f"another trainer already holds step {step} of '{self._paths.root.name}': "
+                "two trainers cannot share a run; stop one"
+            )
+        if lessons:
+            self._shelf.count(lessons)
+
+    def _read_ledger(self, step: int) -> pa.Table:
+        """The rows that the step's ledger names.
+
+        Raises:
+            DataError: there is no such ledger.
+        """
+        rows = read_ledger(self._paths, step)
+        if rows is None:
+            raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
+        return rows
+
+    def _gather_recorded(self, step: int, rows: pa.Table) -> tuple[Batch, LessonBatch | None]:
+        """The rows and lessons that a step's ledger names."""
+        lessons = recorded_lessons(rows)
+        try:
+            return self._index.gather(rows), self._shelf.gather(lessons) if lessons else None
+        except DataError as error:
+            raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
+
+    def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> PolicyVersion:
+        """Save the step's checkpoint, and publish its version from it."""
+        state = TrainerState(
+            step=step,
+            settings_hash=self._settings_hash,
+            skipped_in_a_row=self._updater.skipped_in_a_row,
+            metrics=metrics,
+            outcome=outcome,
+        )
+        ledgers = ledgers_to_copy(self._paths, step, self._storage)
+        save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, KEEP_CHECKPOINTS, ledgers)
+        return self._publish(state)
+
+    def _publish(self, state: TrainerState) -> PolicyVersion:
+        """Publish the adapter of a checkpoint, and write the outcome of its step."""
+        published = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
+        if state.outcome is not None:
+            outcome = replace(state.outcome, adapter_hash=published.adapter_hash)
+            write_outcome(self._paths, state.step, outcome)
+        return published
+
+    def _outcome(self, updates: list[Update]) -> Outcome:
+        return Outcome(
+            updates=[update.outcome for update in updates],
+            device=self._policy.device.type,
+            threads=torch.get_num_threads(),
+            processes=self._processes,
+            torch=torch.__version__,
+        )
