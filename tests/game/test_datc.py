@@ -14,7 +14,7 @@ from diplomacy.utils.order_results import DISBAND, VOID
 
 from entente.game import adjudicator, plain
 from entente.game.board import Board, BoardPath
-from entente.plain import PlainGame
+from entente.game.plain import PlainGame
 
 Cases = package.TestDATC
 NAMES = sorted(name for name in vars(Cases) if name.startswith("test_"))

@@ -157,7 +157,7 @@ def test_every_line_under_ask_further_can_be_typed_and_its_sql_answers(run_folde
     queries = 0
     for words in map(shlex.split, lines):
         command, bound, _ = command_line().parse_args(words[1:], exit_on_error=False, print_error=False)
-        assert command.__module__.startswith("cli.") and bound.arguments["run"] == "first"
+        assert command.__module__.startswith("entente.cli.") and bound.arguments["run"] == "first"
         if words[1] == "sql":
             queries += 1
             with connect(run_folder.root) as connection:

@@ -9,7 +9,7 @@ from entente.telemetry.metrics import METRICS, check
 
 
 def test_a_metric_that_is_not_registered_is_refused_by_name():
-    with pytest.raises(KeyError, match=r"'train/lost' is not in telemetry\.metrics"):
+    with pytest.raises(KeyError, match=r"'train/lost' is not in entente\.telemetry\.metrics"):
         check({"train/loss": 1.0, "train/lost": 2.0})
 
 
