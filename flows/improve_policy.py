@@ -49,10 +49,8 @@ from storage.ledger import last_step
 from storage.lesson_shelf import LessonQuery, lessons_in_use
 from storage.retention import drop_old_adapters
 from storage.runs import RunPaths
-from tasks.quoted import quoted
-from tasks.report import write_report_page
-from tasks.rollouts import roll_out_groups
-from tasks.teaching import label_visits, visit_groups
+from tasks.artifacts import write_report_page
+from tasks.rollouts import label_visits, quoted, roll_out_groups, visit_groups
 from tasks.training import check_mismatch, has_fresh_rows, train_step
 
 _LABELLED_AT_ONCE = 4

@@ -55,8 +55,7 @@ from storage.learnable import PastReturns
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.preparation import make_model
-from tasks.quoted import quoted
-from tasks.rollouts import roll_out_groups, roll_out_on_dask
+from tasks.rollouts import quoted, roll_out_groups, roll_out_on_dask
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:

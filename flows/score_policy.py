@@ -14,7 +14,7 @@ from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
 from entente.training.settings import TINY_TEACHER
 from storage.files import set_aside
-from storage.totals import Totals
+from storage.ledger import Totals
 from tasks.evaluation import evaluate_player
 
 

@@ -18,18 +18,16 @@ from entente.pipeline.step_figures import StepClock
 from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
-from flows.check_agreement import check_agreement
 from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
 from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
 from storage.json_files import write_json
+from storage.ledger import count_run
 from storage.retention import drop_old_adapters
-from storage.totals import count_run
 from tasks.alerts import AlertDesk
-from tasks.artifacts import RunPage, show_result
-from tasks.quoted import forget_finished_tasks, quoted
-from tasks.report import write_report_page
-from tasks.training import train_step
+from tasks.artifacts import RunPage, show_result, write_report_page
+from tasks.rollouts import forget_finished_tasks, quoted
+from tasks.training import check_agreement, train_step
 
 _CLEAR_EVERY = 20
 """Steps between two removals of old adapters and shards, and of what Prefect remembers of finished tasks."""

@@ -14,8 +14,8 @@ from entente.game.board import POWERS, Board
 from entente.game.players import player
 from entente.game.snapshot import Snapshot, board_key
 from entente.telemetry.errors import InputError
+from state_cache.sampling import Stratum, stratum_of
 from state_cache.settings import CacheSettings
-from state_cache.strata import Stratum, stratum_of
 
 SNAPSHOTS_PER_GAME = 4
 """Positions frozen per game. A higher number is cheaper, but positions of one game are similar."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from entente.game.snapshot import Snapshot, board_key
 from entente.telemetry.errors import InputError
 from state_cache.build import SNAPSHOTS_PER_GAME
+from state_cache.sampling import stratum_of
 from state_cache.settings import CacheSettings
-from state_cache.strata import stratum_of
 
 
 def refresh(

@@ -1,7 +1,7 @@
 """Samples the start positions of a step, and the power that the policy plays in each.
 
 A sample depends only on the arguments, including seed and step, so any step can be sampled again. This module reads no file;
-the caller passes weights that follow from past groups as numbers.
+the caller passes weights that follow from past groups as numbers. A stratum is game year, type of phase and balance of power.
 
     uniform     all positions have equal probability
     stratified  all strata have equal probability, and all positions within a stratum
@@ -10,18 +10,50 @@ the caller passes weights that follow from past groups as numbers.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from entente.game.snapshot import Snapshot, powers_with_units
 from entente.telemetry.errors import InputError
-from state_cache.strata import Stratum, stratum_of
 
 Sampling = Literal["uniform", "stratified", "learnable"]
 
 FLOOR = 0.25
 """Share of learnable draws that is uniform: a position without spread keeps a quarter of its uniform probability."""
+
+BALANCES = ((5, "level"), (7, "ahead"), (34, "far ahead"))
+"""Largest centre count of the leading power, and the name of the stratum.
+
+Each holds about a third of the positions that scripted players reach by 1907.
+"""
+
+
+class Stratum(NamedTuple):
+    """Positions of one year, one type of phase and one balance of power; sorts in that order."""
+
+    year: int
+    """Game year."""
+    phase_type: str
+    """"M", "R" or "A"."""
+    balance: int
+    """Index in BALANCES."""
+
+    def __str__(self) -> str:
+        return f"{self.year} {self.phase_type} {BALANCES[self.balance][1]}"
+
+
+def stratum_of(snapshot: Snapshot) -> Stratum:
+    """The stratum of a position."""
+    most_centres = max(snapshot.centres)
+    balance = next(index for index, (limit, _) in enumerate(BALANCES) if most_centres <= limit)
+    return Stratum(snapshot.year, snapshot.phase_type, balance)
+
+
+def count_strata(snapshots: Iterable[Snapshot]) -> dict[Stratum, int]:
+    """Number of positions per stratum, sorted by stratum; empty strata are missing."""
+    return dict(sorted(Counter(map(stratum_of, snapshots)).items()))
 
 
 def sample_start_positions(

@@ -20,13 +20,12 @@ import pyarrow as pa
 from entente.telemetry.errors import DataError
 from storage.fact_tables import FactTables, ShardFacts, facts_of, record_rows
 from storage.gather import Batch, gather
-from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger_file, recorded_steps
+from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
 from storage.mapped import MappedShards, ShardDamaged
 from storage.rewards import check_blend
 from storage.runs import RunPaths
 from storage.selection import Selection, SelectionQuery, eligible, make_standings, select
 from storage.shards import NO_ROWS, Shard, describe_shard, map_shard, open_plies, read_shard_metadata, shard_names
-from storage.totals import Eligible
 
 _SHARDS_PER_INSERT = 256
 """An insert costs more than its rows."""

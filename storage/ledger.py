@@ -2,11 +2,12 @@
 
 `ledger/step-000137.arrow` is written once, by one trainer. A trainer that finds the name taken is not alone on the
 run and must stop. A step is repeated by reading its ledger, never by selecting again. A file counts only under the name that it
-was written for.
+was written for. Counts over a run come from its ledgers and the metadata of its shards. Nothing here loads DuckDB.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from entente.telemetry.errors import DataError
 from storage.arrow_files import metadata_of, read_arrow, write_arrow
 from storage.files import names_in
 from storage.runs import RunPaths
+from storage.shards import read_shard_metadata, shard_names
 
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
 ROWS_SCHEMA = pa.schema(  # a chosen row: its place, its identity, and its lag, return and advantage group
@@ -90,3 +92,38 @@ def recorded_steps(paths: RunPaths) -> list[int]:
 def last_step(paths: RunPaths) -> int:
     """The newest recorded step; 0 if there is none."""
     return max(recorded_steps(paths), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Counts over the rows of a run."""
+
+    decisions: int
+    orders_rejected: int
+    max_policy_lag: int
+    """Maximum over all rows that were trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eligible:
+    """How much a step could train on."""
+
+    start_groups: int
+    """Start groups with an eligible advantage group."""
+    advantage_groups: int
+    expired: int
+    """Advantage groups that had spread and became too old before they were used, since the index was opened."""
+
+
+def count_run(paths: RunPaths) -> Totals:
+    """Counts over the shards that are there and over all ledgers. A shard with damaged metadata counts nothing."""
+    decisions = orders_rejected = lag = 0
+    for name in shard_names(paths):
+        try:
+            shard = read_shard_metadata(paths.shards / name)
+        except DataError:
+            continue
+        decisions, orders_rejected = decisions + shard.decisions, orders_rejected + shard.orders_rejected
+    for step in recorded_steps(paths):
+        lag = max(lag, int(read_ledger_file(ledger_path(paths, step))["policy_lag"].to_numpy().max(initial=0)))
+    return Totals(decisions=decisions, orders_rejected=orders_rejected, max_policy_lag=lag)

@@ -11,21 +11,23 @@ with one sentence; nothing is trained on instead.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from entente.telemetry.errors import InputError
-from storage.interruptible import run_interruptible
 
 if TYPE_CHECKING:
     from storage.selection import SelectionQuery
 
+THREAD = "entente-question"
+_Found = TypeVar("_Found")
 SECONDS = 10.0
 """Time limit of a query. One over ten thousand rows takes milliseconds."""
 _MEMORY_MIB = 1024
@@ -173,3 +175,28 @@ def _closed_database(candidates: pa.Table) -> Iterator[duckdb.DuckDBPyConnection
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         yield connection
+
+
+def run_interruptible(
+    connection: duckdb.DuckDBPyConnection, work: Callable[[duckdb.DuckDBPyConnection], _Found], *, seconds: float, late: str
+) -> _Found:
+    """The result of `work`, which asks the connection, and which a signal, Ctrl-C or a time limit can end.
+
+    DuckDB runs in C, and Python handles no signal meanwhile. So the query runs in a thread, and the caller's thread waits where
+    signal handlers run. An exception there interrupts the query.
+
+    Raises:
+        InputError: it takes longer than `seconds`; the sentence is `late`.
+        Exception: what the work, or a signal handler, raised.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+    answer = pool.submit(work, connection)
+    try:
+        return answer.result(timeout=seconds)
+    except TimeoutError as error:
+        raise error if answer.done() else InputError(late) from None
+    finally:
+        while not answer.done():  # an interrupt before the query has begun has no effect
+            connection.interrupt()
+            wait([answer], timeout=0.05)
+        pool.shutdown()

@@ -13,9 +13,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from storage.ledger import ROWS_SCHEMA
+from storage.ledger import ROWS_SCHEMA, Eligible
 from storage.own_selection import keys_of, order_candidates
-from storage.totals import Eligible
 
 _SQL = Path(__file__).with_name("select_batch.sql").read_text()
 _FROM_DRAWN = "WITH " + _SQL[_SQL.index("chosen AS (") :]

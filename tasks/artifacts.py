@@ -2,18 +2,21 @@
 
 A training run never waits for its page. A background task sends merged updates a few seconds apart, under one key per run. If the
 server refuses or does not answer, this is reported once and counted. Everything shown is also in the run's folder. Outside of a
-flow run nothing is sent.
+flow run nothing is sent. The run's own page, `report.html`, is a task here too.
 """
 
 import asyncio
 import json
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 from uuid import UUID
 
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
@@ -169,3 +172,23 @@ def _slug(name: str) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False, tags=["report"])
+async def write_report_page(paths: RunPaths) -> None:
+    """Write the run's `report.html` by `entente report`, which keeps DuckDB and the plots out of a process that holds an engine.
+
+    A report that cannot be written does not fail the run.
+    """
+    words = ["-P", "-m", "entente.cli.main", "report", "--run", paths.root.name, "--runs-root", str(paths.root.parent)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        reporter().say(f"the report was not written ({' '.join(last) or process.returncode}); try `entente report`")

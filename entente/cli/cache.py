@@ -142,7 +142,7 @@ def _folders(runs_root: Path) -> list[Path]:
 
 def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
     """One line per stratum, with a bar in proportion to the largest stratum."""
-    from state_cache.strata import BALANCES, count_strata
+    from state_cache.sampling import BALANCES, count_strata
 
     counts = count_strata(snapshots)
     table = Table(box=None, padding=(0, 2, 0, 2))

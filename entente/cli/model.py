@@ -132,7 +132,7 @@ def imitate(
 
         return show_plan(plan_imitation(work, chosen, runs_root), json=json)
     from entente.cli.screen import progress_shown
-    from entente.pipeline.search_teacher import SearchTeacher
+    from entente.pipeline.search_players import SearchTeacher
     from entente.pipeline.threads import apply_threads, usable_cores
     from entente.telemetry.progress import reporter
     from entente.training.imitation.teacher_games import TEACHER_FOLDER, make_games

@@ -67,7 +67,7 @@ def sql(
     """
     from entente.pipeline.run_settings import settings_of
     from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
-    from storage.interruptible import run_interruptible
+    from storage.own_selection import run_interruptible
 
     if query == "@":
         return _show(

@@ -36,7 +36,7 @@ from entente.pipeline.find_model import (
 from entente.pipeline.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from entente.pipeline.rollout_queue import groups_per_task
 from entente.pipeline.run_settings import RunSettings, check_prompts, rate_warning, settings_of
-from entente.pipeline.search_teacher import SearchTeacher
+from entente.pipeline.search_players import SearchTeacher
 from entente.pipeline.threads import usable_cores
 from entente.reports.read_run import read_run
 from entente.rollouts.fork import Tokens

@@ -20,7 +20,7 @@ from entente.decoding.thinking import Thinking
 from entente.game.snapshot import Snapshot
 from entente.inference.engine import forget_prefixes
 from entente.pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
-from entente.pipeline.search_opponents import search_opponents
+from entente.pipeline.search_players import search_opponents
 from entente.rollouts.roll_out import RolledOut, StartGroup, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import disk_full

@@ -2,8 +2,8 @@
 
 `RolloutResources` is a class of its own because rollouts are also played where there is no trainer.
 
-The flow passes them to tasks as one object, which Prefect neither copies nor stores (`tasks/quoted.py`). The code that opened an
-object closes it.
+The flow passes them to tasks as one object, which Prefect neither copies nor stores (`tasks/rollouts.py`). The code that opened
+an object closes it.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 if none is given. A name is a scripted
 player, a published version (`v12`), an endpoint (`openai:model@http://host:port/v1`) or `league`, past versions of the run.
 `entente/pipeline/league.py` replaces `league` by versions with weights before a start group is played, so no lot falls on the
-word itself. Scripted players and versions may search (`dumbbot+search`); `entente/pipeline/search_opponents.py` makes them.
+word itself. Scripted players and versions may search (`dumbbot+search`); `entente/pipeline/search_players.py` makes them.
 """
 
 import math

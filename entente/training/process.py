@@ -25,11 +25,11 @@ from entente.telemetry.cards import VARIABLE, Card
 from entente.telemetry.errors import EntenteError, TrainingError
 from entente.training.messages import ResumePoint, TrainedStep
 from entente.training.settings import CARD_SHARE, TrainingSettings
+from storage.ledger import Eligible
 from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.totals import Eligible
 
 ANSWERS_WITHIN_S = 3600.0
 """Seconds within which the trainer must answer a request, such as a step, before it is killed."""

@@ -37,7 +37,7 @@ from storage.adapters import publish_adapter
 from storage.files import set_aside
 from storage.gather import Batch
 from storage.index import Index
-from storage.ledger import read_ledger, recorded_steps, write_ledger
+from storage.ledger import Eligible, read_ledger, recorded_steps, write_ledger
 from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
@@ -48,7 +48,6 @@ from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths
 from storage.selection import Selection, SelectionQuery, selection_rule
 from storage.settings import StorageSettings
-from storage.totals import Eligible
 
 logger = logging.getLogger("entente.trainer")
 

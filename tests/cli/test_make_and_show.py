@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from state_cache.sampling import stratum_of
 from state_cache.store import open_cache
-from state_cache.strata import stratum_of
 from tests.command import Entente
 
 MAKE_MODEL = ["model", "make", "--hidden", "32", "--layers", "1", "--source-games", "4", "--imitation-steps", "4"]

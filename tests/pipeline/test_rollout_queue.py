@@ -15,8 +15,8 @@ from entente.pipeline.rollout_queue import RolloutQueue
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.timing import Spans
 from entente.training.messages import ResumePoint, TrainedStep
+from storage.ledger import Eligible
 from storage.runs import RunPaths
-from storage.totals import Eligible
 from tests.waiting import Found, run_in_virtual_time
 
 START_GROUPS = 6

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.states import Failed
 
 from entente.game.board import Board
 from entente.pipeline import teach
@@ -20,12 +21,13 @@ from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.settings import RolloutSettings
 from entente.search.search import SearchResult
 from entente.search.settings import SearchSettings
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.index import open_index
 from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from storage.shards import open_plies, open_shard, shard_path
+from tasks.rollouts import label_visits
 
 SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=6, player=("random",))
 IMPROVE = ImproveSettings(positions=5, search=SEARCH)
@@ -168,3 +170,13 @@ def test_a_round_is_labelled_for_the_student_that_it_began_with(tmp_path):
 def test_a_teacher_that_cannot_teach_is_refused_with_a_sentence(improve, change, why):
     with pytest.raises(InputError, match=why):
         check_improve(RunSettings.model_validate(change), improve)
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(InputError("it is no legal set"), False), (DataError("not legal there"), False), (EngineError("a process ended"), True)],
+    ids=["illegal proposal", "illegal lesson", "lost process"],
+)
+def test_a_teacher_that_answers_illegally_is_asked_once(error: Exception, again: bool):
+    ask: Any = label_visits.retry_condition_fn
+    assert label_visits.retries > 0 and ask(label_visits, None, Failed(data=error)) is again

@@ -12,8 +12,8 @@ from entente.game.snapshot import board_key
 from entente.pipeline.run_settings import layered_settings
 from entente.telemetry.errors import InputError
 from state_cache.build import build, play_source_game
+from state_cache.sampling import count_strata
 from state_cache.settings import CacheSettings
-from state_cache.strata import count_strata
 
 
 def test_there_are_as_many_positions_as_asked_for_and_all_differ(small) -> None:

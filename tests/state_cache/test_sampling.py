@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from state_cache.sampling import FLOOR, learnable_weights, sample_start_positions
-from state_cache.strata import count_strata, stratum_of
+from state_cache.sampling import FLOOR, count_strata, learnable_weights, sample_start_positions, stratum_of
 
 
 def test_a_draw_depends_on_seed_and_step_alone(small) -> None:

@@ -16,8 +16,8 @@ from entente.decoding.open_set import open_set
 from entente.telemetry.errors import InputError
 from storage.answers import Form, json_lines
 from storage.asking import ask, connect, ready_query
-from storage.interruptible import THREAD, run_interruptible
 from storage.lessons import lesson_path, publish_lessons
+from storage.own_selection import THREAD, run_interruptible
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_decision, make_lesson, make_ply

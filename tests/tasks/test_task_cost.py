@@ -12,8 +12,7 @@ from prefect.states import Completed
 from prefect.utilities.collections import visit_collection
 from prefect.utilities.engine import collect_task_run_inputs_sync, link_state_to_task_run_result, resolve_to_final_result
 
-from tasks.quoted import forget_finished_tasks, quoted
-from tasks.rollouts import roll_out_groups, roll_out_on_dask, roll_out_probe
+from tasks.rollouts import forget_finished_tasks, quoted, roll_out_groups, roll_out_on_dask, roll_out_probe
 from tasks.training import check_mismatch, train_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -50,7 +49,7 @@ def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
     tasks = {"roll_out_probe", "check_mismatch", "train_step", "label_visits", "visiting", "roll_out_groups", "roll_out_on_dask"}
     firsts = [
         words[1]
-        for file in sorted((ROOT / "flows").glob("*.py"))
+        for file in sorted([*(ROOT / "flows").glob("*.py"), *(ROOT / "tasks").glob("*.py")])
         for call in ast.walk(ast.parse(file.read_text()))
         if isinstance(call, ast.Call)
         for words in [[ast.unparse(word) for word in ([] if ast.unparse(call.func) == "partial" else [call.func]) + call.args]]

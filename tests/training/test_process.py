@@ -18,9 +18,9 @@ from entente.training.process import TrainerProcess
 from entente.training.settings import TrainingSettings
 from storage.adapters import read_adapter
 from storage.files import held
+from storage.ledger import count_run
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.totals import count_run
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 

@@ -1,15 +1,16 @@
-"""Opponents that search: forks share what is searched, draws go on meanwhile, and rows name who played."""
+"""Players that search: forks share what is searched, draws go on meanwhile, rows name who played, and one teaches as it plays."""
 
 import asyncio
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from entente.game.board import POWERS, Board
-from entente.pipeline import search_opponents as searching
+from entente.pipeline import search_players as searching
 from entente.pipeline.league import tally_fork
-from entente.pipeline.search_opponents import SharedSearch, search_opponents
+from entente.pipeline.search_players import SearchTeacher, SharedSearch, search_opponents
 from entente.rollouts.deciders import DecisionRequest
 from entente.rollouts.roll_out import RolledOut, StartGroup, roll_out
 from entente.rollouts.settings import RolloutSettings
@@ -72,7 +73,7 @@ def rolled(positions: Any, engine: Any, tokens: Any, names: str, *, past: Any = 
 
 def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positions, uniform_engine, tokens):
     """Oracle: the searching player asked alone."""
-    monkeypatch.setattr(searching, "OPPONENTS_SEARCH", QUICK)
+    monkeypatch.setattr(searching, "DEFAULT_SEARCH", QUICK)
     played = rolled(positions, uniform_engine(), tokens, "mover+search")
     assert {row.opponents for row in played.decisions} == {"mover+search"} and not played.failed_forks
     first = [json.loads(ply.orders) for ply in played.plies if ply.ply == 0]
@@ -86,7 +87,7 @@ def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positi
 def test_a_version_that_searches_proposes_under_its_number_and_is_no_member_of_the_league(
     monkeypatch, positions, uniform_engine, tokens
 ):
-    monkeypatch.setattr(searching, "OPPONENTS_SEARCH", QUICK)
+    monkeypatch.setattr(searching, "DEFAULT_SEARCH", QUICK)
     past = uniform_engine()
     played = rolled(positions, uniform_engine(), tokens, "v2+search", past=past)
     assert {row.opponents for row in played.decisions} == {"policy:2+search"}
@@ -95,3 +96,16 @@ def test_a_version_that_searches_proposes_under_its_number_and_is_no_member_of_t
     assert len(names) == len(set(names)) > 6 and any(name.endswith("/1") for name in names), "two proposals each"
     assert SETTINGS.model_copy(update={"opponents": "v2+search"}).opponent_versions == {2}, "so it is served"
     assert tally_fork("FRANCE", "policy:2+search", dict.fromkeys(POWERS, 3)) == {}
+
+
+TEACHING = SearchSettings(proposals=3, playouts=6, player=("random",))
+
+
+def test_a_teacher_orders_what_the_player_of_a_match_orders_and_so_does_a_copy():
+    board = Board.start()
+    legal = board.legal_orders()["FRANCE"]
+    request = DecisionRequest(game="g", dice="g", ply=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
+    wanted = asyncio.run(SearchDecider(TEACHING, proposer="mover").decide(request))
+    teacher = SearchTeacher(TEACHING)
+    assert teacher("mover", board, "FRANCE", "g") == wanted == pickle.loads(pickle.dumps(teacher))("mover", board, "FRANCE", "g")
+    assert repr(TEACHING) in repr(teacher), "what shapes the orders names the games"

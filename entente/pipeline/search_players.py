@@ -1,4 +1,4 @@
-"""Opponents of rollouts that search, such as `dumbbot+search` and `v12+search`, with the default settings of a search.
+"""Players that search, such as `dumbbot+search` and `v12+search`: opponents of rollouts, and teachers of a base model.
 
 Forks of a start group meet the same luck, as with scripted players, so what several of them ask about one position is searched
 once. Playouts run on the games' event loop, for `AT_ONCE` searches at a time. Between two playouts the engine may step, so draws
@@ -7,8 +7,9 @@ wait for a few milliseconds and no batch is held up, and a run stays repeatable.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from entente.game.board import Board
 from entente.game.players import SEARCHES
 from entente.inference.engine import Engine
 from entente.rollouts.deciders import Decider, DecisionRequest, Tokens
@@ -18,7 +19,7 @@ from entente.search.settings import SearchSettings
 
 AT_ONCE = 4
 """Searches in progress: their proposals share a batch, and the engine steps after one playout of each."""
-OPPONENTS_SEARCH = SearchSettings()
+DEFAULT_SEARCH = SearchSettings()
 
 
 class SharedSearch:
@@ -55,8 +56,25 @@ def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> di
     for name in names:
         version = version_of(name)
         if version is None:
-            decider = SearchDecider(OPPONENTS_SEARCH, proposer=name.removesuffix(SEARCHES))
+            decider = SearchDecider(DEFAULT_SEARCH, proposer=name.removesuffix(SEARCHES))
         else:
-            decider = SearchDecider(OPPONENTS_SEARCH, engine=engine, tokens=tokens, version=version)
+            decider = SearchDecider(DEFAULT_SEARCH, engine=engine, tokens=tokens, version=version)
         found[seat_name(name)] = SharedSearch(decider, turns)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTeacher:
+    """A `entente.training.imitation.teacher_games.Search`; processes get a copy of it, and its `repr` names its settings."""
+
+    settings: SearchSettings = DEFAULT_SEARCH
+
+    def __call__(self, name: str, board: Board, power: str, dice: str) -> list[str]:
+        """The best of the proposals of the scripted player `name`, by playouts in this process.
+
+        Raises:
+            InputError: the player is unknown, or proposed an order set that is not legal.
+        """
+        legal = board.legal_orders()[power]
+        request = DecisionRequest(game=dice, dice=dice, ply=0, power=power, legal=legal, board=board, snapshot_id="")
+        return asyncio.run(SearchDecider(self.settings, proposer=name).decide(request))
