@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.laptop_run import cache_of
 from benchmarks.outcome import Outcome
-from benchmarks.peers.bench import ROWS_EACH_OF_A_MODEL, ask, check_python, model_of, start, trl_settings
+from benchmarks.peers.bench import ask, check_python, model_of, start, trl_settings
 from entente.decoding.codec import Codec
 from entente.decoding.legal_table import LegalTable
 from entente.evaluation.strength import Score, measure_strength
@@ -53,6 +53,8 @@ from state_cache.sampling import sample_start_positions
 from state_cache.store import StateCache, open_cache
 
 ARMS = ("free", "masked")
+_ROWS_A_FORWARD = 4
+"""With 8, TRL's default, each arm takes 8 GiB or more with SmolLM2, and both run at once."""
 _ANSWER = "answer"
 
 
@@ -211,7 +213,7 @@ def _train(
             (given := folder / f"for-{arm}").mkdir()
             np.savez(given / "tables.npz", **tables)
             own = {"whole": whole | {"masked": arm == "masked", "adapter": str(folder / arm)}}
-            (given / "settings.json").write_text(json.dumps(trl_settings(model, training, ROWS_EACH_OF_A_MODEL) | own))
+            (given / "settings.json").write_text(json.dumps(trl_settings(model, training, [_ROWS_A_FORWARD]) | own))
             programs[arm] = start(trl_python, str(given))
         trained = {arm: threads.submit(Arm(arm, questions, rollouts).train, programs[arm]) for arm in ARMS}
         wait(trained.values(), return_when=FIRST_EXCEPTION)
