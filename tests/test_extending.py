@@ -60,7 +60,7 @@ def documented(package: Callable[[dict[str, str]], Path]) -> Path:
 
 
 def test_every_example_has_the_file_that_it_belongs_to():
-    assert len(re.findall(r"^```(?:python|toml|jinja|json)", PAGE, re.MULTILINE)) == len(BLOCKS) == 11
+    assert len(re.findall(r"^```(?:python|toml|jinja|json)", PAGE, re.MULTILINE)) == len(BLOCKS) == 12
 
 
 def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_without(

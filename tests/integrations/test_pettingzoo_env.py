@@ -159,8 +159,8 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(positions: list[Snapshot])
 
 
 def test_the_example_of_the_page_plays_a_game():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "integrations.md").read_text()
-    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text()
+    (example,) = re.findall(r"^```python pettingzoo_game.py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(example, names)
     assert not names["environment"].agents and names["environment"].position().phase == "W1902A"
