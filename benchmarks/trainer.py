@@ -20,15 +20,17 @@ import torch
 
 from benchmarks.entente_run import short_run
 from benchmarks.laptop_run import record_rows
-from benchmarks.matrix_rate import rate_figures
-from benchmarks.outcome import Outcome, Target
+from benchmarks.outcome import Outcome, Target, cpu_seconds
 from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
-from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape
+from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape, made_up_batch
+from entente.decoding.architectures import read_architecture
+from entente.decoding.codec import Codec
 from entente.pipeline.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
+from entente.training.first_guess import block_products
 from entente.training.policy import Policy
-from entente.training.settings import CPU_TOKENS
+from entente.training.settings import CPU_TOKENS, TrainingSettings
 from entente.training.tiny_model import make_tiny_model
 from entente.training.trie_plan import plan
 from storage.gather import Batch
@@ -86,7 +88,7 @@ def bench_trainer(
     """Measure with tiny models, or, with `model` only, the step of that model.
 
     Args:
-        model: folder of a model whose step is measured beside the machine's matrix rate (`matrix_rate.py`).
+        model: folder of a model whose step is measured beside the machine's matrix rate (`rate_figures`).
         settings: settings of the run whose rows are recorded.
         arguments: arguments of `entente train` that give it `settings`.
         only: "recorded", "two_processes", and names of `CASES` and `CHECKS`; all but the second if none is given.
@@ -209,3 +211,37 @@ def exactness(case: Case, shape: Shape, *, seed: int) -> dict[str, float]:
     loss, gradient = arms.loss_and_gradient(arms.ours(layout="packed"), batch := arms.batch(case, seed))
     expected_loss, expected = arms.loss_and_gradient(arms.ours(layout="padded"), batch)
     return {"loss_diff": abs(loss - expected_loss), "grad_rel_error": relative_error(gradient, expected)}
+
+
+def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:
+    """`trainer --model`: our step beside the rate at which this machine multiplies matrices of the model's shapes.
+
+        rate share = u (4 B + 6 A) / t  over  rate
+
+    u   unique tokens of the step: a forward and a backward to the activations through the linear layers of the base (2 B
+        operations each), and the adapter's forward, backward to the activations and backward to its weights (2 A each)
+    B   weights of the base's linear layers; A weights of the adapter; t CPU seconds of the step on one thread
+
+    The rows are made up: one position, seven powers, six forks each. The rate is measured in turn with the step, with as many
+    rows as a micro-batch has tokens. Attention scores, norms, the head and planning count as nothing done: no program reaches 1.
+    """
+    sizes, settings = read_architecture(model), TrainingSettings(device="cpu")
+    batch = made_up_batch(CASES["trie"], vocabulary=Codec(model).vocabulary_size, seed=seed)
+    steps = Steps(Policy(model, settings), settings)
+    unique = sum(plan(batch, rows, CPU_TOKENS).unique_tokens for rows in update_rows(batch, settings))
+    arithmetic = unique * (4 * sizes.linear_parameters + 6 * sizes.lora_parameters(settings.lora_rank))
+    step, products, spent, rates = steps.ours(), block_products(sizes, rows=unique), [], []
+    for number in range(repeats + 1):
+        step_s, products_s = cpu_seconds(lambda: step(batch)), cpu_seconds(products)
+        if number:  # the first warms up
+            spent.append(step_s)
+            rates.append(2.0 * unique * sizes.linear_parameters / sizes.layers / products_s)
+            reporter().say(f"round {number} of {repeats}: {unique / step_s:,.0f} unique tokens a CPU second")
+    share = median(arithmetic / seconds / rate for seconds, rate in zip(spent, rates, strict=True))
+    return {
+        "rate_share": share,
+        "step_gflops": arithmetic / median(spent) / 1e9,
+        "matrix_gflops": median(rates) / 1e9,
+        "unique_tokens": float(unique),
+        "unique_tokens_per_cpu_s": unique / median(spent),
+    }

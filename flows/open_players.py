@@ -15,7 +15,7 @@ from entente.decoding.model_files import base_identity, max_position, recipe_pro
 from entente.evaluation.adapter_folders import adapter_prompts, check_weights
 from entente.evaluation.contestants import Contestant, check_searches
 from entente.evaluation.settings import PlaySettings
-from entente.game.prompt_settings import DEFAULT_PROMPTS
+from entente.game.prompts import DEFAULT_PROMPTS
 from entente.inference.choose_engine import make_engine
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost

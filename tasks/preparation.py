@@ -9,7 +9,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import PromptSettings
 from entente.game.snapshot import Snapshot
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter

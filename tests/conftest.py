@@ -33,7 +33,7 @@ from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.fork import Tokens
 from entente.telemetry import progress
 from entente.telemetry.errors import EngineError
-from entente.training.recipe import recipe_hash
+from entente.training.settings import recipe_hash
 from storage.adapters import read_adapter
 from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths

@@ -126,8 +126,7 @@ def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
 
 def test_the_chat_template_of_the_page_holds_a_prompt(model: Path, tmp_path: Path):
     from entente.decoding.codec import Codec
-    from entente.game.prompt_settings import PromptSettings
-    from entente.game.prompts import board_text, power_text
+    from entente.game.prompts import PromptSettings, board_text, power_text
     from entente.rollouts.deciders import Tokens
     from tests.chat_models import chat_model
 
@@ -252,7 +251,7 @@ def test_the_lora_targets_of_the_page_are_the_layers_of_the_real_model_and_can_b
 
 def test_the_recipe_of_the_page_says_how_prompts_of_an_adapter_are_written(tmp_path: Path):
     from entente.decoding.model_files import recipe_prompts
-    from entente.game.prompt_settings import PromptSettings
+    from entente.game.prompts import PromptSettings
 
     (tmp_path / "recipe.json").write_text(BLOCKS["recipe.json"])
     assert recipe_prompts(tmp_path) == PromptSettings(**json.loads(BLOCKS["recipe.json"])["prompts"])

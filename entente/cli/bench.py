@@ -121,7 +121,7 @@ def _trainer(
 
 def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
     settings = _settings(config, runs_root, seed)
-    from benchmarks.end_to_end import bench_e2e
+    from benchmarks.entente_run import bench_e2e
 
     return bench_e2e(settings, rounds=rounds, steps=steps, arguments=_config_words(config))
 

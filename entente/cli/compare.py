@@ -61,7 +61,7 @@ def _show(found: "Compared", runs_root: Path) -> None:
     """The table, and below it what it means in sentences."""
     from entente.cli.terminal import output_console
     from entente.reports import sentences
-    from entente.telemetry.plain_text import shown
+    from entente.telemetry.progress import shown
 
     console = output_console()
     console.print(_table(found))

@@ -139,6 +139,6 @@ def _secret(variable: str, what: str, *, hidden: bool = True) -> str:
 
 
 def _say(sentence: str) -> None:
-    from entente.telemetry.plain_text import shown
+    from entente.telemetry.progress import shown
 
     print(shown(sentence), flush=True)

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from entente.cli.dry_run import show_plan
 from entente.cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
+from entente.cli.terminal import show_plan
 from entente.evaluation.protocols import protocols
 from entente.outside.endpoint import OutsideSettings
 from entente.search.settings import SearchSettings

@@ -189,7 +189,7 @@ def _show_traceback(error: BaseException | None, debug: bool) -> None:
 def _say(sentence: str) -> None:
     from rich.console import Console
 
-    from entente.telemetry.plain_text import shown
+    from entente.telemetry.progress import shown
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"entente: {shown(sentence)}", style="red", markup=False)
 

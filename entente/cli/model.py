@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from pydantic import ValidationError
 
-from entente.cli.dry_run import show_plan
 from entente.cli.options import DryRun, PlanAsJson
 from entente.cli.settings_from_flags import ConfigFiles
-from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.cli.terminal import show_plan
+from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.telemetry.errors import InputError
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.settings import TinyModelSettings
@@ -146,7 +146,7 @@ def imitate(
         if not resume:
             begin(work, chosen, games)
         apply_threads(cores)
-        from entente.reports.imitation_plot import write_curve
+        from entente.reports.plots import write_curve
         from entente.training.imitation.imitate import imitate as make_model
 
         folder = make_model(work, chosen, games)

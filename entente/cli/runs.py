@@ -11,7 +11,7 @@ from rich.table import Table
 from entente.cli.options import RunsRoot
 from entente.cli.terminal import cell, output_console
 from entente.inference.memory_plan import size_text
-from entente.telemetry.plain_text import shown
+from entente.telemetry.progress import shown
 
 if TYPE_CHECKING:
     from entente.reports.read_run import RunLine

@@ -42,7 +42,7 @@ def smoke(
 
     stages, (job, card) = chosen_stages(only or ()), plan_job(device, model, runs_root)
     if dry_run:
-        from entente.cli.dry_run import show_plan
+        from entente.cli.terminal import show_plan
 
         about = {"name": card.name if card else "CPU", "model": job.model, "folder": str(job.folder)}
         limits = {stage.name: f"at most {stage.limit_s:g} s" for stage in stages}

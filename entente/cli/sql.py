@@ -13,7 +13,7 @@ from rich.table import Table
 from entente.cli.options import Run, RunsRoot, which_run
 from entente.cli.terminal import cell, output_console
 from entente.telemetry.errors import InputError
-from entente.telemetry.plain_text import shown
+from entente.telemetry.progress import shown
 from storage.runs import LATEST, RunPaths
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from entente.cli.dry_run import show_plan
 from entente.cli.options import AsJson, DryRun, RunsRoot
 from entente.cli.prefect_server import prefect_server
 from entente.cli.run_flow import run_flow
 from entente.cli.screen import progress_shown
-from entente.cli.terminal import cell, output_console
+from entente.cli.terminal import cell, output_console, show_plan
 from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
 from entente.pipeline.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
 from entente.telemetry.errors import InputError, TrainingError

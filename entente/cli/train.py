@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from entente.cli.dry_run import show_plan
 from entente.cli.options import AsJson, DryRun
 from entente.cli.prefect_server import prefect_server
 from entente.cli.run_flow import run_flow
 from entente.cli.screen import progress_shown
 from entente.cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
+from entente.cli.terminal import show_plan
 from entente.pipeline.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths

@@ -93,7 +93,7 @@ def _split(names: str) -> list[str]:
 def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[RecordedPosition, str]":
     """The position, and its run; empty for a game that was played in the browser."""
     from entente.reports.games import is_name_of_run
-    from entente.reports.recorded_position import position_of_played_game, position_of_run
+    from entente.reports.replayed import position_of_played_game, position_of_run
     from entente.telemetry.errors import InputError
     from storage.runs import RunPaths, check_name
 
@@ -163,7 +163,7 @@ def _show(found: "WhatIf", change: str) -> None:
     from entente.evaluation.intervals import format_interval
     from entente.game.snapshot import POWERS
     from entente.reports.sentences import what_if_verdict
-    from entente.telemetry.plain_text import shown
+    from entente.telemetry.progress import shown
 
     console = output_console()
     centres = Table("centres at the end", "as played", "what if", "difference", "95 % interval", box=None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from entente.decoding.model_files import chat_template, special_tokens
-from entente.game.prompt_settings import ChatSetting
+from entente.game.prompts import ChatSetting
 from entente.telemetry.errors import InputError
 
 Messages = list[dict[str, str]]

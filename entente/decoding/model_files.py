@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import PromptSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.read_file import LARGEST_RESULT, read_json_object, read_text
 

@@ -16,9 +16,7 @@ from entente.decoding.codec import ORDER_SEPARATOR, Codec
 from entente.game.board import Board
 from entente.game.legal import OrderKind
 from entente.game.players import player
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import ANSWER_CUE, board_text, power_text, rules_text
-from entente.game.worked_examples import worked_examples
+from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text, rules_text, worked_examples
 from entente.telemetry.errors import InputError
 
 _SAMPLES_OF_A_KIND = 4

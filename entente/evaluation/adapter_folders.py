@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from entente.decoding.model_files import RECIPE, base_identity, file_hash, recipe_prompts, resolve_model
-from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import PromptSettings
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import DataError, InputError
 from storage.adapters import ADAPTER_FILES, adapter_hash_in

@@ -1,4 +1,4 @@
-"""Prompt text in order of sharing: the rules, the board, then one power.
+"""Prompt text in order of sharing: the rules, the board, then one power; and the settings of prompts.
 
 The rules are the same for every prompt. What the board text shares depends on `PromptSettings.own_line`:
 
@@ -11,15 +11,44 @@ Words are separated by single spaces and every segment ends with a line break, s
 module does not tokenise.
 """
 
+import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
-from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
 from entente.game.snapshot import POWERS
 
 if TYPE_CHECKING:  # entente.game.board loads the engine
     from entente.game.board import Board
+
+ChatSetting = Literal["auto", "template", "none"]
+OwnLine = Literal["in_place", "last"]
+
+
+class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that it can be hashed
+    """How prompts and answers are written; a model is trained for one way, so it is part of a tiny model's recipe."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    own_line: OwnLine = "last"
+    """Where the board names the units and centres of the power that orders: 'last', so that forks share the other lines;
+    'in_place', so that powers share the board (the default where rollouts.policy_powers is 'all')."""
+    chat: ChatSetting = "auto"
+    """Whether the tokenizer's chat template is put around a prompt: 'auto', if it has one; 'template', it must have one;
+    'none'."""
+    legal_orders: Literal["none", "lines"] = "none"
+    """Legal orders in a prompt: 'none', or 'lines', every order on a line."""
+    examples: Annotated[int, Field(ge=0, le=24)] = 0
+    """Worked examples before the board, with the aim of the game and a key to its notation, for a model that was not trained on
+    the game; all prompts share them; 0: none."""
+    thinking_tokens: Annotated[int, Field(ge=0)] = 0
+    """Most tokens of free text that the model may write before its orders; 0: none."""
+
+
+DEFAULT_PROMPTS = PromptSettings()
 
 FREE = "FREE"
 """Stands before supply centres without an owner."""
@@ -43,6 +72,10 @@ _FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
 }
 """The other powers by mean steps between home centres. Orders of a power change the lines of its neighbours first, so these come
 last, and forks share more."""
+_TEACHER = "dumbbot"
+"""Player of the worked examples: its orders are sensible, and include supports."""
+_KINDS = (OrderKind.MOVEMENT, OrderKind.BUILD, OrderKind.MOVEMENT, OrderKind.RETREAT, OrderKind.MOVEMENT, OrderKind.DISBAND)
+"""Kinds of the worked examples, in turn. Movements are what a prompt mostly asks for."""
 
 
 _AIM = "You play Diplomacy without press. Whoever holds 18 supply centres wins: take more, and keep yours. "
@@ -119,3 +152,38 @@ def _every_order(legal: LegalOrders) -> list[str]:
     """One line per legal order, spelled as in an answer."""
     lines = [order for options in legal.options for order in options]
     return [*lines, WAIVE] if legal.kind is OrderKind.BUILD else lines
+
+
+@lru_cache(maxsize=8)
+def worked_examples(settings: PromptSettings) -> tuple[tuple[str, str], ...]:
+    """Decisions of a scripted game with their answers, which show an instruct model what an answer looks like.
+
+    They stand before the board of every prompt and are the same in all, so an engine and the trainer compute them once. Each
+    shows the last segment of a prompt alone; boards would make them several times as long.
+
+    Returns:
+        `settings.examples` pairs: what is asked, without board and cue, and the answer after its cue.
+    """
+    from entente.game.board import Board  # imported here because it loads the engine
+    from entente.game.players import player
+
+    wanted = [_KINDS[number % len(_KINDS)] for number in range(settings.examples)]
+    found: list[tuple[str, str]] = []
+    dice, shown = random.Random("worked examples"), list[str]()
+    board = Board.start()
+    while len(found) < len(wanted):
+        if board.is_over:
+            board = Board.start()
+        legal = board.legal_orders()
+        orders = {power: player(_TEACHER)(own, dice, board) for power, own in legal.items()}
+        kind = wanted[len(found)]
+        able = [power for power, own in legal.items() if own.kind is kind and not own.is_forced]
+        if able:
+            # The power that was shown least, so that the examples do not favour one.
+            power = min(able, key=lambda each: (shown.count(each), POWERS.index(each)))
+            shown.append(power)
+            asked = power_text(legal[power], board, settings, cue="").removesuffix("\n")
+            answer = "\n".join(orders[power])
+            found.append((asked, ANSWER_CUE + answer))
+        board.step(orders)
+    return tuple(found)

@@ -22,8 +22,7 @@ from entente.decoding.open_set import nth_id, set_size
 from entente.decoding.prompt_form import PromptForm
 from entente.decoding.thinking import thinking_of
 from entente.game.board import POWERS, Board
-from entente.game.prompt_settings import DEFAULT_PROMPTS
-from entente.game.prompts import ANSWER_CUE, board_text, power_text
+from entente.game.prompts import ANSWER_CUE, DEFAULT_PROMPTS, board_text, power_text
 
 
 class LegalPlayer:

@@ -25,8 +25,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from entente.game.board import Board
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import board_text, power_text, rules_text
+from entente.game.prompts import PromptSettings, board_text, power_text, rules_text
 from entente.game.render import draw_board
 from entente.game.scores import Standing, components, horizon_reached, spring_after
 from entente.game.snapshot import POWERS, Snapshot

@@ -13,8 +13,7 @@ import aiohttp
 
 from entente.outside.endpoint import Endpoint, OutsideSettings
 from entente.telemetry.errors import EngineError, EngineLostError
-from entente.telemetry.plain_text import shown
-from entente.telemetry.progress import reporter
+from entente.telemetry.progress import reporter, shown
 
 MAX_BODY = 1 << 20
 """Largest body of an answer, bytes."""

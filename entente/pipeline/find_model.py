@@ -6,7 +6,7 @@ Neither torch nor Prefect is loaded. For a hub id only an earlier download is fo
 from pathlib import Path
 
 from entente.decoding.model_files import ask_hub, may_be_hub_id, resolve_model
-from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.inference.engine_cards import computes_on_card, has_cuda, usable_cards
 from entente.inference.memory_plan import (
     Machine,
@@ -21,8 +21,7 @@ from entente.inference.settings import InferenceSettings
 from entente.pipeline.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan, plan_cards, torch_cuda
 from entente.telemetry.errors import InputError
-from entente.training.recipe import find_tiny, longest_sequence
-from entente.training.settings import CPU_TOKENS, TINY_VOCABULARY, TinyModelSettings
+from entente.training.settings import CPU_TOKENS, TINY_VOCABULARY, TinyModelSettings, find_tiny, longest_sequence
 from storage.runs import MODEL_FOLDER
 
 TINY = "tiny"

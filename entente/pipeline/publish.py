@@ -35,7 +35,7 @@ from entente.inference.publish_weights import publish_weights
 from entente.pipeline.find_model import model_of
 from entente.pipeline.published_figures import in_words, match_figures, measured_figures
 from entente.pipeline.run_settings import RunSettings, changed_settings, layered_settings, settings_of
-from entente.reports.imitation_plot import CURVE
+from entente.reports.plots import CURVE
 from entente.telemetry.errors import InputError
 from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory

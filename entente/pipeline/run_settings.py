@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from entente.decoding.model_files import read_config, recipe_prompts
 from entente.evaluation.settings import EvaluationSettings
-from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import PromptSettings
 from entente.inference.settings import InferenceSettings
 from entente.outside.endpoint import OutsideSettings
 from entente.pipeline.check_settings import check_objective, check_settings

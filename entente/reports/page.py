@@ -17,7 +17,7 @@ from entente.reports.run_facts import RowFacts, RunFacts
 from entente.reports.write_page import of_run, page_template, write_page
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import environment
-from entente.telemetry.plain_text import shown
+from entente.telemetry.progress import shown
 from entente.telemetry.stages import STAGES
 from storage.files import durable_write
 

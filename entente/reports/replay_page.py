@@ -15,7 +15,7 @@ from entente.game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from entente.game.snapshot import POWERS
 from entente.reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
 from entente.reports.write_page import of_run, page_template, write_page
-from entente.telemetry.plain_text import shown
+from entente.telemetry.progress import shown
 
 _DIGITS = 6
 """Digits of a probability on the page."""

@@ -16,11 +16,13 @@ import pyarrow.compute as pc
 
 from entente.decoding.codec import Codec
 from entente.decoding.thoughts import Thought, thought_of
+from entente.evaluation.what_if import OrderSets, RecordedPosition
 from entente.game.board import Board
 from entente.game.snapshot import POWERS, make_snapshot
 from entente.reports.games import GameName, find_game
 from entente.reports.order_odds import odds_of_orders
 from entente.telemetry.errors import InputError
+from storage import played_games
 from storage.asking import connect
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
@@ -192,3 +194,30 @@ def _decision(row: dict[str, Any]) -> ShownDecision:
         reason=row["reason"],
         temperature=row["temperature"],
     )
+
+
+def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
+    """The position of a game of the run, which is named as `entente replay` names it."""
+    found = read_game(paths, game, None)
+    phases = {
+        ply.phase: (ply.board, {who: tuple(each.order for each in own) for who, own in ply.orders.items()}) for ply in found.plies
+    }
+    return _choose(f"game {found.game.name} of run {paths.root.name}", phases, phase)
+
+
+def position_of_played_game(file: Path, phase: str) -> RecordedPosition:
+    """The position of a game that `entente play` stored."""
+    game = played_games.read_game(file)
+    phases = {each.turn.phase: (Board.restore(each.before), each.turn.orders) for each in played_games.play_again(game, file)}
+    return _choose(f"game {game.name}", phases, phase)
+
+
+def _choose(game: str, phases: Mapping[str, tuple[Board, OrderSets]], wanted: str) -> RecordedPosition:
+    ordered = [phase for phase, (_, orders) in phases.items() if orders]
+    wanted = wanted.upper() or next((phase for phase in ordered if phase.endswith("M")), "")
+    if wanted not in ordered:
+        why = f"ended in {wanted}, so nothing was ordered there" if wanted in phases else f"has no phase '{wanted}'"
+        has = f"its phases with orders are {', '.join(ordered)}" if ordered else "no phase of it was played"
+        raise InputError(f"{game} {why}: {has}")
+    board, orders = phases[wanted]
+    return RecordedPosition(game=game, board=board, orders=orders)

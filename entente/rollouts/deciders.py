@@ -16,8 +16,7 @@ from entente.decoding.prompt_form import PromptForm
 from entente.decoding.thinking import thinking_of
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
-from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from entente.game.prompts import ANSWER_CUE, board_text, power_text
+from entente.game.prompts import ANSWER_CUE, DEFAULT_PROMPTS, PromptSettings, board_text, power_text
 from entente.records.generation import Generation, GenerationRequest
 from entente.rollouts.seeds import seed_of
 from entente.telemetry.errors import InputError, VersionGoneError

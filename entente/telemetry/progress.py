@@ -1,4 +1,4 @@
-"""Messages of a run while it works: one reporter, which a display can replace.
+"""Messages of a run while it works: one reporter, which a display can replace, and text from others made safe to show.
 
 Flows and tasks report to `reporter()` and never print. By default messages go to the `entente` log, one line each. prefect.yaml
 makes Prefect store that log, so that the UI shows the messages of a run that it started.
@@ -101,3 +101,15 @@ def install(onlooker: Reporter) -> None:
     """Install `onlooker` as the reporter."""
     global _reporter
     _reporter = onlooker
+
+
+def shown(text: str, *, keep: str = "") -> str:
+    """The text with every character that does not print as its escape, such as \\\\x1b; those in `keep` stay.
+
+    So text from files, rows and models cannot move a terminal's cursor, change colours, or reverse the direction of a line.
+    """
+    return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()

@@ -1,11 +1,13 @@
-"""Settings of learning. docs/training.md has the sources of the defaults."""
+"""Settings of learning, and a tiny model's name, which follows from them. docs/training.md has the sources of the defaults."""
 
 import hashlib
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import to_json
 
+from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings, board_text, power_text, rules_text
 from entente.telemetry.setting_marks import MAY_CHANGE, Seed, Settings, change_rule
 
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
@@ -20,6 +22,8 @@ MISMATCH_MAX = 1e-4
 """Largest allowed difference of log-probabilities in float32, nats."""
 MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
 """Largest allowed mean and 99th percentile of the difference where the trainer computes in bfloat16, nats."""
+RECIPE_VERSION = 3
+"""Part of the hash of a tiny model's recipe: goes up when how it is made changes."""
 CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"
 """Environment variable of the trainer's processes: largest share of its card that each may take; not set: no limit."""
 KEEP_CHECKPOINTS = 3
@@ -133,3 +137,25 @@ def settings_hash(training: TrainingSettings) -> str:
     """Hash of the settings that affect the weights, 16 hex digits; ledgers and checkpoints store it."""
     outside = {name for name in TrainingSettings.model_fields if change_rule(TrainingSettings, [name]) is MAY_CHANGE} | LAST_BITS
     return hashlib.sha256(to_json(training.model_dump(mode="json", exclude=outside))).hexdigest()[:16]
+
+
+def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> str:
+    """Hash of everything that shapes a tiny model, its settings and a sample prompt: 12 hex digits, which are its name."""
+    from entente.game.board import Board  # imported here because it loads the game engine
+
+    board = Board.start()
+    legal = board.legal_orders()["FRANCE"]
+    sample = rules_text(prompts) + board_text(board, legal.power, prompts) + power_text(legal, board, prompts)
+    return hashlib.sha256(f"{RECIPE_VERSION}|{settings.model_dump_json()}|{sample}".encode()).hexdigest()[:12]
+
+
+def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
+    """Folder of the model of `recipe` for these prompts under `root`; None if it was not made yet."""
+    folder = root / f"tiny-{recipe_hash(recipe, prompts)}"
+    return folder if (folder / "recipe.json").is_file() else None
+
+
+def longest_sequence(prompts: PromptSettings) -> int:
+    """Longest prompt plus completion of a tiny model, tokens. Prompts that list every legal order on a line are several times
+    longer."""
+    return (4096 if prompts.legal_orders == "lines" else 1024) + prompts.thinking_tokens

@@ -9,13 +9,12 @@ import shutil
 from pathlib import Path
 
 from entente.decoding.model_files import RECIPE, make_whole
-from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
+from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.training.imitation.imitate import Imitation, prepare, write_model
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.teacher_games import OnProgress, make_games
-from entente.training.recipe import recipe_hash
-from entente.training.settings import TINY_TEACHER, TINY_VOCABULARY, TinyModelSettings
+from entente.training.settings import TINY_TEACHER, TINY_VOCABULARY, TinyModelSettings, recipe_hash
 
 
 def make_tiny_model(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import matrix_rate, trainer
+from benchmarks import trainer
 from benchmarks.old_step import OldTrainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
 from benchmarks.trainer_arms import Arms, Steps
@@ -118,7 +118,7 @@ def test_the_rate_share_is_the_step_s_operations_over_those_of_the_products_wher
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     calls = []
-    monkeypatch.setattr(matrix_rate, "cpu_seconds", lambda work: calls.append(work()) or 1.0)
+    monkeypatch.setattr(trainer, "cpu_seconds", lambda work: calls.append(work()) or 1.0)
     found, sizes = (
         bench_trainer(settings=layered_settings("laptop"), repeats=1, model=small_model).metrics,
         read_architecture(small_model),

@@ -9,8 +9,7 @@ from entente.decoding.codec import Codec
 from entente.decoding.legal_table import END, TableBuilder
 from entente.game.board import POWERS, Board
 from entente.game.legal import LegalOrders, OrderKind
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import rules_text
+from entente.game.prompts import PromptSettings, rules_text
 from entente.rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
 from entente.telemetry.errors import DataError, InputError
 

@@ -16,8 +16,7 @@ from entente.decoding.legal_table import END
 from entente.game.board import Board
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.players import player
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import board_text, power_text, rules_text
+from entente.game.prompts import PromptSettings, board_text, power_text, rules_text
 from entente.rollouts.deciders import Tokens
 from tests.chat_models import MISTRAL
 

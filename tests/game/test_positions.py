@@ -14,8 +14,7 @@ from entente.game.board import POWERS, Board
 from entente.game.legal import OrderKind
 from entente.game.players import player
 from entente.game.positions import board_of_game, board_of_state
-from entente.game.prompt_settings import OwnLine, PromptSettings
-from entente.game.prompts import board_text, power_text, rules_text
+from entente.game.prompts import OwnLine, PromptSettings, board_text, power_text, rules_text
 from entente.game.read_prompt import read_prompt
 from entente.game.recorded import as_recorded
 from entente.telemetry.errors import InputError

@@ -6,8 +6,7 @@ import pytest
 
 from entente.game.board import POWERS, Board
 from entente.game.legal import WAIVE, OrderKind
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import board_text, power_text, rules_text
+from entente.game.prompts import PromptSettings, board_text, power_text, rules_text
 
 IN_PLACE = PromptSettings(own_line="in_place")
 TRIESTE_FALLS = """\

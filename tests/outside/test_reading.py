@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from entente.game.board import Board
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
-from entente.outside.question import messages
+from entente.outside.players import messages
 from entente.outside.reading import AnswerCounts, no_answer, read_answer
 
 LEGAL = Board.start().legal_orders()["FRANCE"]

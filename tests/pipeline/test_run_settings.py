@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import PromptSettings
 from entente.inference.settings import InferenceSettings
 from entente.pipeline.rollout_queue import groups_per_task
 from entente.pipeline.run_settings import (

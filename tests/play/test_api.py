@@ -14,8 +14,7 @@ import pytest
 from entente.decoding.codec import Codec
 from entente.game.board import Board
 from entente.game.players import player
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import board_text, power_text
+from entente.game.prompts import PromptSettings, board_text, power_text
 from entente.game.recorded import as_recorded
 from entente.play.orders_request import read_question, read_request
 from entente.records.generation import GenerationRequest

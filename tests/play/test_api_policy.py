@@ -12,8 +12,7 @@ from entente.decoding.codec import Codec
 from entente.decoding.model_files import recipe_prompts
 from entente.game.board import Board
 from entente.game.legal import OrderKind
-from entente.game.prompt_settings import DEFAULT_PROMPTS, PromptSettings
-from entente.game.prompts import board_text, power_text, rules_text
+from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings, board_text, power_text, rules_text
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.rollouts.deciders import Tokens

@@ -13,8 +13,7 @@ import pytest
 from entente.decoding.codec import Codec
 from entente.decoding.open_set import set_size
 from entente.game.board import POWERS
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import rules_text
+from entente.game.prompts import PromptSettings, rules_text
 from entente.pipeline.play import rollout_figures
 from entente.pipeline.rehearse_forks import rehearse
 from entente.records.generation import Generation, GenerationRequest

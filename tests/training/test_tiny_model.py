@@ -8,10 +8,9 @@ import pytest
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position
 from entente.decoding.thinking import thinking_of
-from entente.game.prompt_settings import PromptSettings
+from entente.game.prompts import PromptSettings
 from entente.training.imitation.loss import pack
-from entente.training.recipe import longest_sequence, recipe_hash
-from entente.training.settings import TinyModelSettings
+from entente.training.settings import TinyModelSettings, longest_sequence, recipe_hash
 from entente.training.tiny_model import make_tiny_model
 
 

@@ -15,8 +15,7 @@ from entente.decoding.legal_table import TableBuilder
 from entente.decoding.prompt_form import PromptForm
 from entente.decoding.thinking import thinking_of
 from entente.game.board import Board
-from entente.game.prompt_settings import PromptSettings
-from entente.game.prompts import ANSWER_CUE, board_text, power_text
+from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text
 from entente.telemetry.errors import DataError
 from entente.training.small_model import fitting_thought, wanted_centres
 from storage.gather import Batch

@@ -32,8 +32,8 @@ from entente.training.imitation.loss import backward, measure, pack
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder
-from entente.training.recipe import longest_sequence
 from entente.training.schedule import rate_at, set_rate
+from entente.training.settings import longest_sequence
 from entente.training.small_model import new_model, save_tokenizer, wanted_centres
 from storage.files import held, publish_directory
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from entente.decoding.codec import Codec
-from entente.game.prompt_settings import DEFAULT_PROMPTS
+from entente.game.prompts import DEFAULT_PROMPTS
 from entente.training.imitation.examples import Example, Examples
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.teacher_games import make_games

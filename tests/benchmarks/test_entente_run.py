@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.end_to_end import figures
-from benchmarks.entente_run import RunFigures
+from benchmarks.entente_run import RunFigures, figures
 from entente.cli.main import run
 
 
