@@ -2,42 +2,35 @@
 Prefect server, the `entente` command, and one whole run that it made.
 """
 
-import asyncio
 import json
-import math
 import os
 import random
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import END
-from entente.decoding.open_set import nth_id, set_size
 from entente.game.board import Board
 from entente.game.players import player
 from entente.game.snapshot import Snapshot
-from entente.inference.engine import EngineStats
 from entente.inference.host import EngineHost
 from entente.pipeline.run_settings import layered_settings
-from entente.records.generation import Generation, GenerationRequest
-from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.policy_version import BASE
 from entente.rollouts.fork import Tokens
 from entente.telemetry import progress
-from entente.telemetry.errors import EngineError
 from entente.training.settings import recipe_hash
 from storage.adapters import read_adapter
 from storage.control import ControlDesk, read_control
 from storage.runs import RunPaths
 from tests.command import Entente
+from tests.instant_engine import UniformEngine
 from tests.made_once import made_once
 
 # How long one example takes says how busy the machine is, and holds no rule.
@@ -202,50 +195,6 @@ def _positions(games: int, phases: int) -> list[Snapshot]:
 def positions() -> list[Snapshot]:
     """Eight movement phases of 1903, each from a game of its own."""
     return _positions(games=8, phases=2)
-
-
-class UniformEngine:
-    """An `Engine` that draws every legal token with the same probability, so that each logprob is known exactly."""
-
-    name = "uniform"
-
-    def __init__(self, *, fails: Callable[[GenerationRequest], bool] = lambda request: False) -> None:
-        self._fails = fails
-        self.requests: list[GenerationRequest] = []
-        self.policy = BASE
-
-    async def start(self) -> None:
-        return
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self.requests.append(request)
-        await asyncio.sleep(0)
-        if self._fails(request):
-            raise EngineError(f"request {request.request_id} was made to fail")
-        dice, state, ids, logprobs = random.Random(request.seed), request.table.start, [], []
-        while state != END:
-            allowed = request.table.allowed(state)
-            ids.append(nth_id(allowed, dice.choice(range(set_size(allowed)))))
-            logprobs.append(-math.log(set_size(allowed)))
-            state = request.table.advance(state, ids[-1])
-        return Generation(
-            token_ids=np.array(ids, np.int32),
-            logprobs=np.array(logprobs, np.float32),
-            policy=self.policy,
-            worker=self.name,
-        )
-
-    async def publish(self, policy: PolicyVersion) -> None:
-        self.policy = policy
-
-    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        return
-
-    async def stats(self) -> EngineStats:
-        return EngineStats(requests=len(self.requests), policy_version=self.policy.version)
-
-    async def close(self) -> None:
-        return
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,19 @@
-"""The engines that hold one contract, and the reference model."""
+"""The engines that hold one contract, the reference model without and with adapters, and requests to draw."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from entente.decoding.legal_table import TableBuilder
+from entente.game.board import Board
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.inference.settings import InferenceSettings
 from entente.inference.supervisor import EngineSupervisor
+from entente.records.generation import GenerationRequest
 
 KEY = "a key for the contract"
 
@@ -22,6 +25,58 @@ def reference(model: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def adapters(write_adapter, tmp_path_factory) -> list[Path]:
+    """Two adapters that move the odds, differently."""
+    root = tmp_path_factory.mktemp("adapters")
+    return [write_adapter(root / f"adapter-{seed}", seed=seed, scale=0.3) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def adapted(model: Path, adapters: list[Path]) -> list[Any]:
+    """The small model with each of them, as peft applies them."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    return [
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
+        for adapter in adapters
+    ]
+
+
+@pytest.fixture
+def ask(positions, tokens, request) -> Callable[..., list[GenerationRequest]]:
+    """Requests for all powers of some positions, with ids of their own: `ask("label", positions=3)`."""
+
+    def build(
+        label: str,
+        *,
+        positions_: int = 2,
+        temperature: float = 1.0,
+        version: int | None = None,
+        tables: TableBuilder = tokens.tables,
+    ) -> list[GenerationRequest]:
+        found = []
+        for snapshot in positions[:positions_]:
+            board = Board.restore(snapshot)
+            for legal in board.legal_orders().values():
+                found.append(
+                    GenerationRequest(
+                        request_id=f"{request.node.name}/{label}/{len(found)}",
+                        prompt_ids=tokens.prompt_ids(board, legal),
+                        table=tables.table(legal),
+                        seed=7000 + len(found),
+                        temperature=temperature,
+                        snapshot_id=snapshot.snapshot_id,
+                        version=version,
+                    )
+                )
+        return found
+
+    return build
 
 
 @dataclass

@@ -16,13 +16,13 @@ import pytest
 
 from entente.decoding.legal_table import TableBuilder
 from entente.decoding.thinking import thinking_of
-from entente.game.board import Board
 from entente.inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
 from entente.inference.host import EngineHost
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.conftest import Contender
+from tests.inference.masked_oracle import gap, same
 
 SLOW_S = 60
 
@@ -42,38 +42,6 @@ def contender(request: pytest.FixtureRequest, host: EngineHost, write_adapter: A
     yield found
     idle = write_adapter(tmp_path_factory.mktemp("idle") / "adapter", seed=0, scale=0.0)
     host.submit(found.engine.publish(version_in(idle, 0))).result(timeout=60)
-
-
-@pytest.fixture
-def ask(positions, tokens, request) -> Callable[..., list[GenerationRequest]]:
-    """Requests for all powers of some positions, with ids of their own: `ask("label", positions=3)`."""
-
-    def build(
-        label: str,
-        *,
-        positions_: int = 2,
-        temperature: float = 1.0,
-        version: int | None = None,
-        tables: TableBuilder = tokens.tables,
-    ) -> list[GenerationRequest]:
-        found = []
-        for snapshot in positions[:positions_]:
-            board = Board.restore(snapshot)
-            for legal in board.legal_orders().values():
-                found.append(
-                    GenerationRequest(
-                        request_id=f"{request.node.name}/{label}/{len(found)}",
-                        prompt_ids=tokens.prompt_ids(board, legal),
-                        table=tables.table(legal),
-                        seed=7000 + len(found),
-                        temperature=temperature,
-                        snapshot_id=snapshot.snapshot_id,
-                        version=version,
-                    )
-                )
-        return found
-
-    return build
 
 
 @pytest.fixture
@@ -102,60 +70,6 @@ def publish(run, contender) -> Callable[..., int]:
         return version
 
     return as_new
-
-
-@pytest.fixture(scope="module")
-def adapters(write_adapter, tmp_path_factory) -> list[Path]:
-    """Two adapters that move the odds, differently."""
-    root = tmp_path_factory.mktemp("adapters")
-    return [write_adapter(root / f"adapter-{seed}", seed=seed, scale=0.3) for seed in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def adapted(model: Path, adapters: list[Path]) -> list[Any]:
-    """The small model with each of them, as peft applies them."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    return [
-        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), str(adapter))
-        for adapter in adapters
-    ]
-
-
-def expected_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
-    """Masked log-probabilities by a plain forward of transformers over the whole text, and a loop over positions."""
-    import torch
-
-    ids = [*request.prompt_ids, *generation.token_ids.tolist()]
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0].double() / request.temperature
-    legal_ids, offsets = request.table.legal_sets(generation.token_ids.tolist())
-    found = []
-    for position, token in enumerate(generation.token_ids.tolist()):
-        row = logits[len(request.prompt_ids) + position - 1]
-        legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
-        if legal[0] < 0:
-            legal = [id_ for id_ in range(legal[1]) if id_ != -1 - legal[0]]
-        found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
-    return np.array(found)
-
-
-def gap(model: Any, requests: Sequence[GenerationRequest], generations: Sequence[Generation]) -> float:
-    """Largest difference of a log-probability from the one expected."""
-    return max(
-        float(np.abs(expected_logprobs(model, request, generation) - generation.logprobs).max())
-        for request, generation in zip(requests, generations, strict=True)
-    )
-
-
-def same(some: Sequence[Generation], others: Sequence[Generation]) -> bool:
-    """The same completions with the same log-probabilities."""
-    return all(
-        one.token_ids.tolist() == other.token_ids.tolist() and np.abs(one.logprobs - other.logprobs).max() < 1e-4
-        for one, other in zip(some, others, strict=True)
-    )
 
 
 def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(

@@ -20,7 +20,7 @@ from entente.play.orders_request import read_question, read_request
 from entente.records.generation import GenerationRequest
 from entente.rollouts.deciders import Tokens
 from entente.telemetry.errors import EngineError, EngineLostError
-from tests.conftest import UniformEngine
+from tests.instant_engine import UniformEngine
 from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 from tests.waiting import wait_until
 

@@ -24,7 +24,7 @@ from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
 from storage.schema import check_tokens, to_table
 from storage.shards import coverage, publish_shard
-from tests.conftest import UniformEngine
+from tests.instant_engine import UniformEngine
 from tests.pipeline.test_step_figures import NONE, figures_of
 
 BUDGET = 4
