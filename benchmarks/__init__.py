@@ -1,1 +1,1 @@
-"""Plain measuring programs, beside peers and beside the training step of the system before this one."""
+"""Plain measuring programs, beside peers and beside an earlier training step. Read `trainer.py` first."""

@@ -1,1 +1,1 @@
-"""Prefect flows: what runs, and when. Each file is a verb; everything they call works without Prefect."""
+"""Prefect flows: what runs, and when; everything they call works without Prefect. Read `train_policy.py` first."""

@@ -1,1 +1,1 @@
-"""The state cache: frozen mid-game positions, built offline, stored immutably, sampled as start positions of rollouts."""
+"""Frozen mid-game positions: built offline, stored immutably, sampled as starts of rollouts. Read `sampling.py` first."""

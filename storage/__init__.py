@@ -1,1 +1,1 @@
-"""Rows, ledgers and adapters of a run as immutable files, and an in-memory DuckDB index over them."""
+"""Rows, ledgers and adapters of a run as immutable files, and an in-memory DuckDB index over them. Read `shards.py` first."""

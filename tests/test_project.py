@@ -7,6 +7,7 @@ so that a new room or a new dependency cannot be half declared.
 import hashlib
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,12 @@ def test_every_package_stands_on_one_floor():
     floors = [room.strip(" ()") for layer in CONTRACTS["floors"]["layers"] for room in layer.split("|")]
     assert len(floors) == len(set(floors))
     assert set(floors) >= ROOMS
+
+
+def test_every_room_names_a_file_of_its_own_to_read_first():
+    folders = [ROOT / room.replace(".", "/") for room in ROOMS]
+    named = {room: re.search(r"Read `(\w+\.py)` first", (room / "__init__.py").read_text()) for room in folders}
+    assert [room.name for room, file in named.items() if file is None or not (room / file[1]).is_file()] == []
 
 
 @pytest.mark.parametrize("library", OWNERS)

@@ -1,1 +1,1 @@
-"""Legal orders to token tables, and prompts to token ids. Pure functions for every package that needs tokens."""
+"""Legal orders to token tables, and prompts to token ids, as pure functions. Read `legal_table.py` first."""

@@ -1,1 +1,1 @@
-"""The game: legal orders, prompts, scores and scripted players. Only this package imports `diplomacy`."""
+"""Legal orders, prompts, scores and scripted players; only this package imports `diplomacy`. Read `board.py` first."""

@@ -1,1 +1,1 @@
-"""Engines that draw completions from the masked policy, and the legal orders as a mask over their logits."""
+"""Engines that draw completions from the masked policy, and the mask over their logits. Read `engine.py` first: the contract."""

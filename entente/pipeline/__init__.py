@@ -1,1 +1,1 @@
-"""The parts of a run that need no Prefect: settings, threads, the queue between rollouts and training, dry runs."""
+"""How a run works, without Prefect: settings, threads, the queue of rollouts, dry runs. Read `play.py` first."""

@@ -1,1 +1,1 @@
-"""The policy outside of training: a board in the browser, seats on servers of others, and orders over the OpenAI API."""
+"""The policy outside of training: a board in the browser, seats on others' servers, orders over HTTP. Read `game.py` first."""

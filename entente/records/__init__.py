@@ -1,1 +1,1 @@
-"""Types that several rooms share: policy versions, generation requests and generations, and the rows of a run."""
+"""Types that several rooms share: policy versions, requests, completions, and the rows of a run. Read `rows.py` first."""

@@ -1,1 +1,1 @@
-"""The report of a run: one page that holds everything, made from the run's files alone."""
+"""The report, the replay and comparisons of runs, made from the runs' files alone. Read `page.py` first."""

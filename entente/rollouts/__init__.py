@@ -1,1 +1,1 @@
-"""Rollouts: play forks of frozen positions, draw the policy's decisions, and make the rows that training reads."""
+"""Play forks of frozen positions, draw the policy's decisions, make the rows that training reads. Read `roll_out.py` first."""

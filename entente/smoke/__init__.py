@@ -1,1 +1,1 @@
-"""`entente smoke`: the first thing to run on a new card. It tries each part of a run and recommends settings."""
+"""`entente smoke`: tries each part of a run on a new card and recommends settings. Read `job.py` first."""

@@ -1,1 +1,1 @@
-"""Training: the tiny model, advantages, the masked-policy loss, the step, checkpoints, and the trainer process."""
+"""The trainer: batches, the masked-policy loss, the step, checkpoints, and its process. Read `trainer.py` first."""

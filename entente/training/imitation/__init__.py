@@ -1,1 +1,1 @@
-"""A base model that imitates a teacher's games."""
+"""A base model that imitates a teacher's games. Read `imitate.py` first."""
