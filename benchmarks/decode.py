@@ -83,7 +83,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
     drawn = [pair for step in steps for pair in step.drawn]
     decisions = sum(step.decisions for step in steps)
     prompt_tokens = sum(len(request.prompt_ids) for request, _ in drawn)
-    cached_tokens = sum(generation.cost.cached_tokens for _, generation in drawn)
+    cached_tokens = sum(generation.cached_tokens for _, generation in drawn)
     completion_tokens = sum(len(generation.token_ids) for _, generation in drawn)
     forced = sum(int((generation.logprobs == 0).sum()) for _, generation in drawn)
     first, *others = ([case.legal for case in step.cases] for step in steps)

@@ -13,8 +13,8 @@ from entente.game.legal import LegalOrders
 from entente.game.snapshot import Snapshot
 from entente.records.generation import Generation, GenerationRequest
 from entente.rollouts.deciders import CompletionSource
-from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from entente.rollouts.fork import PlayedFork, Tokens
+from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 
@@ -40,7 +40,7 @@ class PlayedStep:
     """Decisions kept for training."""
 
 
-async def play_step(inputs: RunInputs, step: int, engine: CompletionSource, tokens: Tokens) -> RolledOut:
+async def play_step(inputs: RunInputs, step: int, engine: CompletionSource, tokens: Tokens) -> list[PlayedFork]:
     """Roll out the start groups of `step`, from 1, as a run does."""
     rollouts = inputs.rollouts
     positions = sample_start_positions(inputs.positions, rollouts.start_groups, inputs.seed, step)
@@ -64,7 +64,7 @@ async def record_step(inputs: RunInputs, step: int, engine: CompletionSource, mo
         # A rollout makes a prompt right before its request, so both lists have the same order.
         cases=[replace(case, snapshot_id=asked.snapshot_id) for case, asked in zip(cases, recording.asked, strict=True)],
         drawn=sorted(recording.drawn, key=lambda pair: place[pair[0].request_id]),
-        decisions=len(played.decisions),
+        decisions=len(decisions_of(played)),
     )
 
 

@@ -17,8 +17,9 @@ from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
 from entente.inference.engine import Engine
+from entente.records.rows import Decision
 from entente.rollouts.deciders import Decider, Tokens
-from entente.rollouts.fork import POLICY, ForkPlan, PlayedDecision, play_fork
+from entente.rollouts.fork import POLICY, ForkPlan, play_fork
 from entente.rollouts.seeds import dice
 from entente.telemetry.errors import EngineError, InputError
 
@@ -157,17 +158,18 @@ async def measure_strength(
     )
 
 
-def _opening(snapshot: Snapshot, first: PlayedDecision, tokens: Tokens | None) -> Opening:
+def _opening(snapshot: Snapshot, first: Decision, tokens: Tokens | None) -> Opening:
     assert tokens is not None, "a drawn decision needs a tokenizer"
-    drawn = first.drawn
-    completion, token_logprobs = drawn.generation.token_ids.tolist(), drawn.generation.logprobs.tolist()
+    completion, token_logprobs = first.completion_ids.tolist(), np.asarray(first.behaviour_logprobs).tolist()
     logprobs = tokens.tables.order_logprobs(completion, token_logprobs)
     return Opening(
         snapshot=snapshot,
         power=first.power,
-        orders=tuple(drawn.orders),
+        orders=tuple(first.orders),
         probabilities=tuple(round(math.exp(logprob), 6) for logprob in logprobs),
-        thought=thought_of(completion, token_logprobs, drawn.legal_ids, drawn.legal_offsets, tokens.codec),
+        thought=thought_of(
+            completion, token_logprobs, np.asarray(first.legal_ids), np.asarray(first.legal_offsets), tokens.codec
+        ),
     )
 
 

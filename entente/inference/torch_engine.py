@@ -20,7 +20,7 @@ from entente.inference.legal_draw import PartialCompletion
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_lane import Lane, LaneRequest
 from entente.inference.torch_model import TorchModel
-from entente.records.generation import Generation, GenerationCost, GenerationRequest
+from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
 from entente.telemetry.cards import take_cards
 from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError
@@ -208,12 +208,10 @@ class TorchEngine:
                 logprobs=np.array(completion.logprobs, np.float32),
                 policy=lane.policy,
                 worker=self.name,
-                cost=GenerationCost(
-                    queue_ms=1e3 * (scheduled - pending.arrived),
-                    prefill_ms=1e3 * (first - scheduled),
-                    decode_ms=1e3 * (now - first),
-                    cached_tokens=pending.cached,
-                ),
+                queue_ms=1e3 * (scheduled - pending.arrived),
+                prefill_ms=1e3 * (first - scheduled),
+                decode_ms=1e3 * (now - first),
+                cached_tokens=pending.cached,
             )
         )
 

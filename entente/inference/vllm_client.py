@@ -24,7 +24,7 @@ from entente.inference.engine import EngineStats
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_roster import ClientTimes, Roster
 from entente.inference.vllm_server import PREEMPTED, RUNNING, STEPS, WAITING, CallFailed, Server
-from entente.records.generation import Generation, GenerationCost, GenerationRequest
+from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
@@ -189,14 +189,21 @@ class VllmClient:
             self._free(server)
         server.failures = 0
         waited, took = 1e3 * (sent - arrived), 1e3 * (time.monotonic() - sent)
-        cost = GenerationCost(queue_ms=waited, decode_ms=took, cached_tokens=answer.cached_tokens)
-        return Generation(token_ids=answer.token_ids, logprobs=answer.logprobs, policy=policy, worker=server.name, cost=cost)
+        return Generation(
+            token_ids=answer.token_ids,
+            logprobs=answer.logprobs,
+            policy=policy,
+            worker=server.name,
+            queue_ms=waited,
+            decode_ms=took,
+            cached_tokens=answer.cached_tokens,
+        )
 
     def _counted(self, request: GenerationRequest, generation: Generation) -> Generation:
         tokens, forced = len(generation.token_ids), int(np.count_nonzero(generation.logprobs == 0))
         self._counts.update(
             prompt_tokens=len(request.prompt_ids),
-            cached_tokens=generation.cost.cached_tokens,
+            cached_tokens=generation.cached_tokens,
             completion_tokens=tokens,
             forced_tokens=forced,
             drawn_tokens=tokens - forced,

@@ -21,7 +21,8 @@ from entente.game.snapshot import Snapshot
 from entente.inference.engine import forget_prefixes
 from entente.pipeline.resources import PROBE, PRODUCER, Resources, RolloutResources
 from entente.pipeline.search_players import search_opponents
-from entente.rollouts.roll_out import RolledOut, StartGroup, plan_start_groups, roll_out
+from entente.rollouts.fork import PlayedFork
+from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import disk_full
 from entente.telemetry.progress import reporter
@@ -139,10 +140,10 @@ async def _play_groups(
         reporter().stage(stage, len(done), len(positions))
 
     groups = plan_start_groups(positions, first_group, settings)
-    played = await resources.host.run(_roll_out(resources, groups, settings, producer, on_group))
+    forks = await resources.host.run(_roll_out(resources, groups, settings, producer, on_group))
     while after is not None and not await asyncio.to_thread(after.exists):
         await asyncio.sleep(_POLL_S)
-    rows, end = (played.decisions, played.plies), first_group + len(positions)
+    rows, end = (decisions_of(forks), plies_of(forks)), first_group + len(positions)
     publish = partial(publish_shard, resources.paths, producer, first_group, *rows, resources.provenance, next_start_group=end)
     await publish_when_there_is_room(publish, FULL_DISK_WAIT_S)
 
@@ -153,7 +154,7 @@ async def _roll_out(
     settings: RolloutSettings,
     producer: str,
     on_group: Callable[[int], None],
-) -> RolledOut:
+) -> list[PlayedFork]:
     """Play against the opponents of the settings, with empty prefix caches. Otherwise the last bits of log-probabilities would
     depend on what the engines drew before, and so on where a run was resumed."""
     async with resources.past.served(settings.opponent_versions) as versions:

@@ -22,7 +22,7 @@ from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Decision, Ply
 from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import plan_start_groups, roll_out
+from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from state_cache.build import play_source_game
 from state_cache.sampling import sample_start_positions
@@ -67,18 +67,16 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
     shorter = settings.model_copy(update=changed)
     starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
     engine = _UniformEngine()
-    played = asyncio.run(
-        roll_out(plan_start_groups(starts, 0, shorter), engine, tokens, shorter, producer="rehearsal", seed=seed)
-    )
-    rows = [replace(row, input_ids=row.input_ids[:longest]) for row in played.decisions]
-    scale = settings.horizon_years / years / played.forks
+    forks = asyncio.run(roll_out(plan_start_groups(starts, 0, shorter), engine, tokens, shorter, producer="rehearsal", seed=seed))
+    rows = [replace(row, input_ids=row.input_ids[:longest]) for row in decisions_of(forks)]
+    scale = settings.horizon_years / years / len(forks)
     return Rehearsal(
         decisions_per_fork=len(rows) * scale,
         prompt_tokens=float(np.mean([min(longest, row.prompt_len) for row in rows] or [0])),
         completion_tokens=float(np.mean([len(row.behaviour_logprobs) for row in rows] or [0])),
         longest_request=engine.longest,
         unique_tokens=_group_tokens(rows, settings.forks_per_group) * settings.horizon_years / years,
-        fork_bytes=(to_table(rows).nbytes + to_table(played.plies, Ply).nbytes) * scale,
+        fork_bytes=(to_table(rows).nbytes + to_table(plies_of(forks), Ply).nbytes) * scale,
     )
 
 

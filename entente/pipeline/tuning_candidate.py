@@ -24,7 +24,7 @@ from entente.pipeline.run_settings import RunSettings, settings_of
 from entente.pipeline.threads import apply_threads
 from entente.records.rows import Decision
 from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import StartGroup, plan_start_groups, roll_out
+from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_groups, roll_out
 from entente.telemetry.child import answer_job
 from state_cache.sampling import sample_start_positions
 from storage.adapters import published_versions, read_adapter
@@ -61,8 +61,8 @@ async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: li
     """Play all start groups at the same time from an empty prefix cache; returns their rows and the seconds."""
     await forget_prefixes(engine)
     began = time.perf_counter()
-    rolled = await roll_out(groups, engine, tokens, run.rollouts, producer="tuning", seed=run.seed)
-    return rolled.decisions, time.perf_counter() - began
+    forks = await roll_out(groups, engine, tokens, run.rollouts, producer="tuning", seed=run.seed)
+    return decisions_of(forks), time.perf_counter() - began
 
 
 def figures_of(passes: list[tuple[list[Decision], float]]) -> dict[str, float]:

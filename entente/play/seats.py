@@ -1,6 +1,5 @@
 """Chooses for the players of a game in the browser: policy versions, players that search, scripted players."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,7 +36,7 @@ class SeatedPlayers:
 
 async def _drawn(decider: PolicyDecider, request: DecisionRequest) -> Choice:
     drawn = await draw(request, decider.engine, decider.tokens, version=decider.version)
-    return Choice(orders=tuple(drawn.orders), probability=math.exp(float(drawn.generation.logprobs.sum())))
+    return Choice(orders=tuple(drawn.orders), probability=drawn.probability)
 
 
 async def _searched(decider: SearchDecider, request: DecisionRequest) -> Choice:

@@ -33,22 +33,8 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationCost:
-    """Time and cache use of one completion. A decision row has columns of the same names."""
-
-    queue_ms: float = 0.0
-    """Milliseconds from the request's arrival at the engine to its first scheduling."""
-    prefill_ms: float = 0.0
-    """Milliseconds from first scheduling to the first token; 0 of a vLLM server, which does not say."""
-    decode_ms: float = 0.0
-    """Milliseconds from the first token to the last; of a vLLM server, from sending to the answer."""
-    cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One completion with its logprobs and its policy version."""
+    """One completion with its log-probabilities, its policy version, and what it cost in time and tokens."""
 
     token_ids: np.ndarray
     """int32 [completion tokens], with the end token."""
@@ -58,4 +44,11 @@ class Generation:
     """Version that drew all tokens."""
     worker: str
     """Name of the engine that drew it."""
-    cost: GenerationCost = GenerationCost()
+    queue_ms: float = 0.0
+    """Milliseconds from the request's arrival at the engine to its first scheduling."""
+    prefill_ms: float = 0.0
+    """Milliseconds from first scheduling to the first token; 0 of a vLLM server, which does not say."""
+    decode_ms: float = 0.0
+    """Milliseconds from the first token to the last; of a vLLM server, from sending to the answer."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""

@@ -4,6 +4,7 @@ Each field names its Arrow type. `storage/schema.py` builds the Arrow schemas fr
 `storage.schema.SCHEMA_VERSION`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,16 +30,18 @@ TextList = Annotated[Sequence[str], pa.list_(pa.string())]
 class Decision:
     """The order set of one power at one ply of one fork: one prompt, one completion, one row.
 
-    If a fork fails, its earlier decisions are kept, but their status is "failed" and they are not trained on.
+    It is made when it is drawn. What has a default is filled in later: the outcome when the fork ends, the numbers of a run's
+    row when its start group has ended. If a fork fails, its earlier decisions are kept, but their status is "failed" and they are
+    not trained on.
     """
 
-    decision_id: Int64
+    decision_id: Int64 = 0
     """Positive number that identifies the decision; see decision_id()."""
     snapshot_id: Text
     """The snapshot that the fork started from."""
-    start_group: Int64
+    start_group: Int64 = 0
     """Number of the start group: unique and increasing within its producer."""
-    fork: Int16
+    fork: Int16 = 0
     """Number of the fork within its start group, from 0."""
     ply: Int16
     """Phase index since the fork, from 0."""
@@ -46,11 +49,11 @@ class Decision:
     """The power that decides."""
     phase: Text
     """Short phase name, e.g. S1903M."""
-    game_id: Text
+    game_id: Text = ""
     """Source game of the snapshot."""
     seed: Int64
     """Seed of this decision's random draws."""
-    opponents: Text
+    opponents: Text = ""
     """What plays the other powers: random, policy:12 (a past version) or policy; by seat AUSTRIA=random,ENGLAND=policy:12,..."""
     policy_version: Int32
     """Trainer steps of the adapter that drew all tokens of the completion; 0: the base model."""
@@ -72,33 +75,33 @@ class Decision:
     """Sampling temperature."""
     orders: TextList
     """The orders as given to the game engine, in the order of the sites."""
-    centres_gained: Float32
+    centres_gained: Float32 = 0.0
     """Change of the number of centres, from this decision to the power's next in this fork, or to the fork's end."""
-    sos_share: Float32
+    sos_share: Float32 = 0.0
     """Change of the power's share of the sum of squared centres over the same span."""
-    draw_share: Float32
+    draw_share: Float32 = 0.0
     """Change of the power's share in a draw of all survivors over the same span."""
-    survival: Float32
+    survival: Float32 = 0.0
     """Change of being alive (1) or not (0) over the same span."""
-    leader_gap: Float32
+    leader_gap: Float32 = 0.0
     """Change of the distance to the leader over the same span: 0 within three centres, then -1/18 per centre."""
-    balance: Float32
+    balance: Float32 = 0.0
     """Change of how evenly the survivors' centres are distributed (0 to 1; 0 for a leader) over the same span."""
-    units_dislodged: Float32
+    units_dislodged: Float32 = 0.0
     """Other powers' units that its moves dislodged in that span."""
-    units_driven_out: Float32
+    units_driven_out: Float32 = 0.0
     """Own units that other powers dislodged in that span, with or without a retreat."""
-    orders_void: Float32
+    orders_void: Float32 = 0.0
     """Own orders in that span without effect, such as a support of a move that was not made."""
-    orders_bounced: Float32
+    orders_bounced: Float32 = 0.0
     """Own moves and retreats in that span that another unit blocked."""
-    orders_rejected: Int16
+    orders_rejected: Int16 = 0
     """Orders that the game engine did not accept; rows with more than 0 are not trained on."""
-    status: Text
+    status: Text = "complete"
     """complete | failed."""
-    reason: Text
+    reason: Text = ""
     """Why it failed; empty if complete."""
-    ended: Text
+    ended: Text = ""
     """Why the fork ended: horizon | won | drawn | eliminated | settled | failed."""
     queue_ms: Float32
     """Milliseconds from the request to its first scheduling."""
@@ -106,12 +109,22 @@ class Decision:
     """Milliseconds from first scheduling to the first token."""
     decode_ms: Float32
     """Milliseconds from the first token to the last."""
-    engine_ms: Float32
+    engine_ms: Float32 = 0.0
     """Milliseconds of the game engine for this ply; legal orders that forks share do not count."""
     cached_tokens: Int32
     """Prompt tokens found in the prefix cache."""
     checksum: UInt32 = 0
     """CRC32 over all other columns of the row; to_table() fills it in."""
+
+    @property
+    def completion_ids(self) -> npt.NDArray[np.int32]:
+        """[n_completion] token ids of the completion, with the end token."""
+        return np.asarray(self.input_ids[self.prompt_len :])
+
+    @property
+    def probability(self) -> float:
+        """Of the completion, after the legal mask and temperature."""
+        return math.exp(float(np.sum(self.behaviour_logprobs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +134,9 @@ class Ply:
     The last ply of a completed fork is its final position, without orders. A game that is over has no such ply.
     """
 
-    start_group: Int64
+    start_group: Int64 = 0
     """As in Decision."""
-    fork: Int16
+    fork: Int16 = 0
     """As in Decision."""
     ply: Int16
     """As in Decision."""
@@ -133,9 +146,9 @@ class Ply:
     """Id of the position before the orders."""
     position: Text
     """The position before the orders, canonical JSON."""
-    orders: Text
+    orders: Text = "{}"
     """JSON object: power -> list of orders, including those of scripted players."""
-    results: Text
+    results: Text = "{}"
     """JSON object: unit -> list of results."""
 
 

@@ -18,6 +18,7 @@ from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.prompts import ANSWER_CUE, DEFAULT_PROMPTS, PromptSettings, board_text, power_text
 from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Decision
 from entente.rollouts.seeds import seed_of
 from entente.telemetry.errors import InputError, VersionGoneError
 
@@ -92,20 +93,6 @@ class DecisionRequest:
     """Name of the start group, from which luck derives that its forks share; empty: there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnDecision:
-    """One decision with its tokens, legal sets and seed."""
-
-    seed: int
-    prompt_ids: list[int]
-    generation: Generation
-    orders: list[str]
-    legal_ids: np.ndarray
-    """int32: legal sets of the completion's positions, concatenated."""
-    legal_offsets: np.ndarray
-    """int32 [completion tokens + 1]: position i allows legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
-
-
 class CompletionSource(Protocol):
     """The part of an `Engine` that games use."""
 
@@ -135,7 +122,7 @@ class PolicyDecider:
 
     async def decide(self, request: DecisionRequest) -> list[str]:
         """See `Decider`."""
-        return (await draw(request, self.engine, self.tokens, version=self.version)).orders
+        return list((await draw(request, self.engine, self.tokens, version=self.version)).orders)
 
 
 async def draw(
@@ -146,8 +133,8 @@ async def draw(
     version: int | None = None,
     shown: str | None = None,
     repetition: int = 0,
-) -> DrawnDecision:
-    """Draw one decision.
+) -> Decision:
+    """Draw one decision; its outcome is open.
 
     Args:
         version: the policy version; None: the newest.
@@ -176,13 +163,26 @@ async def draw(
         generation = await engine.generate(generation_request)
     completion = generation.token_ids.tolist()
     legal_ids, legal_offsets = table.legal_sets(completion)
-    return DrawnDecision(
+    return Decision(
+        snapshot_id=request.snapshot_id,
+        ply=request.ply,
+        power=request.power,
+        phase=request.board.phase,
         seed=seed,
-        prompt_ids=prompt_ids,
-        generation=generation,
-        orders=tokens.tables.read(completion, legal),
+        policy_version=generation.policy.version,
+        adapter_hash=generation.policy.adapter_hash,
+        worker=generation.worker,
+        input_ids=np.concatenate([np.asarray(prompt_ids, np.int32), generation.token_ids]),
+        prompt_len=len(prompt_ids),
+        behaviour_logprobs=generation.logprobs,
         legal_ids=legal_ids,
         legal_offsets=legal_offsets,
+        temperature=request.temperature,
+        orders=tokens.tables.read(completion, legal),
+        queue_ms=generation.queue_ms,
+        prefill_ms=generation.prefill_ms,
+        decode_ms=generation.decode_ms,
+        cached_tokens=generation.cached_tokens,
     )
 
 

@@ -1,23 +1,27 @@
 """Plays one fork: from a frozen position to its horizon, by the policy, scripted players and other deciders.
 
 Forks run concurrently, and so do the decisions of one ply. A failed request ends only its own fork, with a status and a reason.
+Reward components are computed here: each covers the time from a decision to the same power's next one, or to the fork's end.
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.players import player
-from entente.game.scores import SOLO_CENTRES, Standing, compute_standing, horizon_reached, spring_after
-from entente.rollouts.deciders import CompletionSource, Decider, DecisionRequest, DrawnDecision, Tokens, draw
+from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached, spring_after
+from entente.records.rows import Decision, Ply
+from entente.rollouts.deciders import CompletionSource, Decider, DecisionRequest, Tokens, draw
 from entente.rollouts.opponents import POLICY
 from entente.rollouts.seeds import dice
 from entente.telemetry.errors import DataError, EngineError
 
-__all__ = ["POLICY", "ForkPlan", "PlayedDecision", "PlayedFork", "PlayedPly", "Tokens", "play_fork"]
+__all__ = ["POLICY", "ForkPlan", "PlayedFork", "Tokens", "play_fork"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,41 +48,13 @@ class ForkPlan:
     """Name that seeds the policy's draws; empty: `name`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedDecision:
-    """One decision of the policy and what happened on the board."""
-
-    ply: int
-    power: str
-    phase: str
-    drawn: DrawnDecision
-    before: Standing
-    """Standing before the decision."""
-    rejected: int
-    """Number of its orders that the game engine refused."""
-    engine_ms: float
-    """Milliseconds in the game engine at this ply, for adjudication and for legal orders that forks do not share."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedPly:
-    """One phase of a fork. The last one is the final position, without orders."""
-
-    ply: int
-    phase: str
-    snapshot_id: str
-    position: str
-    orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    results: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-
 @dataclass(slots=True, kw_only=True)
 class PlayedFork:
     """The result of a fork."""
 
-    decisions: list[PlayedDecision] = field(default_factory=list)
-    """Decisions of the policy, by ply."""
-    plies: list[PlayedPly] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    """Decisions of the policy, by ply, each with its outcome."""
+    plies: list[Ply] = field(default_factory=list)
     start: Standing | None = None
     end: Standing | None = None
     status: str = "complete"
@@ -116,6 +92,7 @@ async def play_fork(
     deciders = deciders or {}
     standing = compute_standing(board)
     fork, end_rule = PlayedFork(start=standing), _EndRule(plan, board)
+    befores: list[Standing] = []  # of each decision
     ply = 0
     while not (reason_to_end := end_rule.reason_to_end(board, ply)):
         began = time.perf_counter()
@@ -145,32 +122,38 @@ async def play_fork(
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
         fork.rejected += sum(played.rejected.values())
         fork.decisions += [
-            PlayedDecision(
-                ply=ply,
-                power=power,
-                phase=phase,
-                drawn=decision,
-                before=before,
-                rejected=played.rejected.get(power, 0),
-                engine_ms=engine_ms,
-            )
+            replace(decision, orders_rejected=played.rejected.get(power, 0), engine_ms=engine_ms)
             for power, decision in drawn.items()
         ]
+        befores += [before] * len(drawn)
         if position is not None:
-            fork.plies.append(replace(position, orders=played.orders, results=played.results))
+            fork.plies.append(replace(position, orders=json.dumps(played.orders), results=json.dumps(played.results)))
         ply += 1
         on_phase(phase)
     if record_plies and fork.status == "complete" and not board.is_over:
         fork.plies.append(_ply(ply, board))
     fork.end, fork.ended = standing, reason_to_end
+    fork.decisions = _with_outcomes(fork, befores)
     board.release()
     return fork
 
 
-def _ply(ply: int, board: Board) -> PlayedPly:
+def _with_outcomes(fork: PlayedFork, befores: Sequence[Standing]) -> list[Decision]:
+    """The decisions with how the fork ended, and what each brought until the same power's next decision or the end."""
+    assert fork.end is not None
+    following: dict[str, Standing] = {}
+    found: list[Decision] = []
+    for decision, before in zip(reversed(fork.decisions), reversed(befores), strict=True):
+        parts: dict[str, Any] = components(before, following.get(decision.power, fork.end), decision.power)
+        following[decision.power] = before
+        found.append(replace(decision, status=fork.status, reason=fork.reason, ended=fork.ended, **parts))
+    return found[::-1]
+
+
+def _ply(ply: int, board: Board) -> Ply:
     """The current position, without orders."""
     snapshot = board.snapshot(game_id="", seed=0, source="")
-    return PlayedPly(ply=ply, phase=board.phase, snapshot_id=snapshot.snapshot_id, position=snapshot.position)
+    return Ply(ply=ply, phase=board.phase, snapshot_id=snapshot.snapshot_id, position=snapshot.position)
 
 
 class _EndRule:
@@ -242,7 +225,7 @@ async def _draw_decisions(
     ply: int,
     engine: CompletionSource | None,
     tokens: Tokens | None,
-) -> dict[str, DrawnDecision]:
+) -> dict[str, Decision]:
     """Draw the decisions of all `powers` concurrently."""
     if not powers:
         return {}

@@ -1,20 +1,13 @@
 """Rolls out start groups: plays all their forks concurrently and makes the rows and plies.
 
-Every decision of the policy in a start group becomes a row. A group is never split. Rows of a failed fork have its status and
-reason. Reward components are computed here: each covers the time from a decision to the same power's next decision in that fork,
-or to the fork's end.
+Every decision of the policy in a start group becomes a row. A group is never split.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from entente.game.board import POWERS, Board
-from entente.game.scores import Standing, components
 from entente.game.snapshot import Snapshot
 from entente.records.rows import Decision, Ply, decision_id
 from entente.rollouts.deciders import CompletionSource, Decider
@@ -40,18 +33,6 @@ class StartGroup:
     """The power that the policy plays; None: all seven."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolledOut:
-    """Rows and plies of whole start groups."""
-
-    decisions: list[Decision]
-    plies: list[Ply]
-    forks: int
-    failed_forks: int
-    failure: str = ""
-    """Why the first failed fork failed; empty if none did."""
-
-
 async def roll_out(
     groups: Sequence[StartGroup],
     engine: CompletionSource,
@@ -62,8 +43,8 @@ async def roll_out(
     seed: int,
     on_group: Callable[[int], None] | None = None,
     deciders: Mapping[str, Decider] | None = None,
-) -> RolledOut:
-    """Play `settings.forks_per_group` forks of each group to the horizon.
+) -> list[PlayedFork]:
+    """Play `settings.forks_per_group` forks of each group to the horizon. Returns them by group and number, with their rows.
 
     Args:
         producer: name of the producer of these groups; part of every id and seed.
@@ -75,18 +56,18 @@ async def roll_out(
         EngineError: more than `MAX_FAILED_SHARE` of the forks failed.
     """
 
-    async def roll_out_group(group: StartGroup) -> tuple[StartGroup, list[PlayedFork]]:
+    async def roll_out_group(group: StartGroup) -> list[PlayedFork]:
         board = Board.restore(group.snapshot)
         board.prepare_forks()
         shared = f"{producer}/{seed}/{group.number}"
-        seats = dict.fromkeys(POWERS, POLICY) | _draw_seats(shared, group, settings)
+        seats = _draw_seats(shared, group, settings)
         forks = await asyncio.gather(
             *(
                 play_fork(
                     ForkPlan(
                         name=f"{shared}/{fork}",
                         shared_name=shared,
-                        seats=seats,
+                        seats=dict.fromkeys(POWERS, POLICY) | seats,
                         horizon_years=settings.horizon_years,
                         settled_years=SETTLED_YEARS,
                         last_winter=settings.last_winter,
@@ -104,100 +85,50 @@ async def roll_out(
         board.release()
         if on_group is not None:
             on_group(group.number)
-        return group, forks
+        opponents = opponents_text(seats, by_seat=settings.opponents_by == "seat") if seats else POLICY
+        return [_as_rows(fork, group, number, producer, opponents) for number, fork in enumerate(forks)]
 
-    played = await asyncio.gather(*(roll_out_group(group) for group in groups))
-    forks = [fork for _, group_forks in played for fork in group_forks]
-    failed = [fork for fork in forks if fork.status != "complete"]
-    decisions: list[Decision] = []
-    plies: list[Ply] = []
-    for group, group_forks in played:
-        for number, fork in enumerate(group_forks):
-            decisions.extend(_rows(group, number, fork, settings, producer, seed))
-            plies.extend(_plies(group, number, fork))
-    rolled = RolledOut(
-        decisions=decisions,
-        plies=plies,
-        forks=len(forks),
-        failed_forks=len(failed),
-        failure=failed[0].reason if failed else "",
-    )
-    check_failures(rolled)
-    return rolled
+    forks = [fork for played in await asyncio.gather(*map(roll_out_group, groups)) for fork in played]
+    check_failures(forks)
+    return forks
 
 
-def check_failures(played: RolledOut) -> None:
+def check_failures(forks: Sequence[PlayedFork]) -> None:
     """Check that not too many forks failed.
 
     Raises:
         EngineError: more than `MAX_FAILED_SHARE` of them did.
     """
-    if played.failed_forks > MAX_FAILED_SHARE * played.forks:
-        raise EngineError(f"{played.failed_forks} of {played.forks} forks failed; the first: {played.failure}")
+    failed = [fork.reason for fork in forks if fork.status != "complete"]
+    if len(failed) > MAX_FAILED_SHARE * len(forks):
+        raise EngineError(f"{len(failed)} of {len(forks)} forks failed; the first: {failed[0]}")
 
 
-def _rows(
-    group: StartGroup, number: int, fork: PlayedFork, settings: RolloutSettings, producer: str, seed: int
-) -> list[Decision]:
-    """Rows of one fork, each with the reward components until the next decision of its power."""
-    assert fork.end is not None
-    following: dict[str, Standing] = {}
-    rows = []
-    seats = _draw_seats(f"{producer}/{seed}/{group.number}", group, settings)
-    opponents = opponents_text(seats, by_seat=settings.opponents_by == "seat") if seats else POLICY
-    for decision in reversed(fork.decisions):
-        after = following.get(decision.power, fork.end)
-        following[decision.power] = decision.before
-        parts: dict[str, Any] = components(decision.before, after, decision.power)
-        drawn, generation = decision.drawn, decision.drawn.generation
-        rows.append(
-            Decision(
-                decision_id=decision_id(producer, group.number, number, decision.ply, decision.power),
-                snapshot_id=group.snapshot.snapshot_id,
-                start_group=group.number,
-                fork=number,
-                ply=decision.ply,
-                power=decision.power,
-                phase=decision.phase,
-                game_id=group.snapshot.game_id,
-                seed=drawn.seed,
-                opponents=opponents,
-                policy_version=generation.policy.version,
-                adapter_hash=generation.policy.adapter_hash,
-                worker=generation.worker,
-                input_ids=np.concatenate([np.asarray(drawn.prompt_ids, np.int32), generation.token_ids]),
-                prompt_len=len(drawn.prompt_ids),
-                behaviour_logprobs=generation.logprobs,
-                legal_ids=drawn.legal_ids,
-                legal_offsets=drawn.legal_offsets,
-                temperature=settings.temperature,
-                orders=drawn.orders,
-                orders_rejected=decision.rejected,
-                status=fork.status,
-                reason=fork.reason,
-                ended=fork.ended,
-                engine_ms=decision.engine_ms,
-                **asdict(generation.cost),
-                **parts,
-            )
+def decisions_of(forks: Sequence[PlayedFork]) -> list[Decision]:
+    """The decisions of all forks, in their order."""
+    return [decision for fork in forks for decision in fork.decisions]
+
+
+def plies_of(forks: Sequence[PlayedFork]) -> list[Ply]:
+    """The plies of all forks, in their order."""
+    return [ply for fork in forks for ply in fork.plies]
+
+
+def _as_rows(fork: PlayedFork, group: StartGroup, number: int, producer: str, opponents: str) -> PlayedFork:
+    """The fork, with its place in the run in all its rows."""
+    place = {"start_group": group.number, "fork": number}
+    fork.decisions = [
+        replace(
+            row,
+            decision_id=decision_id(producer, group.number, number, row.ply, row.power),
+            game_id=group.snapshot.game_id,
+            opponents=opponents,
+            **place,
         )
-    return rows[::-1]
-
-
-def _plies(group: StartGroup, number: int, fork: PlayedFork) -> list[Ply]:
-    return [
-        Ply(
-            start_group=group.number,
-            fork=number,
-            ply=played.ply,
-            phase=played.phase,
-            snapshot_id=played.snapshot_id,
-            position=played.position,
-            orders=json.dumps(played.orders),
-            results=json.dumps(played.results),
-        )
-        for played in fork.plies
+        for row in fork.decisions
     ]
+    fork.plies = [replace(ply, **place) for ply in fork.plies]
+    return fork
 
 
 def _draw_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> dict[str, str]:

@@ -5,7 +5,6 @@ same request has the same result. Between playouts other tasks of the event loop
 """
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,8 +68,8 @@ async def propose(
             draw(request, engine, tokens, version=version, shown=shown, repetition=number) for number in range(settings.proposals)
         )
         for found in await asyncio.gather(*draws):
-            sets.append(found.orders)
-            drawn[tuple(found.orders)] = math.exp(float(found.generation.logprobs.sum()))
+            sets.append(list(found.orders))
+            drawn[tuple(found.orders)] = found.probability
     for number, name in enumerate(settings.scripted):
         rng = dice(request.dice, request.ply, request.power, "proposal", number)
         sets.append(player(name)(request.legal, rng, request.board))

@@ -107,7 +107,7 @@ def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine,
     )
     course = asyncio.run(play_fork(plan, Board.restore(positions[0]), uniform_engine(), tokens))
     assert course.status == "complete" and len(course.decisions) > 7
-    assert not any(decision.rejected for decision in course.decisions)
+    assert not any(decision.orders_rejected for decision in course.decisions)
     for decision in course.decisions:
-        prompt = tokens.codec.decode(decision.drawn.prompt_ids)
+        prompt = tokens.codec.decode(decision.input_ids[: decision.prompt_len])
         assert prompt.startswith(rules_text(prompts)) and prompt.endswith("ORDERS:\n")

@@ -12,7 +12,7 @@ import numpy as np
 
 from entente.decoding.legal_table import END
 from entente.inference.engine import EngineStats
-from entente.records.generation import Generation, GenerationCost, GenerationRequest
+from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from entente.telemetry.errors import EngineError, VersionGoneError
 
@@ -62,7 +62,7 @@ class PlainEngine:
             logprobs=np.array([-math.log(size) for size in sizes], np.float32),
             policy=policy,
             worker=self.name,
-            cost=GenerationCost(decode_ms=1e3 * self.delay_s),
+            decode_ms=1e3 * self.delay_s,
         )
 
     async def publish(self, policy: PolicyVersion) -> None:

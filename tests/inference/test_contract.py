@@ -191,7 +191,7 @@ def test_publishing_what_is_served_already_changes_nothing(contender, run, ask, 
     assert same(before, run(again_meanwhile()))
     assert run(contender.engine.stats()).policy_version == version
     requests = ask("later")
-    warm = sum(generation.cost.cached_tokens for generation in draw(requests))
+    warm = sum(generation.cached_tokens for generation in draw(requests))
     assert warm > 0.5 * sum(len(request.prompt_ids) for request in requests), "it forgot the prompts that it knew"
 
 
@@ -367,7 +367,7 @@ def test_counts_are_taken_at_the_request(contender, run, ask, draw):
     for request, generation in zip(requests, generations, strict=True):
         forced += int((np.diff(request.table.legal_sets(generation.token_ids.tolist())[1]) == 1).sum())
     assert after.forced_tokens - before.forced_tokens == forced > 0
-    assert after.cached_tokens - before.cached_tokens == sum(each.cost.cached_tokens for each in generations)
+    assert after.cached_tokens - before.cached_tokens == sum(each.cached_tokens for each in generations)
     assert after.engine_steps > before.engine_steps and after.running == 0
     for generation in generations:
-        assert min(generation.cost.queue_ms, generation.cost.prefill_ms, generation.cost.decode_ms) >= 0
+        assert min(generation.queue_ms, generation.prefill_ms, generation.decode_ms) >= 0

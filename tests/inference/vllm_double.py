@@ -222,7 +222,7 @@ class VllmDouble:
         tokens, logprobs = drawn.token_ids.tolist()[len(head) :], drawn.logprobs.tolist()[len(head) :]
         content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in zip(tokens, logprobs, strict=True)]
         choice = {"index": 0, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": drawn.cost.cached_tokens}}
+        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": drawn.cached_tokens}}
         answer: dict[str, Any] = {"request_id": "r", "model": model, "choices": [choice], "usage": usage}
         if self.spoil is not None:
             self.faults += 1

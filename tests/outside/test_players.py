@@ -23,7 +23,7 @@ from entente.pipeline.run_settings import layered_settings
 from entente.rollouts import roll_out as roll_out_module
 from entente.rollouts.deciders import DecisionRequest
 from entente.rollouts.opponents import read_opponents, read_table
-from entente.rollouts.roll_out import StartGroup, roll_out
+from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import EngineError, InputError
 from flows import given_parameters
@@ -203,16 +203,16 @@ def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, pos
 
     with EndpointServer(plays) as server:
         first, counts = asyncio.run(rolled(server.player))
-    assert first.failed_forks == 0 and counts.missing == 0 and counts.answers >= len(server.requests) > 6
+    assert all(fork.status == "complete" for fork in first) and counts.missing == 0 and counts.answers >= len(server.requests) > 6
     moved = set()
-    for row in first.decisions:
+    for row in decisions_of(first):
         seats = read_opponents(row.opponents, [power for power in POWERS if power != row.power])
         assert set(seats.values()) == {server.player, "hold"}
-        plies = [ply for ply in first.plies if ply.start_group == row.start_group and ply.phase.endswith("M")]
+        plies = [ply for ply in plies_of(first) if ply.start_group == row.start_group and ply.phase.endswith("M")]
         moved |= {seats[p] for ply in plies for p, o in json.loads(ply.orders).items() if p in seats and " H" not in "".join(o)}
     assert moved == {server.player}
     again, _ = asyncio.run(rolled(server.player))
-    assert [ply.orders for ply in again.plies] == [ply.orders for ply in first.plies], "the endpoint is off"
+    assert [ply.orders for ply in plies_of(again)] == [ply.orders for ply in plies_of(first)], "the endpoint is off"
 
 
 def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, positions, tmp_path, monkeypatch):
@@ -225,7 +225,7 @@ def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, p
             await roll_out(groups, uniform_engine(), tokens, settings, **named)
         monkeypatch.setattr(roll_out_module, "MAX_FAILED_SHARE", 1.0)
         found = await roll_out(groups, uniform_engine(), tokens, settings, **named)
-        assert found.failed_forks == 2 and "nobody answers at that address" in found.failure
+        assert len(found) == 2 and all("nobody answers at that address" in fork.reason for fork in found)
         await outside.close()
 
     asyncio.run(rolled("openai:m@http://127.0.0.1:9/v1"))

@@ -12,7 +12,8 @@ from entente.pipeline import search_players as searching
 from entente.pipeline.league import tally_fork
 from entente.pipeline.search_players import SearchTeacher, SharedSearch, search_opponents
 from entente.rollouts.deciders import DecisionRequest
-from entente.rollouts.roll_out import RolledOut, StartGroup, roll_out
+from entente.rollouts.fork import PlayedFork
+from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.search.search import SearchDecider
 from entente.search.settings import SearchSettings
@@ -60,10 +61,10 @@ def test_forks_that_meet_in_one_position_ask_once_and_with_the_luck_of_their_gro
     assert len({(each.game, each.power) for each in counted.asked}) == 5, "requests in progress have names of their own"
 
 
-def rolled(positions: Any, engine: Any, tokens: Any, names: str, *, past: Any = None) -> RolledOut:
+def rolled(positions: Any, engine: Any, tokens: Any, names: str, *, past: Any = None) -> list[PlayedFork]:
     settings = SETTINGS.model_copy(update={"opponents": names})
 
-    async def play() -> RolledOut:
+    async def play() -> list[PlayedFork]:
         deciders = search_opponents(settings.searching_opponents, past, tokens)
         groups = [StartGroup(number=0, snapshot=positions[0], power="FRANCE")]
         return await roll_out(groups, engine, tokens, settings, producer="p", seed=5, deciders=deciders)
@@ -75,8 +76,10 @@ def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positi
     """Oracle: the searching player asked alone."""
     monkeypatch.setattr(searching, "DEFAULT_SEARCH", QUICK)
     played = rolled(positions, uniform_engine(), tokens, "mover+search")
-    assert {row.opponents for row in played.decisions} == {"mover+search"} and not played.failed_forks
-    first = [json.loads(ply.orders) for ply in played.plies if ply.ply == 0]
+    assert {row.opponents for row in decisions_of(played)} == {"mover+search"} and all(
+        fork.status == "complete" for fork in played
+    )
+    first = [json.loads(ply.orders) for ply in plies_of(played) if ply.ply == 0]
     alone, board = SearchDecider(QUICK, proposer="mover"), Board.restore(positions[0])
     for power in board.legal_orders():
         if power != "FRANCE":
@@ -90,8 +93,8 @@ def test_a_version_that_searches_proposes_under_its_number_and_is_no_member_of_t
     monkeypatch.setattr(searching, "DEFAULT_SEARCH", QUICK)
     past = uniform_engine()
     played = rolled(positions, uniform_engine(), tokens, "v2+search", past=past)
-    assert {row.opponents for row in played.decisions} == {"policy:2+search"}
-    assert {asked.version for asked in past.requests} == {2} and not played.failed_forks
+    assert {row.opponents for row in decisions_of(played)} == {"policy:2+search"}
+    assert {asked.version for asked in past.requests} == {2} and all(fork.status == "complete" for fork in played)
     names = [asked.request_id for asked in past.requests]
     assert len(names) == len(set(names)) > 6 and any(name.endswith("/1") for name in names), "two proposals each"
     assert SETTINGS.model_copy(update={"opponents": "v2+search"}).opponent_versions == {2}, "so it is served"

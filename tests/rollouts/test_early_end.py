@@ -11,7 +11,7 @@ from entente.game.board import POWERS, Board
 from entente.game.scores import COMPONENTS
 from entente.game.snapshot import Snapshot, position_id
 from entente.rollouts.fork import POLICY, ForkPlan, PlayedFork, play_fork
-from entente.rollouts.roll_out import plan_start_groups, roll_out
+from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 
 
@@ -100,7 +100,7 @@ def test_the_last_winter_changes_no_reward_of_what_came_before(uniform_engine, t
         groups = plan_start_groups([(snapshot, "FRANCE") for snapshot in positions[:3]], 0, settings)
         played = asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0))
         told[last_winter] = {
-            row.decision_id: ([getattr(row, name) for name in COMPONENTS], row.phase, row.orders) for row in played.decisions
+            row.decision_id: ([getattr(row, name) for name in COMPONENTS], row.phase, row.orders) for row in decisions_of(played)
         }
     saved = told[True].keys() - told[False].keys()
     assert all(told[True][row] == found for row, found in told[False].items())
@@ -129,7 +129,7 @@ def test_the_reason_stands_in_every_row(uniform_engine, tokens) -> None:
     units = {"FRANCE": ["A PAR", "A BRE", "A MAR"], "TURKEY": ["A CON", "F ANK", "A SMY"]}
     settings = RolloutSettings(forks_per_group=2, horizon_years=4, opponents="hold")
     groups = plan_start_groups([(position(centres, units), "TURKEY")], 0, settings)
-    rows = asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0)).decisions
+    rows = decisions_of(asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0)))
     assert {(row.fork, row.ended) for row in rows} <= {
         (fork, ended) for fork in (0, 1) for ended in ("settled", "horizon")
     } and rows

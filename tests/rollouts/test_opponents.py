@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from entente.game.board import POWERS
 from entente.rollouts.deciders import PolicyDecider
 from entente.rollouts.opponents import draw_opponents, read_opponents, read_table, table_text
-from entente.rollouts.roll_out import StartGroup, roll_out
+from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 
 MIX = RolloutSettings(start_groups=4, forks_per_group=3, horizon_years=1, opponents="hold, mover,territorial")
@@ -58,7 +58,7 @@ def test_a_table_is_read_as_it_was_written():
 def test_rows_name_the_opponents_and_the_forks_of_a_group_share_them(uniform_engine, tokens, positions):
     played = rolled(positions, uniform_engine(), tokens, MIX)
     by_group: dict[int, set[str]] = {}
-    for row in played.decisions:
+    for row in decisions_of(played):
         by_group.setdefault(row.start_group, set()).add(row.opponents)
     assert by_group == {number: set(lots(MIX.opponents, 4)[number].values()) for number in by_group}
     assert len({name for names in by_group.values() for name in names}) > 1
@@ -67,9 +67,9 @@ def test_rows_name_the_opponents_and_the_forks_of_a_group_share_them(uniform_eng
 def test_a_past_version_decides_for_six_powers_and_none_of_it_becomes_a_row(uniform_engine, tokens, positions):
     policy, other = uniform_engine(), uniform_engine()
     played = rolled(positions, policy, tokens, PAST, {"policy:12": PolicyDecider(other, tokens, 12)})
-    assert {row.opponents for row in played.decisions} == {"policy:12"}
-    assert all(row.power == POWERS[row.start_group] for row in played.decisions)
-    assert len(played.decisions) == len(policy.requests)
+    assert {row.opponents for row in decisions_of(played)} == {"policy:12"}
+    assert all(row.power == POWERS[row.start_group] for row in decisions_of(played))
+    assert len(decisions_of(played)) == len(policy.requests)
     assert {request.version for request in other.requests} == {12}
     assert len(other.requests) > len(policy.requests), "six powers against one"
 
@@ -78,10 +78,10 @@ def test_by_seat_rows_name_who_played_each_power(uniform_engine, tokens, positio
     """A power that 'hold' plays never moves."""
     by_seat = MIX.model_copy(update={"opponents": "hold,mover", "opponents_by": "seat"})
     played = rolled(positions, uniform_engine(), tokens, by_seat)
-    own = {row.start_group: (row.power, row.opponents) for row in played.decisions}
+    own = {row.start_group: (row.power, row.opponents) for row in decisions_of(played)}
     assert {text.count("=") for _, text in own.values()} == {6}
     moved = set()
-    for ply in played.plies:
+    for ply in plies_of(played):
         power, text = own[ply.start_group]
         seats = read_opponents(text, [other for other in POWERS if other != power])
         for other, orders in json.loads(ply.orders).items():

@@ -16,13 +16,14 @@ from entente.game.scores import components, compute_standing
 from entente.game.snapshot import Snapshot
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.rows import Ply
-from entente.rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from entente.rollouts.fork import PlayedFork
+from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import EngineError, VersionGoneError
 from storage.schema import COMPONENTS, to_table
 
 
-def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **given) -> RolledOut:
+def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **given) -> list[PlayedFork]:
     settings = RolloutSettings(
         start_groups=len(positions),
         policy_powers=powers,
@@ -44,16 +45,16 @@ COUNTS = ("units_dislodged", "units_driven_out", "orders_void", "orders_bounced"
 def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(uniform_engine, tokens, positions):
     """On 200 forks with all seven powers played, against boards replayed from the stored plies."""
     played = play(uniform_engine(), tokens, positions[:5], powers="all", forks_per_group=40)
-    assert played.forks == 200
+    assert len(played) == 200
     sums: dict[tuple[int, int, str], np.ndarray] = defaultdict(lambda: np.zeros(len(COMPONENTS)))
     first: dict[tuple[int, int, str], int] = {}
-    for row in played.decisions:
+    for row in decisions_of(played):
         assert row.ended == "horizon"
         place = row.start_group, row.fork, row.power
         sums[place] += [getattr(row, name) for name in COMPONENTS]
         first[place] = min(row.ply, first.get(place, row.ply))
     forks: dict[tuple[int, int], list[Ply]] = defaultdict(list)
-    for ply in played.plies:
+    for ply in plies_of(played):
         forks[ply.start_group, ply.fork].append(ply)
     totals: Counter[str] = Counter()
     for (group, fork, power), total in sums.items():
@@ -93,7 +94,7 @@ def _as_snapshot(ply: Ply, start: Snapshot) -> Snapshot:
 def test_a_replay_of_the_stored_orders_meets_every_stored_position(uniform_engine, tokens, positions):
     played = play(uniform_engine(), tokens, positions[:3])
     board, fork, ended = None, None, []
-    for ply in played.plies:
+    for ply in plies_of(played):
         if (ply.start_group, ply.fork) != fork:
             fork, board = (ply.start_group, ply.fork), Board.restore(positions[ply.start_group - 10])
         assert board is not None and board.snapshot(game_id="", seed=0, source="").snapshot_id == ply.snapshot_id
@@ -101,15 +102,15 @@ def test_a_replay_of_the_stored_orders_meets_every_stored_position(uniform_engin
             ended.append(fork)
             continue
         assert json.loads(ply.results) == {unit: list(found) for unit, found in board.step(orders).results.items()}
-    assert len(ended) == len(set(ended)) == played.forks, "every fork's last ply is where it ended"
+    assert len(ended) == len(set(ended)) == len(played), "every fork's last ply is where it ended"
 
 
 def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, positions):
     played = play(uniform_engine(), tokens, positions, powers="all")
-    table = to_table(played.decisions)
-    assert table.num_rows == len({row.decision_id for row in played.decisions}) > 400
+    table = to_table(decisions_of(played))
+    assert table.num_rows == len({row.decision_id for row in decisions_of(played)}) > 400
     assert all(column.null_count == 0 for column in table.columns)
-    for row in played.decisions:
+    for row in decisions_of(played):
         assert row.orders_rejected == 0 and row.status == "complete"
         assert len(row.legal_offsets) - 1 == len(row.behaviour_logprobs) == len(row.input_ids) - row.prompt_len
         widths = np.diff(row.legal_offsets)
@@ -119,7 +120,7 @@ def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, posit
 
 def test_scripted_opponents_share_their_random_numbers_within_a_group_and_not_across(uniform_engine, tokens, positions):
     played = play(uniform_engine(), tokens, [positions[0], positions[0]], forks_per_group=3)
-    first = [json.loads(ply.orders) for ply in played.plies if ply.ply == 0]
+    first = [json.loads(ply.orders) for ply in plies_of(played) if ply.ply == 0]
     others = [{power: orders for power, orders in ply.items() if power not in POWERS[:2]} for ply in first]
     assert others[0] == others[1] == others[2] and others[3] == others[4] == others[5]
     assert others[0] != others[3]
@@ -127,9 +128,9 @@ def test_scripted_opponents_share_their_random_numbers_within_a_group_and_not_ac
 
 
 def test_the_same_seed_repeats_everything_but_the_clock(uniform_engine, tokens, positions):
-    def told(played: RolledOut) -> list:
+    def told(played: list[PlayedFork]) -> list:
         clocks = {"queue_ms", "prefill_ms", "decode_ms", "engine_ms"}
-        table = to_table(played.decisions)
+        table = to_table(decisions_of(played))
         return table.drop_columns(sorted(clocks | {"checksum"})).to_pylist()
 
     assert told(play(uniform_engine(), tokens, positions[:3], seed=4)) == told(
@@ -145,11 +146,11 @@ def test_a_failed_fork_is_data_with_a_reason_and_its_neighbours_go_on(uniform_en
         return request.request_id.startswith("local/0/10/2/1/")  # fork 2 of the first group, at its second ply
 
     played = play(uniform_engine(fails=fails), tokens, positions[:2])
-    bad = [row for row in played.decisions if row.status == "failed"]
-    assert played.failed_forks == 1 and {(row.start_group, row.fork) for row in bad} == {(10, 2)}
+    bad = [row for row in decisions_of(played) if row.status == "failed"]
+    assert sum(fork.status == "failed" for fork in played) == 1 and {(row.start_group, row.fork) for row in bad} == {(10, 2)}
     assert {row.ended for row in bad} == {"failed"}
     assert all("was made to fail" in row.reason for row in bad)
-    assert len({row.fork for row in played.decisions if row.status == "complete" and row.start_group == 10}) == 3
+    assert len({row.fork for row in decisions_of(played) if row.status == "complete" and row.start_group == 10}) == 3
 
 
 def test_too_many_failed_forks_fail_the_task(uniform_engine, tokens, positions):
@@ -215,8 +216,8 @@ def test_a_decision_whose_version_was_retired_meanwhile_is_drawn_again_and_never
 
     untroubled = play(uniform_engine(), tokens, positions[:2])
     played = play(Retiring(2), tokens, positions[:2])
-    assert set(refusals.values()) == {2} and played.failed_forks == 0
-    assert [row.orders for row in played.decisions] == [row.orders for row in untroubled.decisions]
+    assert set(refusals.values()) == {2} and sum(fork.status == "failed" for fork in played) == 0
+    assert [row.orders for row in decisions_of(played)] == [row.orders for row in decisions_of(untroubled)]
     refusals.clear()
     with pytest.raises(EngineError, match="version 3 was retired"):
         play(Retiring(1000), tokens, positions[:2])

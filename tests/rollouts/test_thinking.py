@@ -17,8 +17,8 @@ from entente.game.prompts import PromptSettings, rules_text
 from entente.pipeline.play import rollout_figures
 from entente.pipeline.rehearse_forks import rehearse
 from entente.records.generation import Generation, GenerationRequest
-from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import RolledOut, plan_start_groups, roll_out
+from entente.rollouts.fork import PlayedFork, Tokens
+from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
@@ -54,17 +54,19 @@ class BriefEngine(UniformEngine):
 
 
 @pytest.fixture(scope="module")
-def played(thinker: Tokens, positions: Any) -> RolledOut:
+def played(thinker: Tokens, positions: Any) -> list[PlayedFork]:
     groups = plan_start_groups([(snapshot, POWERS[0]) for snapshot in positions[:2]], 0, SETTINGS)
     return asyncio.run(roll_out(groups, BriefEngine(thinker), thinker, SETTINGS, producer="local", seed=1))
 
 
-def test_a_row_holds_an_open_set_for_each_drawn_token_of_the_thought_and_its_exact_logprob(played: RolledOut, thinker: Tokens):
+def test_a_row_holds_an_open_set_for_each_drawn_token_of_the_thought_and_its_exact_logprob(
+    played: list[PlayedFork], thinker: Tokens
+):
     codec, thinking, seen = thinker.codec, thinker.thinking, set()
-    assert thinking is not None and not played.failed_forks and len(played.decisions) > 40
+    assert thinking is not None and all(fork.status == "complete" for fork in played) and len(decisions_of(played)) > 40
     rules = rules_text(thinker.prompts)
     assert f"at most {BUDGET} tokens" in rules
-    for row in played.decisions:
+    for row in decisions_of(played):
         ids, offsets = np.asarray(row.legal_ids), np.asarray(row.legal_offsets)
         prompt, completion = row.input_ids[: row.prompt_len], row.input_ids[row.prompt_len :]
         assert codec.decode(prompt).startswith(rules) and codec.decode(prompt).endswith("THOUGHT:\n")
@@ -86,19 +88,21 @@ def test_a_row_holds_an_open_set_for_each_drawn_token_of_the_thought_and_its_exa
     assert seen == {1, 2, 3, 4, "forced"}, "thoughts of no token up to the whole budget, ended by the model or by force"
 
 
-def test_published_rows_pass_the_checks_and_give_the_figures_of_thoughts(played: RolledOut, thinker: Tokens, tmp_path: Path):
-    check_tokens(to_table(played.decisions))
-    publish_shard(RunPaths(tmp_path), "local", 0, played.decisions, played.plies, {}, next_start_group=2)
+def test_published_rows_pass_the_checks_and_give_the_figures_of_thoughts(
+    played: list[PlayedFork], thinker: Tokens, tmp_path: Path
+):
+    check_tokens(to_table(decisions_of(played)))
+    publish_shard(RunPaths(tmp_path), "local", 0, decisions_of(played), plies_of(played), {}, next_start_group=2)
     found = coverage(RunPaths(tmp_path), "local", 0, 2)
     work = rollout_figures(found, 2, thinker.thinking)
-    assert work["thoughts"] == len(played.decisions)
-    assert work["thought_tokens"] == sum(int((np.asarray(row.legal_ids) < 0).sum()) for row in played.decisions)
-    forced = [row for row in played.decisions if row.seed % (BUDGET + 1) == BUDGET]
+    assert work["thoughts"] == len(decisions_of(played))
+    assert work["thought_tokens"] == sum(int((np.asarray(row.legal_ids) < 0).sum()) for row in decisions_of(played))
+    forced = [row for row in decisions_of(played) if row.seed % (BUDGET + 1) == BUDGET]
     assert work["forced_thoughts"] == len(forced) > 0
     figures = figures_of((rollout_figures(found, 2, thinker.thinking),), NONE)
     assert figures["rollout/thought_tokens_mean"] == work["thought_tokens"] / work["thoughts"]
-    assert figures["rollout/thought_forced_share"] == len(forced) / len(played.decisions)
-    assert work["forced_tokens"] == sum(int((np.diff(row.legal_offsets) == 1).sum()) for row in played.decisions)
+    assert figures["rollout/thought_forced_share"] == len(forced) / len(decisions_of(played))
+    assert work["forced_tokens"] == sum(int((np.diff(row.legal_offsets) == 1).sum()) for row in decisions_of(played))
     assert not [name for name in figures_of((rollout_figures(found, 2),), NONE) if "thought" in name], "absent, not zero"
 
 

@@ -16,7 +16,7 @@ from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE
 from entente.records.rows import Decision, Ply
 from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import plan_start_groups, roll_out
+from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, publish_shard
@@ -78,7 +78,7 @@ def _play(paths: RunPaths, engine: Any, tokens: Tokens, positions: Sequence[Snap
     settings = RolloutSettings(start_groups=groups, forks_per_group=forks, horizon_years=1)
     plan = plan_start_groups([(positions[index], "FRANCE") for index in range(groups)], 0, settings)
     played = asyncio.run(roll_out(plan, engine, tokens, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, played.decisions, played.plies, {}, next_start_group=groups)
+    publish_shard(paths, "local", 0, decisions_of(played), plies_of(played), {}, next_start_group=groups)
     return paths
 
 

@@ -82,7 +82,7 @@ def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engi
         for power, answer in answers.items():
             ids, offsets = answer.legal_ids, answer.legal_offsets
             widest = int(np.argmax(np.diff(offsets)))
-            drawn = answer.generation.token_ids[widest]
+            drawn = answer.completion_ids[widest]
             place = next(at for at in range(offsets[widest], offsets[widest + 1]) if ids[at] != drawn)
             cut = offsets.copy()
             cut[widest + 1 :] -= 1
