@@ -67,14 +67,11 @@ def reference() -> str:
 
 _HEAD = """# Settings
 
-All settings of a training run. `entente settings --markdown` writes this page from the docstrings of the settings classes. A test
-compares the two.
+For whoever looks up a setting of a training run. `entente settings --markdown` writes this page.
 
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
-parameters. `entente train --help` shows the twenty most important settings with the preset's values, and `--help-all` all of
-them. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is resumed. Any
-other may not change."""
+parameters. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is resumed."""
 
 
 _MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.RECORDED: " ↻", ChangeRule.NEVER: ""}
