@@ -71,7 +71,8 @@ For whoever looks up a setting of a training run. `entente settings --markdown` 
 
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
-parameters. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is resumed."""
+parameters. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is
+resumed."""
 
 
 _MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.RECORDED: " ↻", ChangeRule.NEVER: ""}
