@@ -1,6 +1,6 @@
 """A double of vLLM's server: the same JSON over a torch engine, on the caller's event loop, with faults on demand.
 
-It knows of HTTP what the client uses. `tests/inference/test_vllm_servers.py` holds the client to a real one.
+It knows of HTTP what the client uses. `tests/flows/test_vllm_servers.py` holds the client to a real one.
 """
 
 import asyncio
