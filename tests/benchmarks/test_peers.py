@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def pins(name: str) -> dict[str, str]:
-    lines = (line.split("#")[0].strip() for line in (ROOT / "requirements" / name).read_text().splitlines())
+    lines = (line.split("#")[0].strip() for line in (ROOT / "deploy" / "locks" / name).read_text().splitlines())
     return dict(line.split(";")[0].strip().split("==") for line in lines if "==" in line)
 
 
