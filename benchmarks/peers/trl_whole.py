@@ -1,8 +1,8 @@
 """`peers --whole-s`: TRL's whole GRPO trainer on the game as a reward function, for as many CPU seconds as a run of ours took.
 
 It has the positions of a run's steps, in their order, and the run's prompts, groups, forks, updates, adapter and rate. An answer
-is read as an endpoint's is, and played against the run's opponents to the run's horizon; the reward are the centres gained. Two
-arms run at the same time, on one thread each:
+is read as an endpoint's is, and played against the run's opponents to the run's horizon; the reward is the number of centres
+gained. Two arms run at the same time, on one thread each:
 
     free    draws from the whole vocabulary; a unit without a legal order in the answer holds
     masked  draws under our legal tables

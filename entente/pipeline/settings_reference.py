@@ -67,7 +67,7 @@ def reference() -> str:
 
 _HEAD = """# Settings
 
-For whoever looks up a setting of a training run. `entente settings --markdown` writes this page.
+For people who look up a setting of a training run. `entente settings --markdown` writes this page.
 
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's

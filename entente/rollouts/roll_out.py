@@ -89,11 +89,11 @@ async def roll_out(
         return [_as_rows(fork, group, number, producer, opponents) for number, fork in enumerate(forks)]
 
     forks = [fork for played in await asyncio.gather(*map(roll_out_group, groups)) for fork in played]
-    check_failures(forks)
+    _check_failures(forks)
     return forks
 
 
-def check_failures(forks: Sequence[PlayedFork]) -> None:
+def _check_failures(forks: Sequence[PlayedFork]) -> None:
     """Check that not too many forks failed.
 
     Raises:
