@@ -21,7 +21,7 @@ import psutil
 import pyarrow as pa
 
 from benchmarks.outcome import Outcome
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError, TrainingError
 from entente.telemetry.progress import reporter
 from storage.runs import RunPaths

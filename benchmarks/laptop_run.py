@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.entente_run import short_run
-from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.settings.run_settings import RunSettings, layered_settings
 from entente.telemetry.errors import TrainingError
 from entente.telemetry.progress import reporter
 from entente.training.advantages import advantages_of

@@ -11,8 +11,8 @@ from benchmarks.decode_cases import Case, RecordingEngine
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.snapshot import Snapshot
+from entente.players.deciders import CompletionSource
 from entente.records.generation import Generation, GenerationRequest
-from entente.rollouts.deciders import CompletionSource
 from entente.rollouts.fork import PlayedFork, Tokens
 from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings

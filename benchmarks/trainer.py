@@ -25,7 +25,7 @@ from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
 from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape, made_up_batch
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from entente.training.first_guess import block_products

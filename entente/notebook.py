@@ -19,7 +19,7 @@ from storage.runs import LATEST, RunPaths, check_name, runs_in
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
-    from entente.pipeline.run_settings import RunSettings
+    from entente.settings.run_settings import RunSettings
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -52,7 +52,7 @@ class Run:
     @_one_error
     def settings(self) -> "RunSettings":
         """Its settings."""
-        from entente.pipeline.run_settings import settings_of
+        from entente.settings.run_settings import settings_of
 
         return settings_of(self.paths)
 
@@ -108,9 +108,9 @@ class Run:
             InputError: there is no such game, or its boards are gone.
             DataError: its rows are damaged.
         """
-        from entente.pipeline.find_model import model_or_none
         from entente.reports.replay_page import replay_html
         from entente.reports.replayed import read_game
+        from entente.settings.find_model import model_or_none
 
         root, storage = self.paths.root.parent, self.settings.storage
         model = model_or_none(self.settings, root, self.paths.root.name)
@@ -189,7 +189,7 @@ def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: 
     """
     from entente.cli.environment import prepare_environment
     from entente.cli.train import train_run
-    from entente.pipeline.run_settings import layered_settings, resumed_settings
+    from entente.settings.run_settings import layered_settings, resumed_settings
 
     files = [Path(file) for file in config]
     with warnings.catch_warnings():  # the environment is prepared before Prefect is imported; it silences warnings

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from prefect import flow
 
-from entente.pipeline.refresh_settings import drop_unused, newest_run, refreshed_settings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after
+from flows.refresh_settings import drop_unused, newest_run, refreshed_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache
 from storage.files import folders_in

@@ -15,9 +15,9 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
 from entente.game.players import SEARCHES
-from entente.outside.endpoint import read_endpoint
-from entente.pipeline.run_settings import RunSettings
-from entente.rollouts.opponents import is_endpoint
+from entente.players.endpoint import read_endpoint
+from entente.players.opponents import is_endpoint
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import MODEL_FOLDER, check_name
 

@@ -16,7 +16,8 @@ from typing import Any
 from prefect import flow
 
 from entente.evaluation.intervals import format_interval
-from entente.pipeline.improve_rounds import (
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.improve_rounds import (
     ImproveSettings,
     begin_round,
     check_improve,
@@ -25,21 +26,16 @@ from entente.pipeline.improve_rounds import (
     open_rounds,
     results,
     round_name,
-    with_steps,
 )
-from entente.pipeline.play import Stretch
-from entente.pipeline.resources import Resources
-from entente.pipeline.rollout_queue import StepRollouts
-from entente.pipeline.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
-from entente.pipeline.step_figures import StepClock
-from entente.pipeline.teach import VISITED_GROUPS
-from entente.pipeline.threads import usable_cores
-from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.play import Stretch
+from entente.rollouts.teach import VISITED_GROUPS
+from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
 from entente.telemetry.errors import DataError
 from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
+from entente.telemetry.threads import usable_cores
 from flows.given_parameters import check_given, named_after
 from flows.open_run import open_run
 from flows.score_policy import score_version
@@ -50,11 +46,19 @@ from storage.lesson_shelf import LessonQuery, lessons_in_use
 from storage.retention import drop_old_adapters
 from storage.runs import RunPaths
 from tasks.artifacts import write_report_page
+from tasks.resources import Resources
+from tasks.rollout_queue import StepRollouts
 from tasks.rollouts import label_visits, quoted, roll_out_groups, visit_groups
+from tasks.step_figures import StepClock
 from tasks.training import check_mismatch, has_fresh_rows, train_step
 
 _LABELLED_AT_ONCE = 4
 """Shards of visits that are labelled at a time: while the playouts of one end, those of the others keep the cores busy."""
+
+
+def with_steps(settings: RunSettings) -> RunSettings:
+    """The run's settings with at least as many steps as it has."""
+    return settings.model_copy(update={"steps": max(settings.steps, last_step(settings.paths))})
 
 
 @flow(name="improve-policy", flow_run_name=named_after("improve", "run"))
@@ -73,7 +77,7 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
     check_given(runs_root, runs=[run])
     improve, paths = improve or ImproveSettings(), RunPaths(runs_root / run)
     stored = settings_of(paths).model_copy(update={"runs_root": runs_root})
-    check_improve(stored, improve)
+    check_improve(improve, stored.prompts.thinking_tokens)
     if left := open_rounds(paths, improve):
         settings = with_steps(stored)
         async with open_run(settings, resume=True, trains_alone=True) as resources:

@@ -21,14 +21,14 @@ from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.inference.settings import InferenceSettings
 from entente.inference.start_engine import start_engine
-from entente.pipeline.run_settings import RunSettings, settings_of
-from entente.pipeline.threads import apply_threads, usable_cores
+from entente.players.deciders import Decider, PolicyDecider, Tokens
+from entente.players.search import SearchDecider
 from entente.records.policy_version import BASE_VERSION
-from entente.rollouts.deciders import Decider, PolicyDecider, Tokens
-from entente.search.search import SearchDecider
+from entente.settings.run_settings import RunSettings, settings_of
 from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
+from entente.telemetry.threads import apply_threads, usable_cores
 from flows.open_run import prepare_model
 from storage.runs import RunPaths
 

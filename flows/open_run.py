@@ -27,26 +27,23 @@ from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.inference.memory_plan import trainer_share
 from entente.inference.start_engine import start_engine
-from entente.pipeline.cancel_on_sigterm import cancelled_by_sigterm
-from entente.pipeline.check_settings import check_objective, check_settings
-from entente.pipeline.dask_rollouts import check_scheduler, dask_cluster
-from entente.pipeline.find_model import check_room
-from entente.pipeline.league import check_opponent_versions
-from entente.pipeline.resources import Resources
-from entente.pipeline.rollout_queue import RolloutQueue, groups_per_task
-from entente.pipeline.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
-from entente.pipeline.threads import apply_threads
-from entente.pipeline.work_record import record_work
 from entente.rollouts.fork import Tokens
+from entente.rollouts.league import check_opponent_versions
+from entente.settings.check_settings import check_objective, check_settings
+from entente.settings.find_model import check_room
+from entente.settings.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.machine import environment
 from entente.telemetry.progress import reporter
+from entente.telemetry.threads import apply_threads
 from entente.training.loss_name import try_loss
 from entente.training.messages import ResumePoint
 from entente.training.process import TrainerProcess
 from flows.build_state_cache import build_state_cache
+from flows.cancel_on_sigterm import cancelled_by_sigterm
+from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, entries_in, folders_in, held, remove_folder, set_aside
@@ -54,7 +51,10 @@ from storage.json_files import write_json
 from storage.learnable import PastReturns
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
+from tasks.dask_rollouts import check_scheduler, dask_cluster
 from tasks.preparation import make_model
+from tasks.resources import Resources
+from tasks.rollout_queue import RolloutQueue, groups_per_task
 from tasks.rollouts import quoted, roll_out_groups, roll_out_on_dask
 
 

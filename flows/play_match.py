@@ -22,9 +22,9 @@ from entente.evaluation.matches import DEFAULT_GAMES, GamePlan, GameResult, plan
 from entente.evaluation.protocols import check_protocol, part_of_protocol
 from entente.evaluation.settings import MatchSettings
 from entente.game.snapshot import Snapshot
-from entente.outside.players import OutsidePlayers
-from entente.outside.reading import AnswerCounts
-from entente.pipeline.run_settings import settings_of
+from entente.players.endpoint_players import OutsidePlayers
+from entente.players.read_answer import AnswerCounts
+from entente.settings.run_settings import settings_of
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import environment
 from entente.telemetry.progress import reporter

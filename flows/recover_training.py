@@ -30,15 +30,15 @@ from prefect.states import Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
-from entente.pipeline.improve_rounds import ImproveSettings, rounds_left
-from entente.pipeline.recovery_rule import Attempts, Facts, RecoveryAction, decide
-from entente.pipeline.run_settings import RunSettings, settings_of
-from entente.pipeline.work_record import WORK_FOLDER, Work, read_work, work_file
+from entente.rollouts.improve_rounds import ImproveSettings, rounds_left
+from entente.settings.run_settings import RunSettings, settings_of
 from entente.telemetry.alerts import STALLED_MINUTES, Alert
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary
+from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide
+from flows.work_record import WORK_FOLDER, Work, read_work, work_file
 from storage.files import held
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step

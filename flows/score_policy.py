@@ -7,15 +7,15 @@ from typing import Any
 
 from entente.evaluation.score_files import ScoreRecord, read_score, track_label, write_score
 from entente.evaluation.strength import POLICY, Score
-from entente.pipeline.find_model import TINY
-from entente.pipeline.resources import Resources
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.find_model import TINY
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
 from entente.training.settings import TINY_TEACHER
 from storage.files import set_aside
 from storage.ledger import Totals
 from tasks.evaluation import evaluate_player
+from tasks.resources import Resources
 
 
 def run_summary(

@@ -3,7 +3,7 @@
     open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score the trained policy
 
 Everything that must survive is in files, never in Prefect: with `resume` the same flow continues from those files, however the
-run ended. How rollouts and training overlap is decided in `entente/pipeline/rollout_queue.py`.
+run ended. How rollouts and training overlap is decided in `tasks/rollout_queue.py`.
 """
 
 import asyncio
@@ -12,9 +12,7 @@ from typing import Any
 
 from prefect import flow
 
-from entente.pipeline.resources import Resources
-from entente.pipeline.run_settings import RunSettings
-from entente.pipeline.step_figures import StepClock
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
@@ -26,7 +24,9 @@ from storage.ledger import count_run
 from storage.retention import drop_old_adapters
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result, write_report_page
+from tasks.resources import Resources
 from tasks.rollouts import forget_finished_tasks, quoted
+from tasks.step_figures import StepClock
 from tasks.training import check_agreement, train_step
 
 _CLEAR_EVERY = 20

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from prefect import tags
 
 from entente.evaluation.score_files import read_scores, write_score
-from entente.pipeline.run_settings import RunSettings
-from entente.pipeline.sweep import base_question, score_of
 from entente.records.policy_version import BASE_VERSION
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import TrainingError
 from entente.telemetry.progress import reporter
 from flows.open_run import check_inputs
+from flows.sweep import base_question, score_of
 from flows.train_policy import train_policy
 from storage.runs import RunPaths
 

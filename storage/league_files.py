@@ -1,7 +1,7 @@
 """Files of the league: the past versions that one producer's start groups of a step may meet, `league/local/000012.json`.
 
 A file is published once, before the first of these start groups is played, and never changes.
-`entente/pipeline/league.py` has the rule.
+`entente/rollouts/league.py` has the rule.
 """
 
 from pathlib import Path

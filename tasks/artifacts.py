@@ -22,10 +22,10 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 
 from entente.evaluation.strength import Score
-from entente.pipeline.artifact_texts import cache_rows, result_page, score_page, step_row
 from entente.telemetry.progress import reporter
 from state_cache.store import StateCache
 from storage.runs import RunPaths
+from tasks.artifact_texts import cache_rows, result_page, score_page, step_row
 
 PAUSE_S = 5.0
 """Seconds between two updates of a run's page."""

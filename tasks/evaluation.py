@@ -11,7 +11,7 @@ from entente.evaluation.strength import POLICY, Score, measure_strength
 from entente.game.snapshot import Snapshot
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
-from entente.rollouts.deciders import Decider, Tokens
+from entente.players.deciders import Decider, Tokens
 from entente.telemetry.progress import GameProgress, reporter
 
 

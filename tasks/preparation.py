@@ -53,7 +53,7 @@ def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -
 
 
 def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
-    from entente.pipeline.resources import PRODUCER
+    from entente.rollouts.resources import PRODUCER
     from storage.on_policy import reached_positions
 
     return reached_positions(run, producer=PRODUCER, before=before, held_out=held_out)

@@ -11,14 +11,14 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
 from prefect.utilities.annotations import quote
 
-from entente.pipeline.dask_rollouts import DaskCluster
-from entente.pipeline.improve_rounds import ImproveSettings
-from entente.pipeline.play import Figures, Stretch, play_probe, play_stretch
-from entente.pipeline.resources import Resources
-from entente.pipeline.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
-from entente.pipeline.teach import label, visit
+from entente.rollouts.improve_rounds import ImproveSettings
+from entente.rollouts.play import Figures, Stretch, play_probe, play_stretch
+from entente.rollouts.teach import label, visit
+from entente.settings.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.process_pool import ProcessPool
+from tasks.dask_rollouts import DaskCluster
+from tasks.resources import Resources
 
 T = TypeVar("T")
 

@@ -9,13 +9,13 @@ import asyncio
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from entente.pipeline.resources import Resources
-from entente.pipeline.rollout_queue import RolloutQueue
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.progress import reporter
 from entente.training.messages import TrainedStep
 from entente.training.step_metrics import mismatch_warning
 from storage.lesson_shelf import LessonQuery
+from tasks.resources import Resources
+from tasks.rollout_queue import RolloutQueue
 from tasks.rollouts import quoted, roll_out_probe
 
 COMPARE_EVERY = 20

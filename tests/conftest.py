@@ -21,9 +21,9 @@ from entente.game.board import Board
 from entente.game.players import player
 from entente.game.snapshot import Snapshot
 from entente.inference.host import EngineHost
-from entente.pipeline.run_settings import layered_settings
 from entente.records.policy_version import BASE
 from entente.rollouts.fork import Tokens
+from entente.settings.run_settings import layered_settings
 from entente.telemetry import progress
 from entente.training.settings import recipe_hash
 from storage.adapters import read_adapter
@@ -94,8 +94,8 @@ _SERVER = {
     "tests/flows/": "Prefect",
     "tests/reports/": "Prefect",
     "tests/tasks/": "Prefect",
-    "tests/pipeline/test_dask_rollouts.py": "Prefect",
-    "tests/pipeline/test_rollout_side.py": "Prefect",
+    "tests/tasks/test_dask_rollouts.py": "Prefect",
+    "tests/tasks/test_rollout_side.py": "Prefect",
 }
 """Start of a test's path -> the fixture that these tests share and that takes long to make. One worker process runs them all. The
 groups take longest, so they run first. In the system tier each process has a server: one alone would have most of the work."""

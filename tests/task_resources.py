@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from entente.pipeline.resources import Resources
 from entente.records.policy_version import BASE
 from entente.rollouts.settings import RolloutSettings
 from entente.training.messages import ResumePoint, TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
+from tasks.resources import Resources
 
 
 def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **given: Any) -> Resources:

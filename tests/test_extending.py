@@ -21,7 +21,7 @@ import pytest
 from entente.evaluation.contestants import resolve_contestant
 from entente.game.board import Board
 from entente.game.players import player
-from entente.pipeline.run_settings import layered_settings, settings_of
+from entente.settings.run_settings import layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from storage.rewards import returns_of, reward_of
 from storage.runs import RunPaths
@@ -127,7 +127,7 @@ def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
 def test_the_chat_template_of_the_page_holds_a_prompt(model: Path, tmp_path: Path):
     from entente.decoding.codec import Codec
     from entente.game.prompts import PromptSettings, board_text, power_text
-    from entente.rollouts.deciders import Tokens
+    from entente.players.deciders import Tokens
     from tests.chat_models import chat_model
 
     folder = chat_model(model, tmp_path / "model", BLOCKS["chat_template.jinja"])

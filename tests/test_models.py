@@ -9,7 +9,7 @@ import torch
 
 from entente.decoding.model_files import RECIPE, recipe_prompts, resolve_model
 from entente.inference.torch_model import TorchModel
-from entente.pipeline.publish import CARD, MOST_BYTES
+from entente.reports.publish import CARD, MOST_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = sorted(path for path in (ROOT / "models").glob("*") if path.is_dir())

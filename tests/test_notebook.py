@@ -26,7 +26,7 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 def test_a_run_is_found_without_loading_what_reads_or_trains_it(stored_run: RunPaths):
     program = f"""
 import sys, entente
-rooms = {{"entente.cli", "entente.pipeline", "entente.game", "storage", "duckdb"}}
+rooms = {{"entente.cli", "entente.settings", "entente.game", "storage", "duckdb"}}
 assert not rooms & set(sys.modules), rooms & set(sys.modules)
 import entente.bots
 assert entente.API_VERSION == 1 and "run" in dir(entente)

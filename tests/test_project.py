@@ -32,7 +32,7 @@ HEAVY = {"torch", "vllm", "prefect", "wandb"}
 # The rooms that may import a library themselves (the design's rule, written down a second time on purpose).
 OWNERS = {
     "prefect": {"entente.cli", "flows", "tasks"},
-    "torch": {"entente.training", "entente.inference", "benchmarks", "entente.smoke"},
+    "torch": {"entente.training", "entente.inference", "benchmarks"},
     "vllm": {"entente.inference"},
     "diplomacy": {"entente.game"},
     "wandb": {"entente.telemetry"},

@@ -42,7 +42,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(names: set[
     on_disk = (path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file() and path.suffix != ".pyc")
     assert {name for name in names if ".dist-info/" not in name} == {str(path.relative_to(ROOT)) for path in on_disk}
     presets = {
-        f"entente/pipeline/presets/{preset}.toml"
+        f"entente/settings/presets/{preset}.toml"
         for preset in ("laptop", "lm", "gpu-24", "gpu-40", "gpu-80", "gpu-141", "cluster")
     }
     assert {*presets, "storage/select_batch.sql", "entente/reports/page.html.jinja"} <= names

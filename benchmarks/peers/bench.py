@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.laptop_run import record_rows
 from benchmarks.outcome import Outcome, Target, cpu_seconds, require_found
 from entente.decoding.model_files import resolve_model
-from entente.pipeline.find_model import TINY
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.find_model import TINY
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.progress import reporter
 from entente.training.policy import Policy

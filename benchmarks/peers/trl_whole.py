@@ -39,14 +39,14 @@ from entente.game.scores import components
 from entente.game.snapshot import Snapshot
 from entente.inference.adapter_check import version_in
 from entente.inference.torch_engine import TorchEngine
-from entente.outside.reading import read_answer
-from entente.pipeline.run_settings import RunSettings
-from entente.rollouts.deciders import DecisionRequest
+from entente.players.deciders import DecisionRequest
+from entente.players.opponents import draw_opponents
+from entente.players.read_answer import read_answer
+from entente.players.seeds import dice
 from entente.rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
-from entente.rollouts.opponents import draw_opponents
 from entente.rollouts.roll_out import SETTLED_YEARS
-from entente.rollouts.seeds import dice
 from entente.rollouts.settings import RolloutSettings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EngineError, InputError
 from entente.telemetry.progress import reporter
 from state_cache.sampling import sample_start_positions

@@ -161,7 +161,7 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = "laptop") -> Any:
     """Settings of the measured run. One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
     from benchmarks.laptop_run import run_settings
-    from entente.pipeline.threads import apply_threads
+    from entente.telemetry.threads import apply_threads
 
     apply_threads(1)
     return run_settings(config, runs_root=runs_root.absolute(), seed=seed, preset=preset)

@@ -10,8 +10,8 @@ from entente.cli.options import AsJson, DryRun, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import show_plan
 from entente.evaluation.protocols import protocols
-from entente.outside.endpoint import OutsideSettings
-from entente.search.settings import SearchSettings
+from entente.players.endpoint import OutsideSettings
+from entente.players.search_settings import SearchSettings
 from storage.runs import LATEST
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
@@ -96,7 +96,7 @@ def evaluate(
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
-    from entente.rollouts.opponents import is_endpoint
+    from entente.players.opponents import is_endpoint
 
     asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
@@ -126,12 +126,12 @@ def evaluate(
             check_searches(found, match)
             uses_engine |= any(player.run for player in found)
     elif play.pick == "search":
-        from entente.search.search import check_search
+        from entente.players.search import check_search
 
         check_search(play.search)
     evaluation = None if alone else evaluation_of(run, runs_root, positions, None if match else opponents, uses_engine)
     if dry_run:
-        from entente.pipeline.dry_run import plan_evaluate, plan_match
+        from entente.cli.dry_run import plan_evaluate, plan_match
 
         if match is not None:
             return show_plan(plan_match(run, runs_root, match), json=json)
@@ -155,9 +155,9 @@ def _run(run: str, version: int, runs_root: Path, evaluation: Any, match: Any, p
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
     """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
-    from entente.pipeline.check_settings import check_settings
-    from entente.pipeline.find_model import check_room
-    from entente.pipeline.run_settings import settings_of
+    from entente.settings.check_settings import check_settings
+    from entente.settings.find_model import check_room
+    from entente.settings.run_settings import settings_of
     from storage.runs import RunPaths
 
     settings = settings_of(RunPaths(runs_root / run))

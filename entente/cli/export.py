@@ -33,8 +33,8 @@ def export(
 
         entente evaluate --players ./exported/mine,dumbbot --opponents dumbbot --games 70
     """
-    from entente.pipeline.publish import export_adapter, find_version
-    from entente.pipeline.threads import apply_threads, usable_cores
+    from entente.reports.publish import export_adapter, find_version
+    from entente.telemetry.threads import apply_threads, usable_cores
 
     apply_threads(usable_cores())
 

@@ -10,7 +10,7 @@ from entente.cli.options import AsJson, Run, RunsRoot, which_run
 from entente.cli.prefect_server import prefect_server
 from entente.cli.run_flow import run_flow
 from entente.cli.screen import progress_shown
-from entente.pipeline.improve_rounds import ImproveSettings, check_improve, open_rounds, with_steps
+from entente.rollouts.improve_rounds import ImproveSettings, check_improve, open_rounds
 from storage.runs import LATEST, RunPaths
 
 _Flags = Annotated[ImproveSettings | None, Parameter(name="*")]
@@ -39,14 +39,14 @@ def improve(
 
         entente improve --run mine --rollouts                with new start groups in each step
     """
-    from entente.pipeline.run_settings import settings_of
+    from entente.settings.run_settings import settings_of
 
     run, settings = which_run(run, runs_root), settings or ImproveSettings()
     paths = RunPaths(runs_root / run)
     stored = settings_of(paths).model_copy(update={"runs_root": runs_root})
-    check_improve(stored, settings)
+    check_improve(settings, stored.prompts.thinking_tokens)
     left = open_rounds(paths, settings)
-    from flows.improve_policy import improve_policy
+    from flows.improve_policy import improve_policy, with_steps
     from flows.open_run import check_inputs
 
     if left:

@@ -135,7 +135,7 @@ def sentence_of(error: Exception) -> str:
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
-            from entente.pipeline.run_settings import one_sentence
+            from entente.settings.run_settings import one_sentence
 
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
@@ -144,7 +144,7 @@ def sentence_of(error: Exception) -> str:
 
 def _unknown_option(error: "UnknownOptionError") -> str:
     """The unknown option and similar ones, which may have the same name in another section."""
-    from entente.pipeline.setting_names import similar_names
+    from entente.settings.setting_names import similar_names
 
     given = (error.token.keyword or error.token.value).split("=")[0]
     known = {

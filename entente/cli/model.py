@@ -40,8 +40,8 @@ def make(
         entente model make --hidden 192 --layers 4 --imitation-steps 400
     """
     from entente.cli.screen import progress_shown
-    from entente.pipeline.threads import apply_threads, usable_cores
     from entente.telemetry.progress import reporter
+    from entente.telemetry.threads import apply_threads, usable_cores
     from storage.runs import MODEL_FOLDER
 
     apply_threads(usable_cores())
@@ -128,13 +128,13 @@ def imitate(
     given = {} if settings is None else settings.model_dump(exclude_unset=True)
     chosen = _imitation_settings(work, config or (), given, resume=resume)
     if dry_run:
-        from entente.pipeline.dry_run import plan_imitation
+        from entente.cli.dry_run import plan_imitation
 
         return show_plan(plan_imitation(work, chosen, runs_root), json=json)
     from entente.cli.screen import progress_shown
-    from entente.pipeline.search_players import SearchTeacher
-    from entente.pipeline.threads import apply_threads, usable_cores
+    from entente.players.shared_search import SearchTeacher
     from entente.telemetry.progress import reporter
+    from entente.telemetry.threads import apply_threads, usable_cores
     from entente.training.imitation.teacher_games import TEACHER_FOLDER, make_games
 
     cores = usable_cores()
@@ -159,7 +159,7 @@ def _imitation_settings(
     work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
 ) -> ImitationSettings:
     """The checked settings of a model: TOML files, then flags; of one that is resumed its own."""
-    from entente.pipeline.run_settings import merge_layers, one_sentence, read_settings_file
+    from entente.settings.run_settings import merge_layers, one_sentence, read_settings_file
     from entente.training.imitation.work import begun_settings, check_new
 
     if resume:
@@ -200,7 +200,7 @@ def publish(
 
         entente model publish mine:v20 --to models/mine
     """
-    from entente.pipeline.publish import find_model, publish_model
+    from entente.reports.publish import find_model, publish_model
 
     print(publish_model(find_model(source, runs_root), to, runs_root, figures or ()))
 

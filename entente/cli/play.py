@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Group, Parameter, validators
 
 from entente.cli.options import Run, RunsRoot, which_run
-from entente.search.settings import SearchSettings
+from entente.players.search_settings import SearchSettings
 from storage.runs import GAMES_FOLDER, LATEST
 
 if TYPE_CHECKING:

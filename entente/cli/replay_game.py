@@ -40,10 +40,10 @@ def replay(
 
         entente replay 12/3 --run mine --output game.html
     """
-    from entente.pipeline.find_model import model_or_none
-    from entente.pipeline.run_settings import settings_of
     from entente.reports.replay_page import write_replay
     from entente.reports.replayed import read_game
+    from entente.settings.find_model import model_or_none
+    from entente.settings.run_settings import settings_of
     from storage.runs import RunPaths
 
     run = which_run(run, runs_root)

@@ -10,7 +10,7 @@ from entente.telemetry.errors import TrainingError
 from storage.runs import LATEST
 
 if TYPE_CHECKING:
-    from entente.pipeline.run_settings import RunSettings
+    from entente.settings.run_settings import RunSettings
     from entente.training.replay import Replay
     from entente.training.settings import TrainingSettings
 
@@ -30,10 +30,10 @@ def replay_step(
 
         entente runs replay-step --run mine --step 7
     """
-    from entente.pipeline.check_settings import check_objective
-    from entente.pipeline.find_model import model_of
-    from entente.pipeline.run_settings import settings_of
-    from entente.pipeline.threads import apply_threads, usable_cores
+    from entente.settings.check_settings import check_objective
+    from entente.settings.find_model import model_of
+    from entente.settings.run_settings import settings_of
+    from entente.telemetry.threads import apply_threads, usable_cores
     from storage.runs import RunPaths
 
     run = which_run(run, runs_root)

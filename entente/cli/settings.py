@@ -27,7 +27,7 @@ def settings(
 
         entente settings --markdown
     """
-    from entente.pipeline.settings_reference import reference
+    from entente.settings.reference import reference
 
     print(reference() if markdown else _toml(settings_from(preset, config, flags).model_dump(mode="json")), end="")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from entente.pipeline.run_settings import RunSettings, layered_settings, resumed_settings
+from entente.settings.run_settings import RunSettings, layered_settings, resumed_settings
 from storage.runs import LATEST
 
 Preset = Annotated[
@@ -44,7 +44,7 @@ def settings_from(
             sys.stderr.write(f"run {settings.run}, the latest in {settings.runs_root}\n")
         return settings
     if init_from:
-        from entente.pipeline.init_from import settings_from_step
+        from entente.cli.init_from import settings_from_step
 
         return settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
     return layered_settings(preset, config or (), overrides)

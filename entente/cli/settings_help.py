@@ -16,9 +16,9 @@ from rich.text import Text
 
 from entente.cli.settings_from_flags import SettingsFlags
 from entente.cli.terminal import output_console
-from entente.pipeline.run_settings import layered_settings
-from entente.pipeline.setting_names import FIRST_SETTINGS
-from entente.pipeline.settings_reference import settings_in, value_at
+from entente.settings.reference import settings_in, value_at
+from entente.settings.run_settings import layered_settings
+from entente.settings.setting_names import FIRST_SETTINGS
 
 HELP, HELP_ALL = ("--help", "-h"), "--help-all"
 _COLUMNS = 120

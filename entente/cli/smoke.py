@@ -37,8 +37,8 @@ def smoke(
 
         entente smoke --dry-run                           which stages, and where results go
     """
-    from entente.smoke.job import chosen_stages
-    from entente.smoke.smoke_test import plan_job, smoke_test
+    from benchmarks.smoke.job import chosen_stages
+    from benchmarks.smoke.smoke_test import plan_job, smoke_test
 
     stages, (job, card) = chosen_stages(only or ()), plan_job(device, model, runs_root)
     if dry_run:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from entente.decoding.codec import Codec
-    from entente.pipeline.run_settings import RunSettings
+    from entente.settings.run_settings import RunSettings
     from storage.run_views import AskedRun
 
 Format = Literal["table", "csv", "json", "parquet"]
@@ -65,7 +65,7 @@ def sql(
 
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
-    from entente.pipeline.run_settings import settings_of
+    from entente.settings.run_settings import settings_of
     from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
     from storage.own_selection import run_interruptible
 
@@ -158,7 +158,7 @@ class RunText:
     def _codec(self) -> "Codec | None":
         if self._loaded is None and not self.missing:
             from entente.decoding.codec import Codec
-            from entente.pipeline.find_model import model_of
+            from entente.settings.find_model import model_of
 
             try:
                 self._loaded = Codec(model_of(self._settings, self._run.parent, self._run.name))

@@ -15,8 +15,8 @@ from entente.cli.run_flow import run_flow
 from entente.cli.screen import progress_shown
 from entente.cli.terminal import cell, output_console, show_plan
 from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
-from entente.pipeline.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
 from entente.telemetry.errors import InputError, TrainingError
+from flows.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
 
 _COLUMNS = 120
 """Width of the table where there is no terminal."""

@@ -13,7 +13,7 @@ from entente.cli.run_flow import run_flow
 from entente.cli.screen import progress_shown
 from entente.cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from entente.cli.terminal import show_plan
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
 
@@ -58,7 +58,7 @@ def train(
         raise InputError("--init-from begins a new run: leave out --resume, or --init-from")
     chosen = settings_from(preset, config, settings, resume=resume, init_from=init_from, dry_run=dry_run)
     if dry_run:
-        from entente.pipeline.dry_run import plan_train
+        from entente.cli.dry_run import plan_train
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
     _, summary = train_run(chosen, resume=resume)

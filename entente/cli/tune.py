@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from benchmarks.tune_engine import TuneSettings
 from entente.cli.options import AsJson, which_run
 from entente.cli.settings_from_flags import ConfigFiles
-from entente.pipeline.tune_engine import TuneSettings
 from entente.telemetry.errors import EngineError, InputError
 
 
@@ -36,9 +36,9 @@ def tune(
     """
     import asyncio
 
+    from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
     from entente.cli.screen import progress_shown
-    from entente.pipeline.run_settings import resumed_settings
-    from entente.pipeline.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
+    from entente.settings.run_settings import resumed_settings
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
     settings = resumed_settings(config or (), {"run": run, "runs_root": runs_root})

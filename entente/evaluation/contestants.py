@@ -15,10 +15,10 @@ from entente.decoding.model_files import recipe_prompts, resolve_model, weights_
 from entente.evaluation.adapter_folders import is_adapter, open_adapter
 from entente.evaluation.settings import PlaySettings
 from entente.game.players import PLAYERS, SEARCHES, check_player, is_player
-from entente.outside.endpoint import read_endpoint
+from entente.players.endpoint import read_endpoint
+from entente.players.opponents import is_endpoint
+from entente.players.search import check_search
 from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
-from entente.rollouts.opponents import is_endpoint
-from entente.search.search import check_search
 from entente.telemetry.errors import InputError
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths, check_name

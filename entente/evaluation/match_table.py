@@ -14,7 +14,7 @@ from entente.evaluation.matches import GAMES_PER_ROUND, GameResult
 from entente.evaluation.settings import MatchSettings, Measure
 from entente.game.board import POWERS
 from entente.game.scores import Standing
-from entente.outside.reading import AnswerCounts
+from entente.players.read_answer import AnswerCounts
 
 MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], float]]] = {
     "centres": ("mean supply centres at the end", False, lambda start, end, power: float(end.centres[POWERS.index(power)])),

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
-from entente.outside.players import OutsideDecider
-from entente.outside.reading import AnswerCounts
-from entente.rollouts.deciders import Decider
+from entente.players.deciders import Decider
+from entente.players.endpoint_players import OutsideDecider
+from entente.players.read_answer import AnswerCounts
 from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import EngineError, InputError
 from entente.telemetry.progress import GameProgress

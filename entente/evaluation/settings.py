@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from entente.game.players import SEARCHES
-from entente.outside.endpoint import OutsideSettings
-from entente.search.settings import SearchSettings
+from entente.players.endpoint import OutsideSettings
+from entente.players.search_settings import SearchSettings
 from entente.telemetry.setting_marks import Seed, Settings
 
 Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]

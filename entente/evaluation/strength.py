@@ -17,10 +17,10 @@ from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
 from entente.inference.engine import Engine
+from entente.players.deciders import Decider, Tokens
+from entente.players.seeds import dice
 from entente.records.rows import Decision
-from entente.rollouts.deciders import Decider, Tokens
 from entente.rollouts.fork import POLICY, ForkPlan, play_fork
-from entente.rollouts.seeds import dice
 from entente.telemetry.errors import EngineError, InputError
 
 OnFork = Callable[[int, int], None]

@@ -17,9 +17,9 @@ from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.game.players import player
 from entente.game.scores import Standing
 from entente.game.snapshot import POWERS
-from entente.rollouts.deciders import Decider, DecisionRequest
+from entente.players.deciders import Decider, DecisionRequest
+from entente.players.seeds import dice
 from entente.rollouts.fork import ForkPlan, play_fork
-from entente.rollouts.seeds import dice
 from entente.telemetry.errors import DataError, EngineError, InputError
 from entente.telemetry.progress import GameProgress
 

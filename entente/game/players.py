@@ -26,7 +26,7 @@ class Player(Protocol):
 
 
 SEARCHES = "+search"
-"""End of the name of a player that searches, as 'dumbbot+search'; `entente/search/` makes such players."""
+"""End of the name of a player that searches, as 'dumbbot+search'; `entente/players/search.py` makes such players."""
 MOVE_SHARE = 0.7
 """Probability that `mover` moves a unit that can move. At this value it takes centres and still gives some supports."""
 

@@ -9,7 +9,7 @@ Generators", 2014), which can be computed without those before it:
     z = seed + (n + 1) * 0x9E3779B97F4A7C15;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;
     z ^ z >> 31        (all modulo 2**64)
 
-Its upper 53 bits are the number. Seeds are hashes (`entente/rollouts/seeds.py`), so the sequences of two requests do not overlap.
+Its upper 53 bits are the number. Seeds are hashes (`entente/players/seeds.py`), so the sequences of two requests do not overlap.
 """
 
 from collections.abc import Sequence

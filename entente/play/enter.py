@@ -31,7 +31,7 @@ from entente.game.server_client import (
     connect,
 )
 from entente.play.game import Players
-from entente.rollouts.deciders import DecisionRequest
+from entente.players.deciders import DecisionRequest
 from entente.telemetry.errors import EntenteError, InputError
 from storage.files import durable_write, make_directory
 from storage.played_games import SavedGame, SavedTurn, game_hash, read_game

@@ -28,8 +28,8 @@ from entente.inference.host import EngineHost
 from entente.inference.supervisor import EngineSupervisor
 from entente.play.http_server import BoundedBodies, foreign_header, has_key, headers_of, is_too_long
 from entente.play.orders_request import ApiError, ChatRequest, read_question, read_request
+from entente.players.deciders import DecisionRequest, Tokens, draw
 from entente.records.rows import Decision
-from entente.rollouts.deciders import DecisionRequest, Tokens, draw
 from entente.telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
 
 MOST_DRAWS = 512

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from entente.game.players import player
 from entente.play.game import Choice
-from entente.rollouts.deciders import DecisionRequest, PolicyDecider, draw
-from entente.rollouts.seeds import dice
-from entente.search.search import SearchDecider
+from entente.players.deciders import DecisionRequest, PolicyDecider, draw
+from entente.players.search import SearchDecider
+from entente.players.seeds import dice
 from flows.open_players import OpenPlayers
 from storage.played_games import SavedProposal
 

@@ -1,1 +1,1 @@
-"""Play forks of frozen positions, draw the policy's decisions, make the rows that training reads. Read `roll_out.py` first."""
+"""Plays forks of frozen positions, makes the rows that training reads, and publishes them. Read `fork.py` first."""

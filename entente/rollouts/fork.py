@@ -15,10 +15,10 @@ from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.players import player
 from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached, spring_after
+from entente.players.deciders import CompletionSource, Decider, DecisionRequest, Tokens, draw
+from entente.players.opponents import POLICY
+from entente.players.seeds import dice
 from entente.records.rows import Decision, Ply
-from entente.rollouts.deciders import CompletionSource, Decider, DecisionRequest, Tokens, draw
-from entente.rollouts.opponents import POLICY
-from entente.rollouts.seeds import dice
 from entente.telemetry.errors import DataError, EngineError
 
 __all__ = ["POLICY", "ForkPlan", "PlayedFork", "Tokens", "play_fork"]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
+from entente.players.deciders import CompletionSource, Decider
+from entente.players.opponents import draw_opponents, opponents_text
 from entente.records.rows import Decision, Ply, decision_id
-from entente.rollouts.deciders import CompletionSource, Decider
 from entente.rollouts.fork import POLICY, ForkPlan, PlayedFork, Tokens, play_fork
-from entente.rollouts.opponents import draw_opponents, opponents_text
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import EngineError
 

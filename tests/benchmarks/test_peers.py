@@ -14,9 +14,9 @@ from entente.decoding.legal_table import END
 from entente.game.board import Board
 from entente.game.players import player
 from entente.game.snapshot import Snapshot
-from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.players.seeds import dice
 from entente.rollouts.fork import Tokens
-from entente.rollouts.seeds import dice
+from entente.settings.run_settings import RunSettings, layered_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

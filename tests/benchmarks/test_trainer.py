@@ -13,7 +13,7 @@ from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, sp
 from benchmarks.trainer_arms import Arms, Steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
 from entente.decoding.architectures import read_architecture
-from entente.pipeline.run_settings import layered_settings
+from entente.settings.run_settings import layered_settings
 from entente.telemetry.errors import InputError
 from entente.training.trie_plan import plan
 

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from entente.cli import dry_run
+from entente.cli.dry_run import plan_train
+from entente.cli.rehearse_forks import unique_tokens
 from entente.inference.memory_plan import Machine, read_shape
-from entente.pipeline import dry_run
-from entente.pipeline.dry_run import plan_train
-from entente.pipeline.find_model import tiny_shape
-from entente.pipeline.rehearse_forks import unique_tokens
-from entente.pipeline.run_settings import layered_settings
+from entente.settings.find_model import tiny_shape
+from entente.settings.run_settings import layered_settings
 from entente.training.settings import TinyModelSettings
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model

@@ -8,9 +8,9 @@ import pytest
 
 from entente.cli import main
 from entente.cli.commands import command_line
-from entente.pipeline.check_settings import check_settings
-from entente.pipeline.run_settings import RunSettings
 from entente.reports.read_run import list_runs
+from entente.settings.check_settings import check_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths, resolve_run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from entente.cli.main import run
-from entente.pipeline.run_settings import layered_settings
-from entente.pipeline.settings_reference import reference, settings_in
+from entente.settings.reference import reference, settings_in
+from entente.settings.run_settings import layered_settings
 from entente.telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_RECORDED, STAYS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

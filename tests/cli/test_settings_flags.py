@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from entente.cli.commands import command_line
 from entente.cli.settings_from_flags import settings_from
-from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.settings.run_settings import RunSettings, layered_settings
 
 
 def leaves(settings: BaseModel, name: str = "") -> Iterator[tuple[str, Any]]:

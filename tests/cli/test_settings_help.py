@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from entente.cli.main import run
-from entente.pipeline.run_settings import RunSettings, layered_settings
-from entente.pipeline.setting_names import FIRST_SETTINGS, setting_names
+from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.setting_names import FIRST_SETTINGS, setting_names
 
 LONGEST, LONGEST_ALL, WIDEST = 50, 160, 120
 

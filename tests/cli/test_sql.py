@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from entente.cli import main
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.run_settings import RunSettings
 from storage.own_selection import THREAD
 from storage.runs import RunPaths
 from storage.shards import publish_shard

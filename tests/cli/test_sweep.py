@@ -59,7 +59,7 @@ def test_runs_share_the_base_s_score_and_are_what_they_are_alone(swept, trained)
 
 @pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on_with_the_run_that_is_left(swept, workplace):
-    """What is left, tests/pipeline/test_sweep.py says; how a run goes on, tests/flows/test_resume.py."""
+    """What is left, tests/flows/test_sweep.py says; how a run goes on, tests/flows/test_resume.py."""
     runs, done = swept
     (runs[1].root / "summary.json").unlink()  # as a kill leaves it
     again = workplace.process("sweep", "two.toml", "--resume", "--json")

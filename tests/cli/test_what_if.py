@@ -7,7 +7,7 @@ import pytest
 
 from entente.game.board import POWERS, Board
 from entente.game.players import player
-from entente.rollouts.seeds import dice
+from entente.players.seeds import dice
 from storage.played_games import HUMAN, SavedGame, SavedTurn
 from storage.runs import RunPaths
 from tests.command import Entente

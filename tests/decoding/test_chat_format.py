@@ -13,7 +13,7 @@ from entente.decoding.model_files import model_fingerprint
 from entente.decoding.prompt_form import PromptForm, sample_prompts
 from entente.game.board import Board
 from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text, rules_text, worked_examples
-from entente.rollouts.deciders import Tokens
+from entente.players.deciders import Tokens
 from entente.telemetry.errors import InputError
 from tests.chat_models import GEMMA, LLAMA, NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, TEMPLATES, chat_model
 

@@ -10,7 +10,7 @@ from entente.decoding.codec import Codec
 from entente.decoding.model_files import eos_token_id, model_fingerprint, resolve_model
 from entente.game.board import Board
 from entente.game.prompts import board_text
-from entente.rollouts.deciders import Tokens
+from entente.players.deciders import Tokens
 from entente.telemetry.errors import InputError
 
 

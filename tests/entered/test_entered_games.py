@@ -11,7 +11,7 @@ from diplomacy.utils.export import to_saved_game_format
 from entente.game.board import POWERS, Board
 from entente.game.recorded import recorded_orders
 from entente.play.enter import Entry, keep_game
-from entente.rollouts.seeds import dice
+from entente.players.seeds import dice
 from storage.played_games import play_again, read_game
 
 CONTROLLERS = {power: "rosa" if power < "G" else "theo" for power in POWERS}

@@ -15,9 +15,9 @@ from entente.evaluation.matches import GameResult, plan_match, play_match
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
 from entente.game.players import player
-from entente.rollouts.deciders import PolicyDecider
-from entente.rollouts.seeds import dice
-from entente.search.settings import SearchSettings
+from entente.players.deciders import PolicyDecider
+from entente.players.search_settings import SearchSettings
+from entente.players.seeds import dice
 from entente.telemetry.errors import EngineError, InputError
 from flows.open_players import open_players
 from flows.play_match import conclusions

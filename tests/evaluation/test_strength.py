@@ -12,8 +12,8 @@ from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.evaluation.strength import POLICY, measure_strength
 from entente.game.board import Board
 from entente.game.players import player
-from entente.rollouts.deciders import DecisionRequest
-from entente.rollouts.seeds import dice
+from entente.players.deciders import DecisionRequest
+from entente.players.seeds import dice
 from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.runs import RunPaths
 

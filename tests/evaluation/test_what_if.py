@@ -10,8 +10,8 @@ from entente.evaluation.what_if import Continuation, RecordedPosition, WhatIf, a
 from entente.game.board import POWERS, Board
 from entente.game.players import player
 from entente.game.scores import horizon_reached
-from entente.rollouts.deciders import DecisionRequest
-from entente.rollouts.seeds import dice
+from entente.players.deciders import DecisionRequest
+from entente.players.seeds import dice
 from entente.telemetry.errors import InputError
 
 HOLD = Continuation(forks=6, years=1, players=("hold",))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from entente.evaluation.settings import EvaluationSettings, MatchSettings
-from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.settings.run_settings import RunSettings, layered_settings
 from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.build_state_cache import build_state_cache

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entente.pipeline.run_settings import RunSettings, layered_settings
+from entente.settings.run_settings import RunSettings, layered_settings
 from entente.telemetry.cards import Card, CardPlan
 from entente.telemetry.errors import InputError
 from flows import open_run

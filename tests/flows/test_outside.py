@@ -5,7 +5,7 @@ import json
 import pytest
 
 from storage.runs import RunPaths
-from tests.outside.endpoint_server import EndpointServer, plays
+from tests.players.endpoint_server import EndpointServer, plays
 
 pytestmark = pytest.mark.system
 

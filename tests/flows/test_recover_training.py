@@ -18,11 +18,11 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Pending, Running
 
-from entente.pipeline.improve_rounds import end_round
-from entente.pipeline.run_settings import RunSettings, layered_settings
-from entente.pipeline.work_record import WORK_FOLDER, machine, read_work, record_work
+from entente.rollouts.improve_rounds import end_round
+from entente.settings.run_settings import RunSettings, layered_settings
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
+from flows.work_record import WORK_FOLDER, machine, read_work, record_work
 from storage.files import publish_once
 from storage.runs import RunPaths
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from entente.pipeline.play import Stretch, add_up
-from entente.pipeline.resources import PRODUCER, Resources
+from entente.rollouts.play import Stretch, add_up
+from entente.rollouts.resources import PRODUCER
 from entente.rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.index import open_index
 from storage.selection import SelectionQuery
 from storage.shards import open_shard, shard_path
+from tasks.resources import Resources
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from tests.damage import flip
 from tests.task_resources import resources_of

@@ -19,7 +19,7 @@ from storage.runs import RunPaths
 from storage.shards import open_shard
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = "import entente.pipeline.dask_rollouts as dask; dask.SCHEDULER_BACK_S = 2; from entente.cli.main import main; main()"
+PATIENCE = "import tasks.dask_rollouts as dask; dask.SCHEDULER_BACK_S = 2; from entente.cli.main import main; main()"
 """The command, which waits less for a scheduler that is lost."""
 
 

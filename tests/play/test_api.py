@@ -17,8 +17,8 @@ from entente.game.players import player
 from entente.game.prompts import PromptSettings, board_text, power_text
 from entente.game.recorded import as_recorded
 from entente.play.orders_request import read_question, read_request
+from entente.players.deciders import Tokens
 from entente.records.generation import GenerationRequest
-from entente.rollouts.deciders import Tokens
 from entente.telemetry.errors import EngineError, EngineLostError
 from tests.instant_engine import UniformEngine
 from tests.play.api_here import MODEL, PUBLISHED, ApiHere

@@ -8,9 +8,9 @@ from typing import Any
 from entente.game.board import Board
 from entente.play.game import Choice
 from entente.play.seats import SeatedPlayers
-from entente.rollouts.deciders import Decider, DecisionRequest
-from entente.search.search import SearchDecider
-from entente.search.settings import SearchSettings
+from entente.players.deciders import Decider, DecisionRequest
+from entente.players.search import SearchDecider
+from entente.players.search_settings import SearchSettings
 from flows.open_players import OpenPlayers
 
 SEARCH = SearchSettings(proposals=3, playouts=6, player=("mover",))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from entente.pipeline.run_settings import layered_settings, preset_names
 from entente.reports.page import html_of
 from entente.reports.run_facts import RunFacts, read_facts
+from entente.settings.run_settings import layered_settings, preset_names
 from storage.runs import RunPaths
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}

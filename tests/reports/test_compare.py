@@ -17,11 +17,11 @@ from entente.cli.commands import command_line
 from entente.evaluation.score_files import ScoreRecord, write_score
 from entente.evaluation.settings import EvaluationSettings
 from entente.evaluation.strength import POLICY, Gain, Score
-from entente.pipeline.run_settings import RunSettings
 from entente.reports import sentences
 from entente.reports.compare_page import commands, html_of
 from entente.reports.compared import TOTALS, Compared, compare_runs
 from entente.reports.return_curve import MOST_POINTS, return_curve
+from entente.settings.run_settings import RunSettings
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.runs import RunPaths
 from tests.reports.conftest import Page

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from entente.cli.rehearse_forks import rehearse
 from entente.decoding.codec import Codec
 from entente.decoding.open_set import set_size
 from entente.game.board import POWERS
 from entente.game.prompts import PromptSettings, rules_text
-from entente.pipeline.play import rollout_figures
-from entente.pipeline.rehearse_forks import rehearse
 from entente.records.generation import Generation, GenerationRequest
 from entente.rollouts.fork import PlayedFork, Tokens
+from entente.rollouts.play import rollout_figures
 from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError
@@ -25,7 +25,7 @@ from storage.runs import RunPaths
 from storage.schema import check_tokens, to_table
 from storage.shards import coverage, publish_shard
 from tests.instant_engine import UniformEngine
-from tests.pipeline.test_step_figures import NONE, figures_of
+from tests.tasks.test_step_figures import NONE, figures_of
 
 BUDGET = 4
 SETTINGS = RolloutSettings(start_groups=2, forks_per_group=3, horizon_years=1, policy_powers="all")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from entente.pipeline.run_settings import RunSettings
+from entente.settings.run_settings import RunSettings
 from tasks import training
 
 

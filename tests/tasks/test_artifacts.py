@@ -128,7 +128,7 @@ def score(mean: float, *, half: float = 0.1, games: int = 8) -> Score:
     [(0.5, "plays better than its base"), (0.15, "No difference from its base is shown"), (-0.5, "plays worse than its base")],
 )
 def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: float, verdict: str):
-    from entente.pipeline.artifact_texts import result_page
+    from tasks.artifact_texts import result_page
 
     page = result_page(RunPaths(tmp_path / "mine"), {"steps": 2}, {"base": score(0.0), "trained": score(trained)})
     assert verdict in page and f"+0.00 → {trained:+.2f}" in page

@@ -1,0 +1,269 @@
+"""The stages of a smoke test that start the engine: rates, and the legal mask against an oracle.
+
+Requests are real: prompts and legal tables of forks that played a phase already.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from benchmarks.decode_cases import played_positions, requests_for, rollout_cases
+from benchmarks.smoke.job import Found, Job, StageFailed
+from entente.decoding.architectures import read_architecture
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import max_position, resolve_model
+from entente.inference.adapter_check import CONFIG_FILE, WEIGHTS_FILE, version_in
+from entente.inference.choose_engine import choose_engine, engine_here
+from entente.inference.engine_cards import vllm_build
+from entente.inference.settings import InferenceSettings
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import PolicyVersion
+from entente.rollouts.fork import Tokens
+from entente.telemetry.cards import visible_cards
+from entente.telemetry.progress import reporter
+from entente.training.mismatch import Mismatch, check_mismatch
+from entente.training.settings import TinyModelSettings
+from entente.training.tiny_model import make_tiny_model
+from storage.runs import MODEL_FOLDER
+
+RANK = 16
+"""Rank of the adapters."""
+BATCHES = {"cpu": (1, 8, 32, 128), "cuda": (1, 8, 32, 128, 256, 512)}
+"""Requests in flight of which rates are measured, by device."""
+SCORED = 64
+"""Requests whose log-probabilities are held against the reference."""
+TINY = TinyModelSettings(source_games=8, imitation_steps=30, imitation_positions=3)
+"""The product's tiny model, taught in seconds: it need not play well."""
+_MOVED = 0.2
+"""Size of what an adapter adds to a layer's output, where the layer's input has unit size: enough to change what is drawn."""
+_FREED_WITHIN_S = 60.0
+"""Seconds to wait for the memory of an engine core that has ended."""
+
+Drawn = Sequence[tuple[GenerationRequest, Generation]]
+
+
+def model_folder(job: Job) -> Path:
+    """The folder of the job's model; the tiny one is made if it is missing.
+
+    Raises:
+        InputError: the model that was given cannot be used.
+    """
+    if job.model != "tiny":
+        return resolve_model(job.model)
+    return make_tiny_model(job.runs / MODEL_FOLDER, TINY, reporter().stage)
+
+
+def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
+    """Policy version `version` with random weights; the same for the same number."""
+    folder = job.folder / "adapters" / f"{model.name}-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(version)
+    scale = math.sqrt(_MOVED / math.sqrt(read_architecture(model).hidden * RANK))
+    return version_in(write_random_adapter(folder, model, RANK, scale), version)
+
+
+def write_random_adapter(folder: Path, model: Path, rank: int, spread: float) -> Path:
+    """Write a peft adapter with weights from N(0, spread) on all LoRA targets of the model's family; return `folder`."""
+    architecture, tensors = read_architecture(model), {}
+    for path, (out_features, in_features) in architecture.linear_layers().items():
+        tensors[f"base_model.model.{path}.lora_A.weight"] = spread * torch.randn(rank, in_features)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = spread * torch.randn(out_features, rank)
+    save_file(tensors, folder / WEIGHTS_FILE)
+    targets = sorted(architecture.targets())
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
+    (folder / CONFIG_FILE).write_text(json.dumps(described | {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM"}))
+    return folder
+
+
+def engine_settings(job: Job) -> InferenceSettings:
+    """The settings of a run's engine on this device, alone on its card."""
+    model, on_card = model_folder(job), job.device == "cuda"
+    return InferenceSettings(
+        model=str(model),
+        # A CUDA build of vLLM does not compute on a CPU.
+        engine="torch" if not on_card and vllm_build() == "cuda" else "auto",
+        dtype=job.dtype,
+        adapter_rank=RANK,
+        max_sequences=BATCHES[job.device][-1],
+        max_batched_tokens=8192 if on_card else 4096,
+        max_model_length=min(2048 if on_card else 512, max_position(model)),
+    )
+
+
+@asynccontextmanager
+async def running(settings: InferenceSettings) -> AsyncIterator[Any]:
+    """A started engine, which is closed at the end, and its card free again."""
+    engine: Any = choose_engine(settings, Path(settings.model), name="smoke")
+    before = _free_bytes()
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        until = time.monotonic() + _FREED_WITHIN_S
+        while _free_bytes() < before - 2**30 and time.monotonic() < until:
+            await asyncio.sleep(0.2)
+
+
+def _free_bytes() -> int:
+    """Free memory of the visible cards, by NVML: no CUDA before the engine has started. 0 without a card."""
+    return sum(card.free for card in visible_cards())
+
+
+def make_requests(model: Path, count: int, label: str) -> list[GenerationRequest]:
+    """About `count` requests, as many from each position."""
+    tokens, games = Tokens(Codec(model)), 4 if count <= 128 else 8
+    cases = rollout_cases(played_positions(games, seed=7), forks=max(2, count // (6 * games)), phases=2)
+    return requests_for(cases[:: max(1, len(cases) // count)][:count], tokens, label)
+
+
+async def draw(engine: Any, requests: Sequence[GenerationRequest], label: str = "", in_flight: int = 0) -> list[Generation]:
+    """Draw all requests, with new ids if there is a label; `in_flight`: most at a time, 0: all at once."""
+    limit = asyncio.Semaphore(in_flight or len(requests))
+
+    async def one(number: int, request: GenerationRequest) -> Generation:
+        async with limit:
+            return await engine.generate(replace(request, request_id=f"{label}/{number}") if label else request)
+
+    return await asyncio.gather(*(one(number, request) for number, request in enumerate(requests)))
+
+
+async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, in_flight: int) -> float:
+    """Decisions a second with so many in flight, from an empty prefix cache."""
+    await engine.forget_prefixes()
+    some, began = requests[: 8 + 4 * in_flight], time.perf_counter()
+    await draw(engine, some, label, in_flight)
+    return len(some) / (time.perf_counter() - began)
+
+
+def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Await `work` on a running engine, whose memory is free afterwards."""
+
+    async def run() -> Any:
+        async with running(engine_settings(job)) as engine:
+            return await work(engine)
+
+    return asyncio.run(run())
+
+
+# -- the oracle: a plain transformers forward over the text, and a loop over positions -------------------------------------
+
+
+def reference_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
+    """Masked log-probabilities of a completion, float64 [completion tokens], by one forward in the model's number format.
+
+    Raises:
+        DataError: the completion is not one that the request's table allows.
+    """
+    tokens = generation.token_ids.tolist()
+    legal_ids, offsets = request.table.legal_sets(tokens)
+    with torch.no_grad():
+        ids = torch.tensor([[*request.prompt_ids, *tokens]], device=model.device)
+        logits = model(input_ids=ids).logits[0].double() / request.temperature
+    found = []
+    for position, token in enumerate(tokens):
+        row = logits[len(request.prompt_ids) + position - 1]
+        legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
+        found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
+    return np.array(found)
+
+
+def load_reference(job: Job, policy: PolicyVersion | None = None) -> Any:
+    """The model as transformers computes it: in float32 unless the card is too small for that. The engine must be closed."""
+    folder, dtype = model_folder(job), torch.float32
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if job.device == "cuda" and 2.4 * weights > torch.cuda.mem_get_info()[0]:
+        dtype = torch.bfloat16
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = model.to(job.device)
+    return (model if policy is None else PeftModel.from_pretrained(model, str(policy.folder))).eval()
+
+
+def check_drawn(job: Job, model: Any, drawn: Drawn) -> Mismatch:
+    """Hold completions and their log-probabilities against the reference, within the product's own bounds.
+
+    Raises:
+        DataError: a completion is not one that its table allows.
+        StageFailed: a forced token is not certain.
+        TrainingError: the log-probabilities differ too much.
+    """
+    gaps, uncertain = [], 0
+    for request, generation in drawn:
+        branching = np.diff(request.table.legal_sets(generation.token_ids.tolist())[1]) > 1
+        gaps.append(np.abs(reference_logprobs(model, request, generation) - generation.logprobs)[branching])
+        uncertain += int((generation.logprobs[~branching] != 0).sum())
+    if uncertain:
+        raise StageFailed(f"{uncertain} forced tokens have a probability other than 1")
+    gap = np.concatenate(gaps)
+    found = Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
+    check_mismatch(found, 0, job.dtype)
+    return found
+
+
+# -- the stages ------------------------------------------------------------------------------------------------------------
+
+
+def engine(job: Job) -> Found:
+    """Make or find the model; rates of the base model by requests in flight, and the time of a swap."""
+    model, batches = model_folder(job), BATCHES[job.device]
+    requests = make_requests(model, 8 + 4 * batches[-1], "rate")
+    began = time.perf_counter()
+
+    async def measure(engine: Any) -> Found:
+        figures = {"start_s": time.perf_counter() - began}
+        for batch in batches:
+            figures[f"decisions_per_s.{batch}"] = await rate(engine, requests, f"base-{batch}", batch)
+        swaps = []
+        for version, request in enumerate(requests[:4], 1):  # the first warms up
+            swap = time.perf_counter()
+            await engine.publish(random_policy(job, model, version))
+            await draw(engine, [request], f"swap-{version}")
+            swaps.append(1e3 * (time.perf_counter() - swap))
+        figures["swap_ms"] = median(swaps[1:])
+        most = max(batches, key=lambda batch: figures[f"decisions_per_s.{batch}"])
+        return Found(
+            sentence=f"{engine_here(engine_settings(job))[0]} is ready after {figures['start_s']:.1f} s and draws "
+            f"{figures[f'decisions_per_s.{most}']:.0f} decisions/s with {most} in flight; a new version is drawn from after "
+            f"{figures['swap_ms']:.0f} ms",
+            figures=figures,
+        )
+
+    return with_engine(job, measure)
+
+
+def legal_mask(job: Job) -> Found:
+    """Completions of the base and of a published version are legal, and their log-probabilities are those of transformers."""
+    model = model_folder(job)
+    policy, requests = random_policy(job, model, 1), make_requests(model, SCORED, "mask")
+
+    async def measure(engine: Any) -> tuple[list[Generation], list[Generation]]:
+        base = await draw(engine, requests)
+        await engine.publish(policy)
+        return base, await draw(engine, requests, "adapter")
+
+    base, adapted = with_engine(job, measure)
+    if {generation.policy.version for generation in adapted} != {1}:
+        raise StageFailed("the engine drew with another version than the published one")
+    gaps = [
+        check_drawn(job, load_reference(job, version), list(zip(requests, drawn, strict=True)))
+        for version, drawn in ((None, base), (policy, adapted))
+    ]
+    return Found(
+        sentence=f"{2 * len(requests)} completions are legal; branching tokens differ from transformers by "
+        f"{max(gap.mean for gap in gaps):.2g} nats on average, {max(gap.largest for gap in gaps):.2g} at most, with and without "
+        "an adapter",
+        figures={"gap_mean_nats": max(gap.mean for gap in gaps), "gap_largest_nats": max(gap.largest for gap in gaps)},
+    )

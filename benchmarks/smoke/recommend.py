@@ -1,0 +1,95 @@
+"""Derives settings from the figures of the stages: one file for `--config`, with a reason beside each setting. Pure functions.
+
+The share of the card that the engine takes is what the trainer leaves:
+
+    share = (total - 1.1 * peak of a training step - 2 GiB) / total,    from 0.2 to 0.9
+
+The peak holds the trainer's weights; 2 GiB are the two CUDA contexts; a tenth is for fragments.
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from benchmarks.smoke.job import Device, Figures
+
+NEAR = 0.95
+"""A value that reaches this share of the best rate is as good; the smallest such value is taken, because it needs less memory."""
+_GIB = 2**30
+
+
+class Advice(NamedTuple):
+    """One setting with its reason."""
+
+    name: str
+    """Section and setting, as in 'inference.dtype'."""
+    value: str | int | float | bool
+    reason: str
+
+
+def recommend(device: Device, found: Mapping[str, Figures]) -> list[Advice]:
+    """Settings for this device, as far as the stages of `found` tell: figures of the stages that passed, by stage."""
+    none: Figures = {}
+    card, engine, step = (found.get(name, none) for name in ("card", "engine", "training-step"))
+    advice = []
+    if device == "cuda":
+        advice += [
+            Advice(f"{room}.dtype", "bfloat16", "the format of every measured stage") for room in ("inference", "training")
+        ]
+        if share := engine_share(card, step):
+            taken = f"the trainer takes {peak_gib(step):.0f} of {card['total_bytes'] / _GIB:.0f} GiB"
+            advice.append(Advice("inference.gpu_memory_share", share, taken if step else "the trainer was not measured"))
+    if rates := _numbered(engine, "decisions_per_s."):
+        most = smallest_near_best(rates)
+        reason = f"{rates[most]:.0f} decisions/s, of at most {max(rates.values()):.0f}"
+        advice.append(Advice("inference.max_sequences", most, reason))
+    if step.get("recompute"):
+        advice.append(Advice("training.recompute", True, "without it no step fitted into memory"))
+    if budgets := _numbered(step, "tokens_per_s."):
+        budget = smallest_near_best(budgets)
+        reason = f"{budgets[budget]:,.0f} unique tokens/s, of at most {max(budgets.values()):,.0f}"
+        advice.append(Advice("training.token_budget", budget, reason))
+    return advice
+
+
+def base_preset(names: Collection[str], card: Figures, device: Device) -> str:
+    """The preset to lay the settings over: 'gpu-N' with the largest N (GB) that the card has; 'laptop' on a CPU."""
+    sizes = {int(name[4:]): name for name in names if name.startswith("gpu-") and name[4:].isdigit()}
+    fitting = [size for size in sizes if size * 1e9 <= card.get("total_bytes", 0.0)]
+    return "laptop" if device == "cpu" else sizes[max(fitting or [min(sizes)])]
+
+
+def engine_share(card: Figures, step: Figures) -> float:
+    """Share of the card for the engine beside the trainer, in hundredths; 0 if the card is not known."""
+    total = card.get("total_bytes", 0.0)
+    if not total:
+        return 0.0
+    left = total - 1.1 * peak_gib(step) * _GIB - 2 * _GIB
+    return min(0.9, max(0.2, math.floor(100 * left / total) / 100))
+
+
+def peak_gib(step: Figures) -> float:
+    """Peak memory of a step with the budget that is recommended; 0 if none was measured."""
+    budgets = _numbered(step, "tokens_per_s.")
+    return step.get(f"peak_gib.{smallest_near_best(budgets)}", 0.0) if budgets else 0.0
+
+
+def smallest_near_best(rates: Mapping[int, float]) -> int:
+    """The smallest key whose rate is at least NEAR of the best."""
+    return min(key for key, rate in rates.items() if rate >= NEAR * max(rates.values()))
+
+
+def as_toml(advice: Collection[Advice], remark: str) -> str:
+    """The settings as a file for `--config`; `remark` becomes its first line."""
+    lines = [f"# {remark}"]
+    for section in ("inference", "training"):
+        own = [each for each in advice if each.name.startswith(f"{section}.")]
+        lines += ["", f"[{section}]"] if own else []
+        lines += [f"{each.name.partition('.')[2]} = {json.dumps(each.value)} # {each.reason}" for each in own]
+    return "\n".join([*lines, ""])
+
+
+def _numbered(figures: Figures, before: str) -> dict[int, float]:
+    """Figures whose names are `before` and a number, by number."""
+    return {int(key.removeprefix(before)): value for key, value in figures.items() if key.startswith(before)}

@@ -1,0 +1,137 @@
+"""One smoke test: finds its device, runs each stage in a process of its own, and writes settings and results.
+
+Results of stages are kept, so that settings follow from all of them where a second start repeats some.
+
+    python -m benchmarks.smoke.smoke_test JOB      runs one stage (entente/telemetry/child.py)
+"""
+
+import asyncio
+import importlib
+import re
+import shlex
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.smoke.job import STAGES, Device, Job, Stage, StageFailed, StageResult, chosen_stages, figures_so_far
+from benchmarks.smoke.recommend import Advice, as_toml, base_preset, recommend
+from entente.settings.run_settings import preset_names
+from entente.telemetry.cards import Card, check_visible, take_cards, visible_cards
+from entente.telemetry.child import ChildResult, answer_job, in_a_sentence, last_lines, run_child
+from entente.telemetry.errors import InputError
+from entente.telemetry.machine import environment
+from entente.telemetry.progress import reporter
+from entente.telemetry.threads import apply_threads, usable_cores
+from storage.files import durable_write
+from storage.json_files import write_json
+
+FOLDER = "_smoke"
+"""Folder beside the runs; a test lies below it, in a folder named after its card."""
+Child = Callable[..., Awaitable[ChildResult]]
+
+
+def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path, nvml: Any = None) -> tuple[Job, Card | None]:
+    """What a test would be told here, and its card.
+
+    Args:
+        model: 'tiny', or a folder or hub id.
+        nvml: the module `pynvml`, or a stand-in.
+
+    Raises:
+        InputError: there is no card for 'cuda', or a variable names a card that does not exist.
+    """
+    if device != "cpu":
+        check_visible(nvml)
+    cards = visible_cards(nvml) if device != "cpu" else ()
+    if device == "cuda" and not cards:
+        raise InputError("--device is 'cuda' but no card is visible here: look at `nvidia-smi`, or take --device cpu")
+    card = cards[0] if cards else None
+    chosen: Device = "cuda" if card else "cpu"
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{card.name if card else 'cpu'}-{model}".lower()).strip("-")
+    if model != "tiny" and Path(model).is_dir():
+        model = str(Path(model).resolve())
+    return Job(device=chosen, model=model, folder=(runs_root / FOLDER / name).resolve()), card
+
+
+def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Child = run_child) -> dict[str, Any]:
+    """Run the stages and write results and settings into the job's folder. Returns the results as plain values.
+
+    Args:
+        only: names of stages; none: all.
+        run: runs a stage's process.
+
+    Raises:
+        InputError: `only` names no stage.
+    """
+    stages, facts = chosen_stages(only), environment()
+    if card is not None:
+        take_cards((card,))
+        facts |= {"card": card.name, "uuid": card.uuid, "driver": card.driver}
+    results = asyncio.run(_run_stages(job, stages, run))
+    found, device = figures_so_far(job), card.name if card else "CPU"
+    model = Advice("inference.model", job.model, "the other settings depend on its size")
+    preset = as_toml([model, *recommend(job.device, found)], f"recommended by `entente smoke` on {device}, model {job.model}")
+    base, file = base_preset(preset_names(), found.get("card", {}), job.device), job.folder / "preset.toml"
+    outcome = {
+        "device": device,
+        "passed": all(result.passed for result in results),
+        "stages": [asdict(result) for result in results],
+        "facts": facts,
+        "command": f"entente train --preset {base} --config {shlex.quote(str(file))}",
+        "results": str(job.folder / "smoke.json"),
+    }
+    durable_write(file, preset.encode())
+    write_json(job.folder / "smoke.json", outcome)
+    return outcome
+
+
+async def _run_stages(job: Job, stages: Sequence[Stage], run: Child) -> list[StageResult]:
+    """The results of `stages`. Without a card nothing else is begun."""
+    results: list[StageResult] = []
+    for number, stage in enumerate(stages, 1):
+        if results and not results[0].passed:
+            result = StageResult(stage=stage.name, passed=False, sentence="not run, because the stage 'card' has not passed")
+        else:
+            reporter().say(f"{number} of {len(stages)}, {stage.name} ...")
+            result = await _run_stage(job, stage, run)
+            write_json(job.result(stage.name), asdict(result))
+        results.append(result)
+        reporter().say(f"{number} of {len(stages)}, {stage.name}: {'passed' if result.passed else 'FAILED'}: {result.sentence}")
+        reporter().stage("smoke", number, len(stages))
+    return results
+
+
+async def _run_stage(job: Job, stage: Stage, run: Child) -> StageResult:
+    """Run a stage's process to its end or its limit; however it ends, there is a result."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if job.device == "cpu" else {}
+    log = job.result(stage.name).with_suffix(".log")
+    child = await run(
+        "benchmarks.smoke.smoke_test", job.as_object() | {"stage": stage.name}, log, limit_s=stage.limit_s, environment=hidden
+    )
+    if child.found is None:
+        return StageResult(
+            stage=stage.name, passed=False, sentence=child.why, advice=stage.advice, seconds=child.seconds, log=child.log
+        )
+    result = StageResult(stage=stage.name, seconds=child.seconds, **child.found)
+    return result if result.passed else replace(result, advice=result.advice or stage.advice, log=last_lines(log))
+
+
+def run_stage(given: dict[str, Any]) -> dict[str, Any]:
+    """Run a stage in this process. A failure of any kind is a result."""
+    apply_threads(usable_cores())
+    (stage,) = (stage for stage in STAGES if stage.name == given["stage"])
+    try:
+        module = importlib.import_module(f"smoke.{stage.module}_stages")
+        found = getattr(module, stage.name.replace("-", "_"))(Job.from_object(given))
+    except StageFailed as error:
+        return {"passed": False, "sentence": str(error), "advice": error.advice, "figures": error.figures}
+    except Exception as error:
+        traceback.print_exc()
+        return {"passed": False, "sentence": in_a_sentence(error)}
+    return {"passed": True} | asdict(found)
+
+
+if __name__ == "__main__":
+    answer_job(run_stage)

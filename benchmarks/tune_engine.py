@@ -1,0 +1,189 @@
+"""The tuner: which engine settings draw the most decisions here, with an adapter on, within limits of latency and cache hits.
+
+Each candidate plays the same start groups of a run in a process of its own (`benchmarks/tuning_candidate.py`), so a crash
+or a hang is a row with its reason.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from entente.inference.server_arguments import start_limit_s
+from entente.inference.settings import InferenceSettings
+from entente.settings.check_settings import check_settings
+from entente.settings.run_settings import RunSettings
+from entente.telemetry.child import ChildResult, run_child
+from entente.telemetry.progress import reporter
+from entente.telemetry.setting_marks import Settings
+
+TUNING_FOLDER = "_tuning"
+"""Folder under `runs_root`."""
+NOISE = 0.05
+"""Smallest gain that counts, even if all passes agree."""
+
+Figures = Mapping[str, Any]
+
+
+class TuneSettings(Settings):
+    """The grid, the load and the constraints. An axis without values keeps the current setting."""
+
+    model_config = ConfigDict(title="Tuning")
+
+    max_sequences: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (64, 128, 256)
+    """Values of inference.max_sequences (vLLM's max_num_seqs); on a GPU 128, 256 and 512."""
+    max_batched_tokens: tuple[Annotated[int, Field(ge=256)], ...] = (4096, 8192)
+    """Values of inference.max_batched_tokens (vLLM's max_num_batched_tokens); on a GPU 4096, 8192 and 16384."""
+    gpu_memory_share: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    """Values of inference.gpu_memory_share, such as 0.85, 0.89 and 0.93; for a GPU."""
+    max_in_flight: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = ()
+    """Values of inference.max_in_flight."""
+    max_latency_ms: Annotated[float, Field(gt=0)] = 13_000.0
+    """Upper bound of the P99 latency in milliseconds, to the whole completion."""
+    min_cache_hit: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Least share of prompt tokens from the prefix cache."""
+    start_groups: Annotated[int, Field(ge=1, le=10_000)] = 16
+    """Start groups of a pass, all played at the same time."""
+    rounds: Annotated[int, Field(ge=1, le=20)] = 2
+    """Passes over the start groups; rates are medians, and their spread is the noise."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time limit of a candidate in seconds, beside the limit of its engine's start."""
+
+
+AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share", "max_in_flight")
+"""Settings that are varied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Engine settings. The current settings are the first candidate."""
+
+    settings: InferenceSettings
+    current: bool = False
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The value of each axis."""
+        return {name: getattr(self.settings, name) for name in AXES}
+
+    def label(self, varied: Sequence[str]) -> str:
+        """The values of the `varied` axes as text."""
+        words = " ".join(f"{name} {self.values[name]}" for name in varied)
+        return f"{words or 'the current settings'}{' (current)' if self.current and words else ''}"
+
+
+def candidates_of(settings: RunSettings, tuning: TuneSettings) -> list[Candidate]:
+    """The current settings, then the grid.
+
+    Raises:
+        InputError: settings contradict each other.
+    """
+    base = settings.inference.model_copy(update={"urls": ()})
+    check_settings(settings.model_copy(update={"inference": base}))
+    candidates = [Candidate(settings=base, current=True)]
+    for values in itertools.product(*(getattr(tuning, name) or (getattr(base, name),) for name in AXES)):
+        changed = dict(zip(AXES, values, strict=True))
+        candidate = Candidate(settings=InferenceSettings.model_validate(base.model_dump() | changed))
+        if candidate.values not in [each.values for each in candidates]:
+            candidates.append(candidate)
+    return candidates
+
+
+def varied_axes(candidates: Sequence[Candidate]) -> list[str]:
+    """Axes in which the candidates differ."""
+    return [name for name in AXES if len({each.values[name] for each in candidates}) > 1]
+
+
+async def measure_candidates(
+    settings: RunSettings, tuning: TuneSettings, candidates: Sequence[Candidate], folder: Path
+) -> tuple[dict[Candidate, Figures], dict[Candidate, ChildResult]]:
+    """Measure the candidates one after another; returns the figures, and how the others failed. Logs lie in `folder`."""
+    found, failed, varied = dict[Candidate, Figures](), dict[Candidate, ChildResult](), varied_axes(candidates)
+    for number, candidate in enumerate(candidates, 1):
+        job = {
+            "run": str(settings.paths.root.resolve()),
+            "settings": candidate.settings.model_dump(mode="json"),
+            "start_groups": tuning.start_groups,
+            "rounds": tuning.rounds,
+        }
+        limit_s = start_limit_s(candidate.settings) + tuning.timeout_s
+        child = await run_child("benchmarks.tuning_candidate", job, folder / f"candidate-{number}.log", limit_s=limit_s)
+        if child.found is None:
+            failed[candidate] = child
+        else:
+            found[candidate] = child.found
+        words = f"{child.found['decisions_per_s']:,.1f} decisions/s" if child.found else f"failed: {child.why}"
+        reporter().say(f"{number} of {len(candidates)}  {candidate.label(varied)}: {words}")
+    return found, failed
+
+
+def misses(figures: Figures, tuning: TuneSettings) -> str:
+    """The violated limits in words; empty if the candidate holds both."""
+    found, latency, hit = [], figures["latency_ms_p99"], figures["cache_hit"]
+    if latency > tuning.max_latency_ms:
+        found.append(f"its P99 latency of {latency:,.0f} ms exceeds max_latency_ms {tuning.max_latency_ms:,.0f}")
+    if hit < tuning.min_cache_hit:
+        found.append(f"its cache hit share of {hit:.3f} is below min_cache_hit {tuning.min_cache_hit:g}")
+    return " and ".join(found)
+
+
+def choose(found: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple[Candidate | None, str]:
+    """The fastest candidate within the limits, or None; and the reason in a sentence.
+
+    The current settings stay unless another candidate is faster by more than the passes of either differ.
+    """
+    if not found:
+        return None, "no candidate could be measured"
+    holding = [each for each, figures in found.items() if not misses(figures, tuning)]
+    if not holding:
+        fastest = max(found, key=lambda each: found[each]["decisions_per_s"])
+        return None, f"no candidate holds the constraints; of the fastest, {misses(found[fastest], tuning)}"
+    best = max(holding, key=lambda each: found[each]["decisions_per_s"])
+    current = next((each for each in holding if each.current), None)
+    if best.current:
+        return best, "the current settings are the fastest that hold the constraints"
+    if current is not None:
+        gain = found[best]["decisions_per_s"] / found[current]["decisions_per_s"] - 1
+        noise = max(found[best]["spread"], found[current]["spread"], NOISE)
+        if gain <= noise:
+            return current, f"the current settings stay: the fastest candidate gains {gain:.0%}, and passes differ by {noise:.0%}"
+    return best, "the most decisions a second within the constraints"
+
+
+def tuned_toml(chosen: Candidate, remarks: Sequence[str]) -> str:
+    """The chosen settings as a file for `--config`; `remarks` become its first lines."""
+    lines = [f"# {remark}" for remark in remarks]
+    return "\n".join([*lines, "[inference]", *(f"{name} = {value}" for name, value in chosen.values.items()), ""])
+
+
+COLUMNS = {
+    "dec/s": ("decisions_per_s", "{:,.1f}"),
+    "tok/s": ("tokens_per_s", "{:,.0f}"),
+    "P99 ms": ("latency_ms_p99", "{:,.0f}"),
+    "first token ms": ("first_token_ms", "{:,.0f}"),
+    "hits": ("cache_hit", "{:.0%}"),
+    "+-": ("spread", "{:.0%}"),
+}
+"""Heading -> figure and format."""
+
+
+def table_rows(
+    candidates: Sequence[Candidate],
+    found: Mapping[Candidate, Figures],
+    failed: Mapping[Candidate, ChildResult],
+    chosen: Candidate | None,
+    tuning: TuneSettings,
+) -> list[dict[str, str]]:
+    """One row for each candidate: the fastest first, the failed last with the reason."""
+    rows, varied = [], varied_axes(candidates)
+    for each in sorted(candidates, key=lambda each: -found[each]["decisions_per_s"] if each in found else 0.0):
+        figures = found.get(each)
+        row = {"candidate": each.label(varied)}
+        row |= {head: form.format(figures[name]) if figures else "" for head, (name, form) in COLUMNS.items()}
+        why = failed[each].why if each in failed else ""
+        note = "chosen" if each is chosen else "misses" if figures and misses(figures, tuning) else why
+        rows.append(row | {"note": note})
+    return rows

@@ -1,0 +1,84 @@
+"""The process of a candidate of the tuner: plays start groups of a run with the candidate's engine, and returns its figures.
+
+    python -m benchmarks.tuning_candidate JOB      measures one candidate (entente/telemetry/child.py)
+
+Seeds are the run's own, so all candidates play the same games as far as their arithmetic agrees. Nothing is written.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from entente.decoding.codec import Codec
+from entente.inference.engine import Engine, forget_prefixes
+from entente.inference.settings import InferenceSettings
+from entente.records.rows import Decision
+from entente.rollouts.fork import Tokens
+from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_groups, roll_out
+from entente.settings.find_model import model_of
+from entente.settings.run_settings import RunSettings, settings_of
+from entente.telemetry.child import answer_job
+from entente.telemetry.threads import apply_threads
+from state_cache.sampling import sample_start_positions
+from storage.adapters import published_versions, read_adapter
+from storage.runs import RunPaths
+from tasks.rollout_side import cache_of
+
+
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Start the engine of a job, play its start groups several times with the run's newest adapter, and return the figures."""
+    run = settings_of(RunPaths(Path(job["run"])))
+    apply_threads(max(run.threads))
+    return asyncio.run(_measure(run, InferenceSettings.model_validate(job["settings"]), job["start_groups"], job["rounds"]))
+
+
+async def _measure(run: RunSettings, settings: InferenceSettings, count: int, rounds: int) -> dict[str, Any]:
+    from entente.inference.choose_engine import choose_engine, engine_here
+
+    model = model_of(run, run.runs_root, run.run)
+    positions = sample_start_positions(cache_of(run.paths, run).train, count, run.seed, 1)
+    # Past versions cannot play here, and searches take too long.
+    opponents = ",".join(run.rollouts.scripted_opponents) or "mover"
+    played = run.model_copy(update={"rollouts": run.rollouts.model_copy(update={"opponents": opponents})})
+    groups, tokens = plan_start_groups(positions, 0, played.rollouts), Tokens(Codec(model), run.prompts)
+    engine = choose_engine(settings, model, name="candidate")
+    await engine.start()
+    if versions := published_versions(run.paths):
+        await engine.publish(replace(read_adapter(run.paths, versions[-1]), version=1))
+    await _one_pass(engine, tokens, played, groups[:1])  # compiles, and fills what is allocated once
+    passes = [await _one_pass(engine, tokens, played, groups) for _ in range(rounds)]
+    await engine.close()
+    return {"engine": engine_here(settings)[0], **figures_of(passes)}
+
+
+async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: list[StartGroup]) -> tuple[list[Decision], float]:
+    """Play all start groups at the same time from an empty prefix cache; returns their rows and the seconds."""
+    await forget_prefixes(engine)
+    began = time.perf_counter()
+    forks = await roll_out(groups, engine, tokens, run.rollouts, producer="tuning", seed=run.seed)
+    return decisions_of(forks), time.perf_counter() - began
+
+
+def figures_of(passes: list[tuple[list[Decision], float]]) -> dict[str, float]:
+    """The figures that candidates are compared by."""
+    rates = [len(rows) / seconds for rows, seconds in passes]
+    drawn = [row for rows, _ in passes for row in rows]
+    first = [row.queue_ms + row.prefill_ms for row in drawn]
+    return {
+        "decisions_per_s": median(rates),
+        "tokens_per_s": median(sum(len(row.input_ids) - row.prompt_len for row in rows) / seconds for rows, seconds in passes),
+        "latency_ms_p99": float(np.quantile([row.decode_ms + wait for row, wait in zip(drawn, first, strict=True)], 0.99)),
+        "first_token_ms": float(np.mean(first)),
+        "cache_hit": sum(row.cached_tokens for row in drawn) / sum(row.prompt_len for row in drawn),
+        "spread": (max(rates) - min(rates)) / median(rates),
+    }
+
+
+if __name__ == "__main__":
+    answer_job(measure)

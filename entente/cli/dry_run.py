@@ -1,0 +1,328 @@
+"""What a command would take, before anything is started: work, tokens, time, memory and disk.
+
+A dry run makes the checks that need no server, no engine and no loaded model. It downloads and writes nothing, and loads neither
+Prefect nor vLLM. A plan is a tree of sections. In names, `bytes` is the unit, `_at_most` means a bound and `_about` an estimate.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from entente.cli.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
+from entente.decoding.architectures import read_architecture
+from entente.decoding.codec import Codec
+from entente.evaluation.adapter_folders import check_weights
+from entente.evaluation.contestants import resolve_contestants
+from entente.evaluation.match_files import match_label, read_games
+from entente.evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, rounds_for
+from entente.evaluation.settings import EvaluationSettings, MatchSettings
+from entente.game.board import Board
+from entente.game.snapshot import POWERS
+from entente.inference.choose_engine import engine_kind
+from entente.inference.engine_cards import has_cuda, unused_card, vllm_build
+from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
+from entente.players.shared_search import SearchTeacher
+from entente.reports.read_run import read_run
+from entente.rollouts.fork import Tokens
+from entente.settings.check_settings import check_objective, check_settings
+from entente.settings.find_model import (
+    TINY,
+    check_length,
+    find_tiny,
+    model_for_plan,
+    model_shape,
+    run_cards,
+    tiny_shape,
+    trainer_bytes,
+    trainer_bytes_about,
+    trainer_gpu_bytes,
+)
+from entente.settings.run_settings import RunSettings, check_prompts, rate_warning, settings_of
+from entente.telemetry.cards import CardPlan
+from entente.telemetry.errors import InputError
+from entente.telemetry.threads import usable_cores
+from entente.training.imitation.settings import ImitationSettings
+from entente.training.imitation.teacher_games import TEACHER_FOLDER, missing_games
+from entente.training.imitation.work import WorkFolder
+from entente.training.loss_name import try_loss
+from entente.training.settings import KEEP_CHECKPOINTS, TinyModelSettings
+from state_cache.store import find_cache, open_cache
+from storage.adapters import published_versions
+from storage.ledger_copies import check_ledgers
+from storage.retention import MILESTONE_EVERY
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root, matches_folder, runs_in
+from tasks.rollout_queue import groups_per_task
+
+Forecast = dict[str, Any]
+PLIES_A_YEAR = 5
+"""Phases of a game year at most: two of movement, each with retreats, and adjustments."""
+_ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
+"""Approximate sizes of an adapter's files without weights, of random generators in a checkpoint, of a shard without rows."""
+_POSITIONS_A_GAME = 32
+"""Phases of a scripted game up to 1907, about."""
+
+
+def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
+    """The plan of a training run; with `resume`, of the remaining steps of an existing run.
+
+    Raises:
+        InputError: the run itself would raise it: wrong settings, a name that is taken, no such model, too little memory.
+    """
+    check_settings(settings)
+    check_objective(settings)
+    if not resume:
+        check_prompts(settings)
+    try_loss(settings.training.loss)
+    check_runs_root(settings.runs_root)
+    if resume:
+        check_ledgers(settings.paths, settings.storage)
+    elif settings.run and settings.paths.settings.exists():
+        raise InputError(
+            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
+            "or choose another name with --run"
+        )
+    cards = run_cards(settings)
+    machine = this_machine(cards)
+    model, shape = _model(settings)
+    trainer_gpu = trainer_gpu_bytes(settings, shape, machine)
+    check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape), trainer_gpu=trainer_gpu, machine=machine)
+    found = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
+    positions = some_positions(settings.cache) if found is None else open_cache(found).train
+    tokens = Tokens(BytesAsTokens() if model is None else Codec(model), settings.prompts)
+    if model is not None:  # without its tokenizer, bytes count as tokens
+        tokens.check_thought(settings.inference.max_model_length)
+    rollouts = settings.rollouts.at(settings.steps)  # the last horizon of a schedule, as if it were that of all steps
+    sample = rehearse(positions, tokens, rollouts, settings.inference.max_model_length, settings.seed)
+    done = max(published_versions(settings.paths), default=0) if resume else 0
+    steps = max(0, settings.steps - done)
+    forks = steps * rollouts.start_groups * rollouts.forks_per_group
+    powers = 1 if rollouts.policy_powers == "one" else len(POWERS)
+    decisions = round(forks * sample.decisions_per_fork)
+    name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
+    return {
+        "command": "train",
+        "run": {"name": name, "folder": str(settings.runs_root / name)} | ({"steps_done": done} if resume else {}),
+        "work": {
+            "steps": steps,
+            "forks": forks,
+            "decisions_at_most": forks * powers * PLIES_A_YEAR * rollouts.horizon_years,
+            "decisions_about": decisions,
+            "forks_of_both_scores": 2 * _scored_forks(settings.evaluation),
+        },
+        "training": {
+            "learning_rate": f"{settings.training.learning_rate:g}",
+            "schedule": settings.training.rate_schedule,
+            "warm_up_steps": settings.training.warm_up_steps,
+            "updates_of_a_step": settings.training.updates_per_step,
+        }
+        | ({"warning": said} if shape and (said := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
+        "tokens": _tokens(settings, sample, decisions, exact=model is not None),
+        "time": _time(settings, steps, decisions) or _first_guess(settings, steps, model, sample, machine),
+        "memory": _memory(settings, shape, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
+        "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
+        "uses": _uses(settings, cards, model, found) | ({"prompts": tokens.form.chat.description} if model else {}),
+    }
+
+
+def plan_evaluate(run: str, version: int, runs_root: Path, evaluation: EvaluationSettings) -> Forecast:
+    """The plan of scoring `version` of `run`.
+
+    Raises:
+        InputError: no such version or model, or too little memory.
+    """
+    versions = [0, *published_versions(RunPaths(runs_root / run))]
+    version = versions[-1] if version == -1 else version
+    if version not in versions:
+        raise InputError(f"run '{run}' has no policy version {version}; its newest is {versions[-1]}")
+    settings = settings_of(RunPaths(runs_root / run)).model_copy(update={"runs_root": runs_root, "evaluation": evaluation})
+    cards = run_cards(settings, trains=False)
+    machine = this_machine(cards)
+    model, shape = _model(settings)
+    check_memory(shape, settings.inference, machine=machine)
+    forks = _scored_forks(evaluation)
+    return {
+        "command": "evaluate",
+        "run": {"name": run, "policy_version": version, "opponents": ", ".join(evaluation.opponents)},
+        "work": {"forks": forks, "decisions_at_most": forks * PLIES_A_YEAR * evaluation.horizon_years},
+        "memory": _memory(settings, shape, machine, 0, 0),
+        "uses": _uses(settings, cards, model, find_cache(runs_root / CACHE_FOLDER, settings.cache)),
+    }
+
+
+def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
+    """The plan of a match; `run` is empty if no version of a run plays.
+
+    Raises:
+        InputError: a player cannot play.
+        DataError: an adapter from outside is damaged, or no engine can serve it.
+    """
+    players = resolve_contestants(match.players, run, runs_root)
+    others = resolve_contestants((match.opponents,), run, runs_root) if match.opponents else []
+    everybody = [*players, *(other for other in others if other.name not in [player.name for player in players])]
+    for player in everybody:
+        if player.model is not None and player.adapter is not None:
+            check_weights(player.policy, player.model)
+    named = {"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
+    label, folder = match_label(match.model_copy(update=named), everybody), matches_folder(run, runs_root)
+    each = rounds_for(match.games or DEFAULT_GAMES) * GAMES_PER_ROUND
+    games = {"games": each * len(players), "games_of_each_player": each} if others else {"games": each}
+    searching = [player.name for player in everybody if player.searches_by(match)]
+    return {
+        "command": "evaluate",
+        "match": {
+            "players": ", ".join(named["players"]),
+            "seats": f"one against six of '{named['opponents']}'" if others else "all players at one table",
+            "years_at_most": match.years,
+            **games,
+            "games_already_there": len(read_games(folder, label)),
+        }
+        | ({"playouts_a_decision": match.search.playouts, "searching": ", ".join(searching)} if searching else {}),
+        "uses": {"engines": ", ".join(player.name for player in everybody if player.is_policy) or "none is needed"},
+        "disk": {"files": str(folder / f"{label}.*"), "free_bytes": free_bytes(runs_root)},
+    }
+
+
+def plan_imitation(work: WorkFolder, settings: ImitationSettings, runs_root: Path) -> Forecast:
+    """The plan of making a model that imitates a teacher."""
+    sizes = TinyModelSettings(hidden=settings.hidden, layers=settings.layers)
+    shape = tiny_shape(sizes, settings.prompts, settings.vocabulary)
+    teacher: Forecast = {"recorded_files": len(settings.recorded)}
+    games_bytes = 0
+    if not settings.recorded:
+        to_play = missing_games(runs_root / TEACHER_FOLDER, settings, SearchTeacher())
+        teacher = {"players": " ".join(settings.teachers), "games": settings.games, "games_to_play": to_play}
+        position = len(Board.start().snapshot(game_id="", seed=0, source="").position)
+        games_bytes = settings.games * _POSITIONS_A_GAME * 2 * position
+    return {
+        "command": "model imitate",
+        "model": {"folder": str(work.final), "parameters": shape.parameters},
+        "teacher": teacher,
+        "work": {"steps": settings.steps, "positions_a_step": settings.positions},
+        "disk": {
+            "games_bytes_about": games_bytes,
+            "model_bytes_about": 7 * shape.parameters * shape.width,  # weights, and two checkpoints with both moments
+            "free_bytes": free_bytes(runs_root),
+        },
+    }
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes on the disk that `folder` will lie on."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
+    """(folder of the model, None if it is not here yet; its shape, None if unknown)."""
+    name, made = settings.inference.model, settings.runs_root / MODEL_FOLDER
+    found = find_tiny(made, settings.tiny_model, settings.prompts) if name == TINY else model_for_plan(name)
+    shape = model_shape(name, settings.tiny_model, settings.prompts)
+    check_length(settings.inference, shape, name)
+    return found, shape
+
+
+def _scored_forks(evaluation: EvaluationSettings) -> int:
+    return evaluation.positions * evaluation.powers_per_position * len(evaluation.opponents)
+
+
+def _tokens(settings: RunSettings, sample: Rehearsal, decisions: int, *, exact: bool) -> Forecast:
+    longest = settings.inference.max_model_length
+    plan: Forecast = {
+        "request_at_most": longest,
+        "prompt_about": round(sample.prompt_tokens),
+        "completion_about": round(sample.completion_tokens),
+        "prompts_of_the_run_about": round(sample.prompt_tokens * decisions),
+        "completions_of_the_run_about": round(sample.completion_tokens * decisions),
+        "basis": "some forks with uniform draws, with this model's tokenizer"
+        if exact
+        else "some forks with uniform draws; without a tokenizer each byte counts as a token, so these are upper bounds",
+    }
+    if exact and sample.longest_request > longest:
+        plan["warning"] = (
+            f"a request may need {sample.longest_request} tokens, more than inference.max_model_length {longest}: "
+            "its fork would fail; raise it"
+        )
+    return plan
+
+
+def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
+    """Time by the newest run here that had this model and trained a step."""
+    for paths in reversed(runs_in(settings.runs_root)):
+        try:
+            same = settings_of(paths).inference.model == settings.inference.model
+        except InputError:
+            continue
+        past = [figures for figures in read_run(paths).steps.values() if figures.get("rollout/decisions")] if same else []
+        if past:
+            seconds, drawn = (sum(figures.get(name, 0.0) for figures in past) for name in ("time/step_s", "rollout/decisions"))
+            whole = decisions * seconds / drawn
+            return _times(whole, steps, f"seconds a decision of run '{paths.root.name}'")
+    return {}
+
+
+def _first_guess(settings: RunSettings, steps: int, model: Path | None, sample: Rehearsal, machine: Machine) -> Forecast:
+    """Time by the arithmetic of the model, where a CPU does it."""
+    if model is None or machine.gpu_total or machine.trainer_gpu[1] or settings.inference.urls:
+        return {"steps": "unknown until a run with this model is here"}
+    from entente.training.first_guess import step_seconds
+
+    drawn = settings.rollouts.start_groups * sample.unique_tokens
+    one = step_seconds(read_architecture(model), drawn, overlaps=settings.pipeline.buffer_depth > 0 and usable_cores() > 1)
+    return _times(steps * one, steps, "the model's arithmetic and the rate at which this machine multiplies matrices")
+
+
+def _times(whole_s: float, steps: int, basis: str) -> Forecast:
+    return {"step_s_about": round(whole_s / max(1, steps), 1), "steps_s_about": round(whole_s), "basis": basis}
+
+
+def _memory(settings: RunSettings, shape: ModelShape | None, machine: Machine, trainer: int, trainer_gpu: int) -> Forecast:
+    if shape is None:
+        return {"needed": "unknown: the model is not here yet, or its config has no shape", "available_bytes": machine.memory}
+    if settings.inference.urls:
+        return {"trainer_process_bytes_about": trainer, "available_bytes": machine.memory}
+    plan = plan_memory(shape, settings.inference, machine, trainer=trainer)
+    rows: Forecast = {
+        "engine_process_bytes_about": plan.needed - trainer,
+        **({"trainer_process_bytes_about": trainer} if trainer else {}),
+        "needed_bytes_about": plan.needed,
+        "available_bytes": machine.memory,
+        "longest_sequences_held": plan.whole_sequences,
+    }
+    if plan.needed > machine.memory:
+        rows["warning"] = (
+            "the run may need more memory than is there: lower inference.max_sequences or inference.max_model_length, or set "
+            "training.recompute"
+        )
+    if machine.gpu_total:
+        rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free}
+    if machine.trainer_gpu[1]:
+        rows |= {"trainer_gpu_bytes_at_least": trainer_gpu, "trainer_gpu_free_bytes": machine.trainer_gpu[0]}
+    return rows
+
+
+def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | None, folder: Path) -> Forecast:
+    tasks = -(-settings.rollouts.start_groups // groups_per_task(settings))
+    sizes = {"shards_bytes_about": round(rows) + steps * tasks * _FILE_BYTES}
+    if shape is not None:
+        training = settings.training
+        adapter = 4 * shape.lora_parameters(training.lora_rank, training.lora_targets) + _ADAPTER_FILES_BYTES
+        # Each step publishes one; a run keeps the newest, and one of every `MILESTONE_EVERY` steps.
+        kept = min(steps, settings.retention.keep_adapters + steps // MILESTONE_EVERY)
+        sizes["adapters_bytes_about"] = kept * adapter
+        sizes["checkpoints_bytes_about"] = min(steps, KEEP_CHECKPOINTS) * (3 * adapter + _GENERATORS_BYTES)
+    total, free = sum(sizes.values()), free_bytes(folder)
+    plan: Forecast = {**sizes, "run_bytes_about": total, "free_bytes": free}
+    return plan | ({"warning": "the run may not fit the disk"} if total > free else {})
+
+
+def _uses(settings: RunSettings, cards: CardPlan, model: Path | None, cache: Path | None) -> Forecast:
+    """Engine, cards, model and state cache."""
+    engine, build, unused = settings.inference, vllm_build(), unused_card()
+    _, reason = engine_kind(engine.engine, has_vllm=build is not None, has_cuda=build == "cuda" and has_cuda())
+    to_make = "to be made from its recipe" if engine.model == TINY else "to be downloaded from the hub, which has it"
+    plan: Forecast = {"engine": f"vLLM servers at {', '.join(engine.urls)}" if engine.urls else reason}
+    for name, some in (("engine_cards", cards.engine), ("trainer_cards", cards.trainer)):
+        plan |= {name: ", ".join(card.text for card in some)} if some else {}
+    plan |= {"model": f"found: {model}" if model else to_make, "state_cache": f"found: {cache}" if cache else "to be built"}
+    return plan | ({"warning": unused} if unused and not engine.urls else {})

@@ -1,0 +1,217 @@
+"""Asks one endpoint for one answer over HTTP: time limit, retries, bounds.
+
+Everything that comes back is untrusted. A body has at most `MAX_BODY` bytes. Redirects are not followed, so the key reaches its
+own host alone. What is shown of an answer has no key and nothing that moves a terminal's cursor.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from entente.players.endpoint import Endpoint, OutsideSettings
+from entente.telemetry.errors import EngineError, EngineLostError
+from entente.telemetry.progress import reporter, shown
+
+MAX_BODY = 1 << 20
+"""Largest body of an answer, bytes."""
+MAX_TEXT = 20_000
+"""Characters of an answer that are kept: the last ones, because the orders come last."""
+TIMEOUT_S = 120.0
+"""For one request: a model that thinks may take a minute."""
+RETRIES = 5
+"""Further tries of a request that failed; with their pauses they outlast half a minute of trouble."""
+FIRST_PAUSE_S = 1.0
+"""Pause before the first retry; each further one is twice as long."""
+LONGEST_PAUSE_S = 60.0
+LOST_AFTER = 5
+"""Requests in a row that failed with all their retries, after which the endpoint counts as lost."""
+_BYTES_PER_TOKEN = 3
+"""Where an endpoint does not say how many tokens it used, they are estimated from the bytes; this counts rather too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to one request, or why there is none."""
+
+    text: str
+    """What the model wrote, at most MAX_TEXT characters; empty if there is no answer."""
+    failed: str = ""
+    """Why there is no answer; empty if there is one."""
+    tokens: int
+    """Tokens of prompt and answer, as the endpoint says or estimated."""
+
+
+class _Fault(Exception):
+    """One try failed; another may succeed."""
+
+    def __init__(self, reason: str, *, gone: bool = False, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.gone = gone
+        """The endpoint does not serve: it is not there, or takes no more requests."""
+        self.pause_s = pause_s
+        """Seconds that the endpoint asks to wait."""
+
+
+class _Refused(Exception):
+    """The endpoint does not understand the request (400 or 422)."""
+
+
+class EndpointClient:
+    """Asks one endpoint. All calls are made on one event loop."""
+
+    def __init__(self, endpoint: Endpoint, settings: OutsideSettings) -> None:
+        self.endpoint = endpoint
+        self._settings, self._key = settings, endpoint.key
+        self._session: aiohttp.ClientSession | None = None
+        self._limit = "max_tokens"
+        self._has_answered = self._closed = False
+        self._failures = 0
+        """Requests since the last answer that failed with all their retries."""
+
+    async def ask(self, messages: Sequence[Mapping[str, str]]) -> Reply:
+        """The answer to these messages. A request that fails with all its retries is a reply without text.
+
+        Raises:
+            EngineError: the endpoint refuses key, model or request.
+            EngineLostError: it is not there, never answered, or failed `LOST_AFTER` times in a row.
+        """
+        tries, wasted = RETRIES + 1, 0
+        fault = _Fault("it was not asked")
+        for number in range(tries):
+            if number:
+                await asyncio.sleep(min(LONGEST_PAUSE_S, max(fault.pause_s, FIRST_PAUSE_S * 2 ** (number - 1))))
+            try:
+                reply = await self._try(messages)
+            except _Fault as found:
+                if self._closed:
+                    raise EngineLostError(f"{self.endpoint.name} is not asked any more") from found
+                fault, wasted = found, wasted + _tokens_of(messages)
+            else:
+                self._has_answered, self._failures = True, 0
+                return reply
+        self._failures += 1
+        text = f"{self.endpoint.name} gave no answer in {'one try' if tries == 1 else f'{tries} tries'}: {fault}"
+        if fault.gone or not self._has_answered or self._failures >= LOST_AFTER:
+            cure = "see that it runs, and give the same command again"
+            raise EngineLostError(f"{text}; {cure}") from fault
+        reporter().say(f"{text}; its units keep their default orders in this phase")
+        return Reply(text="", failed=str(fault), tokens=wasted)
+
+    async def close(self) -> None:
+        """Close the connections. Requests in flight fail."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def _try(self, messages: Sequence[Mapping[str, str]]) -> Reply:
+        """One try; an endpoint that has another name for the limit of tokens says so, and gets that one from then on."""
+        while True:
+            limit = self._limit
+            body = {"model": self.endpoint.model, "messages": messages, "stream": False, limit: self._settings.answer_tokens}
+            sent = json.dumps(body).encode()
+            try:
+                return _read(await self._post(sent), messages, most_tokens=len(sent) + self._settings.answer_tokens)
+            except _Refused as refusal:
+                if limit != "max_tokens" or "max_completion_tokens" not in str(refusal):
+                    raise EngineError(f"{self.endpoint.name} refuses the request: {refusal}") from refusal
+                self._limit = "max_completion_tokens"
+
+    async def _post(self, body: bytes) -> bytes:
+        """The body of a 200; the key is replaced in it.
+
+        Raises:
+            _Fault: another try may succeed.
+            _Refused: the endpoint does not understand the request.
+            EngineError: the endpoint refuses key, model or address.
+        """
+        if self._closed:
+            raise _Fault("it was closed")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(auto_decompress=False)  # a small compressed body may be a huge one
+        headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        address = f"{self.endpoint.url}/chat/completions"
+        try:
+            async with self._session.post(
+                address, data=body, headers=headers, allow_redirects=False, timeout=timeout
+            ) as response:
+                status, wait = response.status, response.headers.get("retry-after", "")
+                answer = await _bounded(response)
+        except TimeoutError as error:
+            raise _Fault(f"no answer within {TIMEOUT_S:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise _Fault(f"nobody answers at that address ({self._clean(str(error))})", gone=True) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _Fault(f"the connection failed ({self._clean(str(error)) or type(error).__name__})") from error
+        if self._key:
+            answer = answer.replace(self._key.encode(), b"(key)")
+        if status == 200:
+            return answer
+        said = f"{status}: {_message(answer)}"
+        if status in (400, 422):
+            raise _Refused(said)
+        if status == 429 or status >= 500 or status in (408, 409, 425):
+            raise _Fault(said, gone=status == 429, pause_s=_seconds(wait))
+        if status in (401, 403):
+            raise EngineError(f"{self.endpoint.name} refuses the key ({said}): set it in {self.endpoint.key_variable}")
+        cure = "name the address that it leads to" if 300 <= status < 400 else "check model and address"
+        raise EngineError(f"{self.endpoint.name} cannot be asked ({said}): {cure}")
+
+    def _clean(self, text: str) -> str:
+        return _short(text.replace(self._key, "(key)") if self._key else text)
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    """The body, if it is small enough."""
+    body = bytearray()
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > MAX_BODY:
+            raise _Fault(f"its answer has more than {MAX_BODY} bytes")
+    return bytes(body)
+
+
+def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) -> Reply:
+    """The reply in the body of a 200. A count above `most_tokens`, which no such request uses, would spend a budget by a lie."""
+    try:
+        found = json.loads(body)
+        content = found["choices"][0]["message"]["content"]
+        if isinstance(content, list):  # text in parts
+            content = "".join(part["text"] for part in content if part.get("type") == "text")
+        if not isinstance(content, str | None):
+            raise TypeError(type(content).__name__)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise _Fault(f"its answer is no chat completion: {_short(body[:200].decode(errors='replace'))}") from error
+    usage = found.get("usage")
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    if not (type(tokens) is int and 0 < tokens <= most_tokens):
+        tokens = _tokens_of(messages) + len((content or "").encode(errors="replace")) // _BYTES_PER_TOKEN
+    text = (content or "").encode(errors="replace").decode()  # half a character cannot be stored
+    return Reply(text=text[-MAX_TEXT:], tokens=tokens)
+
+
+def _message(body: bytes) -> str:
+    """The sentence of an error's body, or the start of the body."""
+    try:
+        found = json.loads(body)["error"]
+        return _short(str(found["message"] if isinstance(found, dict) else found))
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        return _short(body[:200].decode(errors="replace"))
+
+
+def _short(text: str) -> str:
+    """Text from outside as part of a sentence."""
+    return shown(" ".join(text[:1000].split()))[:200]
+
+
+def _seconds(header: str) -> float:
+    return min(LONGEST_PAUSE_S, float(header)) if header.isascii() and header.isdigit() and len(header) < 6 else 0.0
+
+
+def _tokens_of(messages: Sequence[Mapping[str, str]]) -> int:
+    return sum(len(message["content"]) for message in messages) // _BYTES_PER_TOKEN

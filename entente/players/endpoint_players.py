@@ -1,0 +1,214 @@
+"""Endpoints as players: each decision is looked up in the file of answers, and asked if it is not there.
+
+Every order set that leaves here is legal and complete. A decision without an answer, or with a wrong one, gets default orders and
+is counted. The file has JSON lines, appended when an answer has come; an incomplete line, as after a kill, is asked again. A lost
+endpoint, a refused key and a spent budget are errors: the match or the fork ends, and its answers are kept.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from entente.game.board import Board
+from entente.game.legal import LegalOrders
+from entente.game.prompts import PromptSettings, board_text, power_text
+from entente.players.deciders import DecisionRequest
+from entente.players.endpoint import OutsideSettings, read_endpoint
+from entente.players.endpoint_client import EndpointClient
+from entente.players.read_answer import AnswerCounts, no_answer, read_answer
+from entente.telemetry.errors import EngineError
+from storage.files import make_directory
+
+AT_ONCE = 8
+"""Requests in flight, to all endpoints together: a rented endpoint's usual allowance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """One answer."""
+
+    key: str
+    """See `answer_key`."""
+    player: str
+    phase: str
+    power: str
+    text: str
+    """What the model wrote; empty if there was no answer."""
+    failed: str
+    """Why there was no answer; empty if there was one."""
+    tokens: int
+
+
+_ANSWER = TypeAdapter(StoredAnswer)
+
+
+def answer_key(player: str, dice: str, messages: Sequence[Any]) -> str:
+    """Name of a question: the endpoint, the name of the game's dice, and the messages. Equal questions of one game, or of the
+    forks of one start group, are one question."""
+    return hashlib.sha256(json.dumps([player, dice, messages]).encode()).hexdigest()[:32]
+
+
+class AnswerFile:
+    """The answers of one match or run."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._found: dict[str, StoredAnswer] | None = None
+        self._tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        self._read()
+        return self._tokens
+
+    def get(self, key: str) -> StoredAnswer | None:
+        """The answer to this question; None if it was not asked yet."""
+        return self._read().get(key)
+
+    def add(self, answer: StoredAnswer) -> None:
+        """Append an answer on a new line, even if the last line of the file is incomplete."""
+        found = self._read()
+        make_directory(self._file.parent)
+        with open(self._file, "ab") as file:
+            # Plain ASCII: a terminal that shows the file obeys nothing that a model wrote.
+            file.write((b"\n" if file.tell() else b"") + json.dumps(asdict(answer)).encode())
+        found[answer.key] = answer
+        self._tokens += answer.tokens
+
+    def _read(self) -> dict[str, StoredAnswer]:
+        if self._found is None:
+            self._found = {}
+            for line in self._file.read_bytes().splitlines() if self._file.is_file() else ():
+                try:
+                    answer = _ANSWER.validate_json(line)
+                except ValidationError:
+                    continue
+                self._found[answer.key] = answer
+            self._tokens = sum(answer.tokens for answer in self._found.values())
+        return self._found
+
+
+class OutsideDecider:
+    """One endpoint's seat; see `entente.players.deciders.Decider`."""
+
+    def __init__(self, name: str, players: "OutsidePlayers") -> None:
+        self.name, self._players = name, players
+        self._counts: dict[str, AnswerCounts] = {}
+
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        """The endpoint's orders, completed by default orders.
+
+        Raises:
+            EngineError: the endpoint is lost or refuses to be asked, or the token budget is spent.
+        """
+        answer = await self._players.answer(self.name, request)
+        orders, counts = no_answer(request.legal) if answer.failed else read_answer(answer.text, request.legal)
+        self._counts[request.game] = self._counts.get(request.game, AnswerCounts()) + counts
+        return orders
+
+    def take(self, game: str) -> AnswerCounts:
+        """The counts of one game, which are then forgotten."""
+        return self._counts.pop(game, AnswerCounts())
+
+    def take_all(self) -> AnswerCounts:
+        """The counts of all games, which are then forgotten."""
+        counts, self._counts = self._counts, {}
+        return sum(counts.values(), AnswerCounts())
+
+
+class OutsidePlayers:
+    """The endpoints of one match or run, and their answers. Deciders are called on one event loop."""
+
+    def __init__(self, names: Iterable[str], file: Path, settings: OutsideSettings) -> None:
+        """
+        Raises:
+            InputError: a name is no endpoint's.
+        """
+        self._settings = settings
+        self._file = AnswerFile(file)
+        self._clients = {name: EndpointClient(read_endpoint(name), settings) for name in names}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._asked: dict[str, asyncio.Task[StoredAnswer]] = {}
+        """Questions in flight, by key."""
+        self.deciders: Mapping[str, OutsideDecider] = {name: OutsideDecider(name, self) for name in self._clients}
+
+    async def answer(self, name: str, request: DecisionRequest) -> StoredAnswer:
+        """The stored answer to this decision, or the endpoint's, which is then stored. Equal questions are asked once."""
+        asked = messages(request.board, request.legal)
+        key = answer_key(name, request.shared or request.dice, asked)
+        if (stored := self._file.get(key)) is not None:
+            return stored
+        if key not in self._asked:
+            task = asyncio.create_task(self._ask(name, key, asked, request.legal, request.board.phase))
+            self._asked[key] = task
+            task.add_done_callback(lambda done: self._forget(key, done))
+        return await asyncio.shield(self._asked[key])
+
+    async def take_all(self) -> AnswerCounts:
+        """The counts of all endpoints since the last call."""
+        return sum((decider.take_all() for decider in self.deciders.values()), AnswerCounts())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            await client.close()
+
+    async def _ask(self, name: str, key: str, asked: list[dict[str, str]], legal: LegalOrders, phase: str) -> StoredAnswer:
+        async with self._slots:
+            spent, budget = self._file.tokens, self._settings.token_budget
+            if budget and spent >= budget:
+                raise EngineError(
+                    f"the endpoints have used {spent} tokens of outside.token_budget {budget}: give the command again with a "
+                    "larger budget; games that ended and all answers are kept"
+                )
+            reply = await self._clients[name].ask(asked)
+        answer = StoredAnswer(
+            key=key,
+            player=name,
+            phase=phase,
+            power=legal.power,
+            text=reply.text,
+            failed=reply.failed,
+            tokens=reply.tokens,
+        )
+        self._file.add(answer)
+        return answer
+
+    def _forget(self, key: str, done: "asyncio.Task[StoredAnswer]") -> None:
+        del self._asked[key]
+        if not done.cancelled():
+            done.exception()  # the callers that waited have raised it
+
+
+_PROMPTS = PromptSettings(own_line="in_place", legal_orders="lines")
+_RULES = """\
+You play one power in a game of Diplomacy without press, by the standard rules. 18 supply centres win: own as many as you can.
+
+The position names each power with its units | its supply centres, and FREE supply centres. A is an army, F a fleet.
+A PAR - BUR          moves
+A PAR - LON VIA      moves by convoy
+A PAR H              holds
+A MAR S A PAR - BUR  supports a move
+A MAR S A PAR        supports a unit that does not move
+F ENG C A PAR - LON  convoys
+A PAR R GAS          retreats
+A PAR D              disbands
+A PAR B              builds
+WAIVE                declines a build
+
+Below the position are your power, the kind of orders with the number of builds or disbands, your units or sites, and all your \
+legal orders. Choose one legal order for each unit; for builds and disbands choose as many as the number says. Answer with these \
+orders alone, one per line, each copied from the list."""
+
+
+def messages(board: Board, legal: LegalOrders) -> list[dict[str, str]]:
+    """The messages of the chat: the rules, then position, power and legal orders."""
+    asked = board_text(board, legal.power, _PROMPTS) + power_text(legal, board, _PROMPTS)
+    return [{"role": "system", "content": _RULES}, {"role": "user", "content": asked}]

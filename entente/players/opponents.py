@@ -1,0 +1,112 @@
+"""The table of opponents, and the lots that fall on it.
+
+A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 if none is given. A name is a scripted
+player, a published version (`v12`), an endpoint (`openai:model@http://host:port/v1`) or `league`, past versions of the run.
+`entente/rollouts/league.py` replaces `league` by versions with weights before a start group is played, so no lot falls on the
+word itself. Scripted players and versions may search (`dumbbot+search`); `entente/players/shared_search.py` makes them.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from entente.game.players import SEARCHES
+from entente.players.seeds import dice
+
+POLICY = "policy"
+"""Seat of a power that the trained policy plays; its decisions are recorded. Other seats name a decider or a scripted player."""
+LEAGUE = "league"
+"""Stands for the members of the run's league."""
+_VERSION = re.compile(r"v(\d+)")
+_ENDPOINT = "openai:"
+
+OpponentTable = tuple[tuple[str, float], ...]
+"""(name, weight above 0) pairs, in the order of the text."""
+
+
+def read_table(text: str) -> OpponentTable:
+    """The table that `text` describes; names with weight 0 are left out.
+
+    Raises:
+        ValueError: it names nobody, a weight is no number of at least 0, or all weights are 0.
+    """
+    table: list[tuple[str, float]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, star, weight = (piece.strip() for piece in part.partition("*"))
+        try:
+            number = float(weight) if star else 1.0
+        except ValueError:
+            number = math.nan
+        if name == LEAGUE + SEARCHES:
+            raise ValueError(f"rollouts.opponents {text!r}: members of the league do not search: name a version, as 'v0+search'")
+        if not name or not 0 <= number < math.inf:
+            raise ValueError(f"rollouts.opponents {text!r}: '{part}' is not a name and a weight: write it as 'mover*2'")
+        table.append((name, number))
+    if not table:
+        raise ValueError(f"rollouts.opponents {text!r} has no name: give one player, or several with commas")
+    if not any(weight for _, weight in table):
+        raise ValueError(f"rollouts.opponents {text!r}: the weights sum to 0, so nobody can play: give one of them more")
+    return tuple((name, weight) for name, weight in table if weight)
+
+
+def table_text(table: Sequence[tuple[str, float]]) -> str:
+    """The text of a table; the inverse of `read_table`."""
+    return ",".join(name if weight == 1 else f"{name}*{weight!r}" for name, weight in table)
+
+
+def version_of(name: str) -> int | None:
+    """The policy version that a name of a table means, such as 12 for "v12" or "v12+search"; None if it means none."""
+    match = _VERSION.fullmatch(name.removesuffix(SEARCHES))
+    return int(match[1]) if match else None
+
+
+def is_endpoint(name: str) -> bool:
+    """Whether a name means an OpenAI-compatible endpoint; `endpoint_players.py` asks it."""
+    return name.startswith(_ENDPOINT) and "@" in name
+
+
+def seat_name(name: str) -> str:
+    """Name of a table's player in seats and rows: "policy:12" for "v12", "policy:12+search" for "v12+search"; other players keep
+    their names."""
+    version = version_of(name)
+    return name if version is None else f"{POLICY}:{version}{SEARCHES if name.endswith(SEARCHES) else ''}"
+
+
+def seat_version(seat: str) -> int | None:
+    """The inverse of `seat_name` for versions: 12 for "policy:12"; None for other seats, also for a version that searches."""
+    owner, _, number = seat.partition(":")
+    return int(number) if owner == POLICY and number.isdecimal() else None
+
+
+def draw_opponents(shared: str, table: OpponentTable, powers: Sequence[str], *, by_seat: bool = False) -> dict[str, str]:
+    """The seat of each of `powers` in the start group named `shared`: one lot for all, or one for each.
+
+    A lot depends on `shared`, and with `by_seat` on the power, and on nothing else.
+    """
+    if by_seat:
+        return {power: _draw(table, shared, "opponents", power) for power in powers}
+    return dict.fromkeys(powers, _draw(table, shared, "opponents"))
+
+
+def _draw(table: OpponentTable, *named: str) -> str:
+    names, weights = zip(*table, strict=True)
+    if len(names) == 1:
+        return seat_name(names[0])
+    rng = dice(*named)
+    # Equal weights keep the draws of runs that were started before tables had weights.
+    return seat_name(rng.choice(names) if len(set(weights)) == 1 else rng.choices(names, weights)[0])
+
+
+def opponents_text(seats: Mapping[str, str], *, by_seat: bool) -> str:
+    """The text in a row's `opponents`: the one player, or with `by_seat` the player of each power, `AUSTRIA=mover,...`."""
+    if by_seat:
+        return ",".join(f"{power}={seat}" for power, seat in seats.items())
+    return next(iter(seats.values()))
+
+
+def read_opponents(text: str, powers: Sequence[str]) -> dict[str, str]:
+    """Power -> seat from a row's `opponents`; `powers`: those of the opponents."""
+    if "=" not in text:
+        return dict.fromkeys(powers, text)
+    seats = dict(part.split("=", 1) for part in text.split(","))
+    return {power: seats[power] for power in powers}

@@ -1,0 +1,81 @@
+"""Serves the past versions that play opponents. Their decisions are not recorded.
+
+They are adapters of the run's own engine, beside the versions that the run trains on.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+
+from entente.inference.engine import Engine
+from entente.players.deciders import PolicyDecider, Tokens
+from entente.players.opponents import seat_name
+from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from storage.adapters import read_adapter
+from storage.runs import RunPaths
+
+
+class PastVersions:
+    """The versions that the engine serves, those of opponents too. All methods run on the engine's event loop."""
+
+    def __init__(self, paths: RunPaths, engine: Engine, tokens: Tokens, *, always: Collection[int]) -> None:
+        """`always`: versions that may play at any time."""
+        self.engine = engine
+        self._paths, self._tokens, self._always = paths, tokens, frozenset(always)
+        self._playing: Counter[int] = Counter()
+        """Version -> number of blocks of `served` that use it."""
+        self._last: frozenset[int] = frozenset()
+        """The versions of the newest block; the next one probably uses them too."""
+        self._loaded: set[int] = {BASE_VERSION}
+        self._newest = BASE
+        """The newest version of the run that was published."""
+        self._changing = asyncio.Lock()
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Versions that the engine must not retire."""
+        return self._always | self._last | {version for version, blocks in self._playing.items() if blocks}
+
+    @property
+    def run_version(self) -> int:
+        """The newest version of the run that was published."""
+        return self._newest.version
+
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Serve `policy` as the newest version of the run."""
+        async with self._changing:
+            await self.engine.publish(policy)
+            self._newest = policy
+            self._loaded.add(policy.version)
+
+    async def retire(self, oldest: int) -> None:
+        """Stop serving versions before `oldest`, except those that play opponents."""
+        async with self._changing:
+            kept = self.kept
+            await self.engine.retire(oldest, kept)
+            self._loaded = {version for version in self._loaded if version >= oldest or version in kept} | {self._newest.version}
+
+    @asynccontextmanager
+    async def served(self, versions: Collection[int]) -> AsyncIterator[Mapping[str, PolicyDecider]]:
+        """Serve these versions inside the block; gives their deciders by name of the seat.
+
+        Raises:
+            DataError: an adapter is not published, or is damaged.
+        """
+        self._playing.update(versions)
+        self._last = frozenset(versions)
+        try:
+            await self._load(versions)
+            yield {seat_name(f"v{version}"): PolicyDecider(self.engine, self._tokens, version) for version in versions}
+        finally:
+            self._playing.subtract(versions)
+
+    async def _load(self, versions: Collection[int]) -> None:
+        async with self._changing:
+            for version in sorted(set(versions) - self._loaded):
+                policy = await asyncio.to_thread(read_adapter, self._paths, version)
+                await self.engine.publish(policy)
+                self._loaded.add(version)
+                # It only becomes the newest again, without a pause: no request without a version meets the older one.
+                await self.engine.publish(self._newest)

@@ -1,0 +1,170 @@
+"""Search of one decision: proposals, their playouts by sequential halving, and the best of them.
+
+A proposal that is not legal is refused, so what is played is legal. All random numbers derive from the request's dice name: the
+same request has the same result. Between playouts other tasks of the event loop run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from entente.game.players import check_player, player
+from entente.game.prompts import board_text
+from entente.players.deciders import CompletionSource, DecisionRequest, Tokens, draw
+from entente.players.halving import Pull, halve
+from entente.players.playouts import play_out, play_out_apart
+from entente.players.search_settings import SearchSettings
+from entente.players.seeds import dice
+from entente.telemetry.errors import InputError
+from entente.telemetry.process_pool import ProcessPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found; lists have one entry per distinct proposal, in the order of the proposals."""
+
+    proposals: tuple[tuple[str, ...], ...]
+    """Legal order sets without repetitions."""
+    values: tuple[float, ...]
+    """Mean value of each over its playouts, in centres or as a share. 0 for a single proposal, which is not played out."""
+    visits: tuple[int, ...]
+    """Playouts of each."""
+    best: int
+    """Index of the proposal to play: the largest mean in the last round of halving, which may not be the largest of all."""
+
+    @property
+    def orders(self) -> list[str]:
+        """The best order set."""
+        return list(self.proposals[self.best])
+
+
+async def propose(
+    request: DecisionRequest,
+    engine: CompletionSource | None,
+    tokens: Tokens | None,
+    version: int | None,
+    settings: SearchSettings,
+) -> dict[tuple[str, ...], float | None]:
+    """Distinct legal order sets: `settings.proposals` draws of the policy, then one of each name in `settings.scripted`.
+
+    The first draw is the one that the policy would play without a search.
+
+    Args:
+        engine: draws the policy's proposals; None: only scripted players propose.
+        version: the policy version; None: the engine's newest.
+
+    Returns:
+        Order set -> the probability with which the policy drew it; None if only scripted players proposed it.
+
+    Raises:
+        InputError: nobody proposes, or a scripted player is unknown.
+        EngineError, DataError: the engine could not draw.
+    """
+    sets: list[list[str]] = []
+    drawn: dict[tuple[str, ...], float] = {}
+    if engine is not None and tokens is not None and settings.proposals:
+        shown = board_text(request.board, request.power, tokens.prompts)
+        draws = (
+            draw(request, engine, tokens, version=version, shown=shown, repetition=number) for number in range(settings.proposals)
+        )
+        for found in await asyncio.gather(*draws):
+            sets.append(list(found.orders))
+            drawn[tuple(found.orders)] = found.probability
+    for number, name in enumerate(settings.scripted):
+        rng = dice(request.dice, request.ply, request.power, "proposal", number)
+        sets.append(player(name)(request.legal, rng, request.board))
+    return {orders: drawn.get(orders) for orders in _distinct(request, sets)}
+
+
+async def search(
+    request: DecisionRequest,
+    proposals: Sequence[Sequence[str]],
+    settings: SearchSettings,
+    processes: ProcessPool | None = None,
+) -> SearchResult:
+    """Play out the proposals and find the best.
+
+    Args:
+        proposals: order sets; equal ones count once. More than `settings.playouts` distinct ones are cut off at the end.
+        processes: play scripted playouts; None: this process does.
+
+    Raises:
+        InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
+        EngineError: a process ended.
+    """
+    arms = _distinct(request, proposals)[: settings.playouts]
+    if len(arms) == 1:
+        return SearchResult(proposals=tuple(arms), values=(0.0,), visits=(0,), best=0)
+
+    def name_of(number: int) -> str:
+        return f"{request.dice}/{request.ply}/{request.power}/playout/{number}"
+
+    async def play_round(pulls: Sequence[Pull]) -> list[float]:
+        sets = [(arms[arm], name_of(number)) for arm, number in pulls]
+        if processes is not None:
+            return await play_out_apart(processes, request.board, request.power, sets, settings)
+        values = []
+        for orders, name in sets:
+            values.append(play_out(request.board, request.power, orders, name, settings))
+            await asyncio.sleep(0)  # let other tasks of the event loop run
+        return values
+
+    found = await halve(len(arms), settings.playouts, play_round)
+    return SearchResult(proposals=tuple(arms), values=found.values, visits=found.visits, best=found.best)
+
+
+class SearchDecider:
+    """Plays the best of its proposals; a policy version proposes, or a scripted player."""
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        *,
+        engine: CompletionSource | None = None,
+        tokens: Tokens | None = None,
+        version: int | None = None,
+        proposer: str = "",
+        processes: ProcessPool | None = None,
+    ) -> None:
+        """Check the names of players.
+
+        Args:
+            proposer: the scripted player that makes the `settings.proposals`, if no engine does.
+            processes: play scripted playouts; None: this process does.
+        """
+        if proposer:
+            scripted = (proposer,) * settings.proposals + settings.scripted
+            settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})
+        check_search(settings)
+        self._settings, self._processes = settings, processes
+        self._engine, self._tokens, self._version = engine, tokens, version
+
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        """The best order set; see `Decider`."""
+        return (await self.look(request))[0].orders
+
+    async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
+        """What the search of a decision found, and the proposals as `propose` returns them."""
+        proposals = await propose(request, self._engine, self._tokens, self._version, self._settings)
+        found = await search(request, list(proposals), self._settings, self._processes)
+        return found, proposals
+
+
+def check_search(settings: SearchSettings) -> None:
+    """Check that everybody whom the settings name is a scripted player."""
+    for name in (*settings.scripted, *settings.player):
+        check_player(name)
+
+
+def _distinct(request: DecisionRequest, sets: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """The order sets, each once."""
+    found = list(dict.fromkeys(tuple(orders) for orders in sets))
+    for orders in found:
+        if not request.legal.admits(orders):
+            raise InputError(
+                f"{list(orders)} was proposed for {request.power} in {request.board.phase} and is no legal {request.legal.kind} "
+                "set in the order of the sites: mend whoever proposes it"
+            )
+    if not found:
+        raise InputError(f"a search for {request.power} in {request.board.phase} has no proposal: give at least one order set")
+    return found

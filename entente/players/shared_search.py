@@ -1,0 +1,80 @@
+"""Players that search, such as `dumbbot+search` and `v12+search`: opponents of rollouts, and teachers of a base model.
+
+Forks of a start group meet the same luck, as with scripted players, so what several of them ask about one position is searched
+once. Playouts run on the games' event loop, for `AT_ONCE` searches at a time. Between two playouts the engine may step, so draws
+wait for a few milliseconds and no batch is held up, and a run stays repeatable.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from entente.game.board import Board
+from entente.game.players import SEARCHES
+from entente.inference.engine import Engine
+from entente.players.deciders import Decider, DecisionRequest, Tokens
+from entente.players.opponents import seat_name, version_of
+from entente.players.search import SearchDecider
+from entente.players.search_settings import SearchSettings
+
+AT_ONCE = 4
+"""Searches in progress: their proposals share a batch, and the engine steps after one playout of each."""
+DEFAULT_SEARCH = SearchSettings()
+
+
+class SharedSearch:
+    """A player that searches, for all forks of the start groups of one task."""
+
+    def __init__(self, decider: Decider, turns: asyncio.Semaphore) -> None:
+        self._decider, self._turns = decider, turns
+        self._asked: dict[tuple[str, str, str], asyncio.Task[Sequence[str]]] = {}
+
+    async def decide(self, request: DecisionRequest) -> Sequence[str]:
+        """See `Decider`."""
+        position = request.board.snapshot(game_id="", seed=0, source="").snapshot_id
+        key = request.shared, position, request.power
+        if key not in self._asked:
+            asked = replace(request, game=f"{request.shared}/{position}", dice=request.shared)
+            self._asked[key] = asyncio.create_task(self._search(asked))
+        return await self._asked[key]
+
+    async def _search(self, request: DecisionRequest) -> Sequence[str]:
+        async with self._turns:
+            return await self._decider.decide(request)
+
+
+def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> dict[str, Decider]:
+    """Who decides for each of these names of a table of opponents, by seat; called on the games' event loop.
+
+    Args:
+        engine: serves the versions among them.
+
+    Raises:
+        InputError: there is no such scripted player.
+    """
+    turns, found = asyncio.Semaphore(AT_ONCE), dict[str, Decider]()
+    for name in names:
+        version = version_of(name)
+        if version is None:
+            decider = SearchDecider(DEFAULT_SEARCH, proposer=name.removesuffix(SEARCHES))
+        else:
+            decider = SearchDecider(DEFAULT_SEARCH, engine=engine, tokens=tokens, version=version)
+        found[seat_name(name)] = SharedSearch(decider, turns)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTeacher:
+    """A `entente.training.imitation.teacher_games.Search`; processes get a copy of it, and its `repr` names its settings."""
+
+    settings: SearchSettings = DEFAULT_SEARCH
+
+    def __call__(self, name: str, board: Board, power: str, dice: str) -> list[str]:
+        """The best of the proposals of the scripted player `name`, by playouts in this process.
+
+        Raises:
+            InputError: the player is unknown, or proposed an order set that is not legal.
+        """
+        legal = board.legal_orders()[power]
+        request = DecisionRequest(game=dice, dice=dice, ply=0, power=power, legal=legal, board=board, snapshot_id="")
+        return asyncio.run(SearchDecider(self.settings, proposer=name).decide(request))

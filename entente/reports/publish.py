@@ -1,0 +1,285 @@
+"""Writes policies as folders that leave this machine: `entente export` and `entente model publish`.
+
+An export holds a version's adapter, or with `merged` whole weights, for transformers, peft, vLLM and the hub. A published model
+is small enough for a repository: merged weights, at most MOST_BYTES with everything. Both hold tokenizer, card, and a recipe: the
+settings that made the policy, its prompts, and hashes of the files. A folder gets its name by one rename, names no folder of this
+machine, and never changes.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from entente import inference, reports
+from entente.decoding.model_files import (
+    RECIPE,
+    base_identity,
+    file_hash,
+    may_be_hub_id,
+    read_config,
+    recipe_prompts,
+    resolve_model,
+    weight_files,
+    weights_hash,
+)
+from entente.evaluation.adapter_folders import check_weights
+from entente.evaluation.contestants import Contestant, resolve_contestant
+from entente.inference.publish_weights import publish_weights
+from entente.reports.plots import CURVE
+from entente.reports.published_figures import in_words, match_figures, measured_figures
+from entente.settings.find_model import model_of
+from entente.settings.run_settings import RunSettings, changed_settings, layered_settings, settings_of
+from entente.telemetry.errors import InputError
+from storage.adapters import ADAPTER_FILES
+from storage.files import durable_write, publish_directory
+from storage.json_files import read_object
+from storage.runs import MODEL_FOLDER, RunPaths
+
+CARD = "README.md"
+BASE_FOLDER = "base"
+"""Subfolder of an export with a base model that no hub has."""
+MOST_BASE_BYTES = 16_000_000
+"""Largest base model that is included in an export, bytes."""
+MOST_BYTES = 8_000_000
+"""Largest folder of a published model, bytes: it lies in a repository that everybody clones."""
+_CARD_ROOM = 20_000
+"""Bytes left for recipe and card."""
+_PROGRAM = Path(inference.__file__).with_name("legal_orders.py")
+"""Draws under the mask. It is copied, not imported."""
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_PATH_KEYS = ("_name_or_path", "name_or_path")
+"""Keys of a saved config that may hold a folder."""
+_PRESET = "laptop"
+_SLOT_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM's max_lora_rank may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is written: a base model, or a version of a run."""
+
+    base: Path
+    """Folder of the base model on this machine."""
+    version: Contestant | None = None
+    run: RunPaths | None = None
+    settings: RunSettings | None = None
+    """Of a version: its run, and the settings with which it was trained."""
+
+    @property
+    def name(self) -> str:
+        """Of a model its folder's name; of a version 'mine:v20'."""
+        return self.base.name if self.version is None else self.version.name
+
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of the version's adapter."""
+        return None if self.version is None else self.version.adapter
+
+    @property
+    def hub_id(self) -> str:
+        """The base model's hub id; empty if it was made on this machine."""
+        name = "" if self.settings is None else self.settings.inference.model
+        return name if not Path(name).is_dir() and may_be_hub_id(name) else ""
+
+
+def find_version(name: str, runs_root: Path) -> Source:
+    """The version called `name`, such as 'mine:v20' or 'mine:newest'.
+
+    Raises:
+        InputError: there is no such version, or its base is gone from this machine.
+        DataError: its adapter is damaged.
+    """
+    version = resolve_contestant(name, "", runs_root)
+    run = RunPaths(runs_root / version.run)
+    settings = settings_of(run)
+    return Source(base=model_of(settings, runs_root, version.run), version=version, run=run, settings=settings)
+
+
+def find_model(name: str, runs_root: Path) -> Source:
+    """The model in `runs_root`/_models or folder called `name`, else the version ('mine:v20'), or the newest of the run 'mine'.
+
+    Raises:
+        InputError: there is no such model or version, or its base has no recipe.
+    """
+    made = runs_root / MODEL_FOLDER / name
+    if ":" in name:
+        source = find_version(name, runs_root)
+    elif made.is_dir() or Path(name, RECIPE).is_file():
+        source = Source(base=resolve_model(made if made.is_dir() else name))
+    elif (runs_root / name / "settings.json").exists():
+        source = find_version(f"{name}:newest", runs_root)
+    else:
+        raise InputError(f"there is no model '{name}' in '{runs_root / MODEL_FOLDER}' and no run of that name: name one")
+    if not (source.base / RECIPE).is_file() or (source.version is None and recipe_prompts(source.base) is None):
+        raise InputError(
+            f"model '{source.base.name}' has no {RECIPE} with its prompts: publish one that was made here, or a version of one"
+        )
+    return source
+
+
+def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = False) -> Path:
+    """Write a version as the folder `to`: its adapter, beside the base where no hub has it, or with `merged` whole weights.
+
+    Raises:
+        InputError: it is the base, the folder exists, the base can neither be named nor included, or merging would lose too much.
+        DataError: adapter, score or match is damaged.
+    """
+    if source.adapter is None or source.version is None or source.settings is None:
+        raise InputError(
+            f"'{source.name}' is a base model and has no adapter: name a version from 1 on, or publish the base with "
+            "`entente model publish`"
+        )
+    check_weights(source.version.policy, source.base)
+    base, named = source.base, source.hub_id
+    config = read_object(source.adapter / ADAPTER_FILES[0])
+    with _new_folder(to, runs_root) as folder:
+        _copy_tokenizer(source.base, folder)
+        if merged:
+            _write_config(source.base, folder, {"dtype": publish_weights(source.base, source.adapter, folder)})
+        else:
+            if not named:
+                base, named = folder / BASE_FOLDER, BASE_FOLDER
+                _copy_base(source.base, base)
+            (folder / ADAPTER_FILES[0]).write_text(json.dumps(config | {"base_model_name_or_path": named}, indent=2) + "\n")
+            shutil.copyfile(source.adapter / ADAPTER_FILES[1], folder / ADAPTER_FILES[1])
+        shutil.copyfile(_PROGRAM, folder / _PROGRAM.name)
+        recipe = _training(source) | {
+            "base": {"name": named or base.name, "from_hub": bool(source.hub_id), "identity": base_identity(base)},
+            "adapter_hash": source.version.adapter_hash,
+            "lora": {key: config.get(key) for key in ("r", "lora_alpha", "target_modules")},
+        }
+        rank = next(rank for rank in _SLOT_RANKS if rank >= recipe["lora"]["r"])
+        _finish(folder, to.name, recipe, "adapter_card.md.jinja", measured_figures(source, "", ()), merged=merged, rank=rank)
+    return to
+
+
+def publish_model(
+    source: Source, to: Path, runs_root: Path, figures: Sequence[Path] = (), *, most_bytes: float = MOST_BYTES
+) -> Path:
+    """Write a small model as the folder `to`, with the version's adapter merged into its base.
+
+    Args:
+        figures: files of matches in which the model was measured, beside those of a version's run; the card shows them.
+        most_bytes: weights that take more are rounded to bfloat16.
+
+    Raises:
+        InputError: the folder exists, the model is too large, or a file of figures is not about it.
+        DataError: a file of figures or the adapter is damaged.
+    """
+    with _new_folder(to, runs_root) as folder:
+        _copy_tokenizer(source.base, folder)
+        if source.version is None and (source.base / CURVE).is_file():
+            shutil.copyfile(source.base / CURVE, folder / CURVE)
+        taken = sum(file.stat().st_size for file in folder.iterdir())
+        dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_ROOM - taken)
+        _write_config(source.base, folder, {"dtype": dtype})
+        recipe = _base_recipe(source.base) | _training(source) | {"weights": dtype}
+        shown = f"models/{to.name}" if to.is_absolute() else to.as_posix()
+        found = measured_figures(source, weights_hash(folder), figures)
+        _finish(folder, shown, recipe, "model_card.md.jinja", found, has_curve=(folder / CURVE).is_file())
+    return to
+
+
+def _base_recipe(base: Path) -> dict[str, Any]:
+    """The recipe of a base that was made here, without folders of this machine; of another base an empty one."""
+    recipe = read_object(base / RECIPE) if (base / RECIPE).is_file() else {"settings": {}}
+    recorded = recipe["settings"].get("recorded")
+    return (
+        recipe | {"settings": recipe["settings"] | {"recorded": [Path(file).name for file in recorded]}} if recorded else recipe
+    )
+
+
+def _training(source: Source) -> dict[str, Any]:
+    """How a version was trained: the settings that are not the preset's, and the files of its run's rounds of improvement."""
+    if source.version is None or source.settings is None or source.run is None:
+        return {}
+    prompts = {"prompts": source.settings.prompts.model_dump(mode="json")}
+    if not source.version.version:
+        return prompts
+    changed = changed_settings(layered_settings(_PRESET), source.settings)
+    settings = {name: after for name, (_, after) in changed.items() if name != "inference.compile_cache"}
+    if "inference.model" in settings:
+        settings["inference.model"] = source.hub_id or source.base.name
+    rounds = {file.stem: read_object(file) for file in sorted(source.run.improve.glob("*.json"))}
+    told = {"run": source.version.run, "version": source.version.version, "preset": _PRESET, "settings": settings}
+    return prompts | {"training": told | ({"rounds": rounds} if rounds else {})}
+
+
+def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figures: Mapping[str, Any], **shown: Any) -> None:
+    """Write recipe and card. `name` is the folder's in the card, where it also stands for the model in matches."""
+    hashes = {file.relative_to(folder).as_posix(): file_hash(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    recipe |= {"files": hashes}
+    durable_write(folder / RECIPE, json.dumps(recipe, indent=1).encode())
+    loader = FileSystemLoader(Path(reports.__file__).parent)
+    card = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(template)
+    matches = [match_figures(match, known_as, name) for match, known_as in figures["matches"]]
+    scores = {kind: [in_words(score) for score in figures[kind]] for kind in ("scores", "base_scores")}
+    made = recipe.get("settings", {}) | {f"prompts.{key}": value for key, value in recipe["prompts"].items()}
+    text = card.render(name=name, recipe=recipe, made=made, matches=matches, **scores, **shown)
+    durable_write(folder / CARD, text.encode())
+
+
+@contextmanager
+def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
+    """A folder to write into. At the end of the block it is checked and renamed to `to`; after an error it is removed."""
+    if to.exists():
+        raise InputError(f"'{to}' exists, and a published model never changes: choose another folder, or remove it")
+    aside = to.with_name(f".{to.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    local = {str(path.resolve()).encode() for path in (Path.cwd(), Path.home(), runs_root, to.parent)} - {b"/"}
+    try:
+        yield aside
+        for file in filter(Path.is_file, aside.rglob("*")):
+            content = file.read_bytes()
+            if named := [path.decode() for path in local if path in content]:
+                raise InputError(f"'{file.name}' would name this machine's folder '{named[0]}': remove it from the model's files")
+        publish_directory(aside, to)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _copy_base(base: Path, folder: Path) -> None:
+    """Copy a small base model. Its files keep their bytes, and with them the base its identity, unless they name a folder."""
+    if (size := sum(file.stat().st_size for file in weight_files(base))) > MOST_BASE_BYTES:
+        raise InputError(
+            f"the base model '{base.name}' is a folder of this machine with {size / 1e6:.0f} MB of weights, more than the "
+            f"{MOST_BASE_BYTES / 1e6:.0f} MB that are included: export with --merged, or train on a hub id"
+        )
+    folder.mkdir()
+    _copy_tokenizer(base, folder)
+    for file in weight_files(base):
+        shutil.copyfile(file, folder / file.name)
+    _write_config(base, folder, {})
+    if (base / RECIPE).is_file():
+        (folder / RECIPE).write_text(json.dumps(_base_recipe(base), indent=1))
+
+
+def _copy_tokenizer(base: Path, folder: Path) -> None:
+    for name in _TOKENIZER:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, folder / name)
+    if (file := folder / "tokenizer_config.json").is_file():
+        file.write_text(json.dumps(_without_paths(read_object(file)), indent=2) + "\n")
+
+
+def _write_config(base: Path, folder: Path, changed: Mapping[str, Any]) -> None:
+    """Write the configs of the base; config.json keeps its bytes where nothing in it changes."""
+    if (base / "generation_config.json").is_file():
+        shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
+    config = read_config(base)
+    if (wanted := {**_without_paths(config), **changed}) == config:
+        shutil.copyfile(base / "config.json", folder / "config.json")
+    else:
+        (folder / "config.json").write_text(json.dumps(wanted, indent=2) + "\n")
+
+
+def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in _PATH_KEYS}

@@ -1,0 +1,88 @@
+"""The figures on a card: scores and matches of the published weights, in words. Figures of other weights are refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from entente.decoding.model_files import weights_hash
+from entente.evaluation.intervals import describe_interval, format_interval
+from entente.evaluation.match_files import MatchRecord, read_match, read_matches
+from entente.evaluation.match_table import MEASURES
+from entente.evaluation.score_files import ScoreRecord, read_score
+from entente.evaluation.strength import POLICY
+from entente.game.players import SEARCHES
+from entente.records.policy_version import BASE_VERSION
+from entente.telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from entente.reports.publish import Source
+
+_SHOWN = ("centres", "sos", "win", "survival", "solo")
+
+
+def measured_figures(source: "Source", published: str, files: Sequence[Path]) -> dict[str, Any]:
+    """Scores of the version and of its base, one for each question, and matches, each with the model's name there.
+
+    Args:
+        published: hash of the published weights.
+        files: of matches; those of the version's run come first.
+    """
+    version, run, matches = source.version, source.run, list[tuple[MatchRecord, str]]()
+    known = {published, weights_hash(source.base)} if version is None else {published} - {""}
+    own = [] if run is None else read_matches(run.matches)
+    for place, match in enumerate([*own, *map(_read_match, files)]):
+        for player in match.players:
+            of_run = version is not None and (player.run, player.adapter_hash) == (version.run, version.adapter_hash)
+            if (of_run or player.weights_hash in known) and player.name in match.settings.players:
+                matches.append((match, player.name.removesuffix(SEARCHES)))
+                break
+        else:
+            if place >= len(own):
+                raise InputError(
+                    f"'{source.name}' is none of the players measured in '{files[place - len(own)]}': leave the file out"
+                )
+    found: dict[int, dict[Any, ScoreRecord]] = {}
+    if run is not None:
+        for file in sorted(run.scores.rglob("*.json")):
+            score = read_score(run, file.relative_to(run.scores).with_suffix("").as_posix())
+            if score is not None and score.player == POLICY:
+                found.setdefault(score.policy_version, {}).setdefault((score.opponents, score.settings.question), score)
+    number = BASE_VERSION if version is None else version.version
+    return {"matches": matches, "scores": found.get(number, {}).values(), "base_scores": found.get(BASE_VERSION, {}).values()}
+
+
+def _read_match(file: Path) -> MatchRecord:
+    if not file.is_file():
+        raise InputError(f"there is no file '{file}' with figures: name one of a match")
+    return read_match(file)
+
+
+def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
+    """What `figures.md.jinja` shows of a match; `name` replaces the name that the model has there."""
+    settings, table = record.settings, record.table
+
+    def renamed(player: str) -> str:
+        return name + player.removeprefix(known_as) if player.removesuffix(SEARCHES) == known_as else player
+
+    def cell(found: Any, form: str) -> str:
+        return f"{found.mean:{form}} {format_interval(found.interval, form)}"
+
+    forms = {measure: ".1%" if MEASURES[measure][1] else ".2f" for measure in _SHOWN}
+    rows = [[renamed(row.player), *(cell(row.measures[each], form) for each, form in forms.items())] for row in table.players]
+    opponents = renamed(settings.opponents) if settings.opponents else ""
+    return {
+        "games": table.games,
+        "seats": f"one seat against six of {opponents}" if opponents else "all players at one table",
+        "start": "spring 1901" if settings.start == "standard" else "held-out positions",
+        "years": settings.years,
+        "how": settings.how((*map(renamed, settings.players), opponents)),
+        "rows": rows,
+    }
+
+
+def in_words(record: ScoreRecord) -> str:
+    """A score with its interval, as the end of a sentence."""
+    score = record.score
+    found = describe_interval(score.estimate.interval, score.source_games, "+.2f", "source games")
+    years = record.settings.horizon_years
+    return f"{score.mean:+.2f} centres in {years} game year{'s' * (years > 1)} against {record.opponents}, {found}"

@@ -1,0 +1,133 @@
+"""Rounds of improvement: their settings, and the two files that say where a round stands.
+
+    <run>/improve/round-0001.json           its settings and its student, written when it begins
+    <run>/improve/round-0001.result.json    its figures, written when it is done
+
+Everything between the two is in shards, lessons, ledgers and checkpoints. This module plays, labels and trains nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from entente.players.search import check_search
+from entente.players.search_settings import SearchSettings
+from entente.records.policy_version import PolicyVersion
+from entente.telemetry.errors import InputError
+from entente.telemetry.setting_marks import Settings
+from storage.json_files import read_object, write_json
+from storage.runs import RunPaths
+
+
+class ImproveSettings(Settings):
+    """Rounds in which a run's student learns from a search on the positions that it reaches."""
+
+    rounds: Annotated[int, Field(ge=1)] = 1
+    """Rounds of the run in all; those that are done are not repeated."""
+    positions: Annotated[int, Field(ge=1)] = 512
+    """Positions of a round that the search labels."""
+    lessons_per_step: Annotated[int, Field(ge=1)] = 64
+    """Lessons of a trainer's step."""
+    uses: Annotated[int, Field(ge=1)] = 2
+    """Steps that train on a lesson."""
+    temperature: Annotated[float, Field(ge=0)] = 0.25
+    """Temperature of the teacher's distribution, in units of search.value; 0: the best order set alone."""
+    rollouts: bool = False
+    """Train each step on new start groups of the run too, played by its newest version."""
+    search: SearchSettings = SearchSettings()
+    """The teacher."""
+
+    @property
+    def each_round(self) -> dict[str, Any]:
+        """The settings on which a round depends."""
+        return self.model_dump(mode="json", exclude={"rounds"})
+
+    @property
+    def teacher(self) -> dict[str, Any]:
+        """The settings that shape an answer of the teacher."""
+        return self.model_dump(mode="json", include={"temperature", "search"})
+
+    @property
+    def steps(self) -> int:
+        """Most steps of a round; a step uses a lesson once."""
+        return max(self.uses, -(-self.positions * self.uses // self.lessons_per_step))
+
+
+def round_name(number: int) -> str:
+    """Name of a round in folders, from 1 on."""
+    return f"round-{number:04d}"
+
+
+def check_improve(improve: ImproveSettings, thinking_tokens: int) -> None:
+    """Check that a run whose thoughts have this budget can learn from this teacher.
+
+    Raises:
+        InputError: names what cannot be used.
+    """
+    check_search(improve.search)
+    if improve.search.proposals + len(improve.search.scripted) < 2:
+        raise InputError("a teacher compares order sets: give search.proposals and search.scripted at least 2 together")
+    if thinking_tokens:
+        raise InputError("a teacher answers without thoughts, and this run's model thinks (prompts.thinking_tokens): use another")
+
+
+def rounds_left(paths: RunPaths, improve: ImproveSettings) -> list[int]:
+    """Numbers of the rounds that are not done, in order."""
+    return [number for number in range(1, improve.rounds + 1) if not _file(paths, number, ".result").exists()]
+
+
+def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
+    """The rounds that are left, of which each that was begun has the same settings.
+
+    Raises:
+        InputError: a round was begun with other settings.
+    """
+    left = rounds_left(paths, improve)
+    for number in left:
+        file = _file(paths, number)
+        if not file.exists():
+            continue
+        stored = read_object(file)["settings"]
+        if changed := [name for name, value in improve.each_round.items() if stored.get(name) != value]:
+            before = ", ".join(f"{name} {json.dumps(stored.get(name))}" for name in changed)
+            raise InputError(
+                f"round {number} of run '{paths.root.name}' was begun with {before}: give the same again until it is done"
+            )
+    return left
+
+
+def begin_round(paths: RunPaths, number: int, improve: ImproveSettings, student: PolicyVersion) -> None:
+    """Write that a round begins, unless it has begun."""
+    if not (file := _file(paths, number)).exists():
+        write_json(file, {"round": number, "student": str(student), "settings": improve.each_round})
+
+
+def check_student(paths: RunPaths, number: int, student: PolicyVersion) -> None:
+    """Check that a round is still labelled for the student that it began with.
+
+    Raises:
+        InputError: the run was trained since.
+    """
+    if (before := read_object(_file(paths, number))["student"]) != str(student):
+        raise InputError(
+            f"round {number} of run '{paths.root.name}' began to label for {before}, and the run holds {student} now: remove "
+            f"'{_file(paths, number)}', 'lessons/{round_name(number)}' and 'shards/visit-{round_name(number)}' to begin it again"
+        )
+
+
+def end_round(paths: RunPaths, number: int, figures: Mapping[str, Any]) -> None:
+    """Write that a round is done."""
+    write_json(_file(paths, number, ".result"), figures)
+
+
+def results(paths: RunPaths, improve: ImproveSettings) -> list[dict[str, Any]]:
+    """Figures of the rounds that are done, in order."""
+    files = (_file(paths, number, ".result") for number in range(1, improve.rounds + 1))
+    return [read_object(file) for file in files if file.exists()]
+
+
+def _file(paths: RunPaths, number: int, suffix: str = "") -> Path:
+    return paths.improve / f"{round_name(number)}{suffix}.json"

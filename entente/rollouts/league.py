@@ -1,0 +1,190 @@
+"""The league: past versions of the run that play the opponents, more often those that the policy beats less.
+
+Members are version 0 and the newest versions that `LEAGUE_EVERY` divides, `LEAGUE_SIZE` in all. A member's weight is
+(1 - p)^2, where p is the policy's win share against it: prioritised fictitious self-play (Vinyals et al. 2019,
+doi 10.1038/s41586-019-1724-z). A fork is won if the policy's power ends with more centres than the mean of the member's seats; a
+tie is half a win. p counts the complete forks of the last `RECENT_STEPS` steps, with one win and one loss added.
+
+What a step plays against is a file, `league/<producer>/000012.json`, published before its first start group is played and never
+changed. A repeated task, a resumed run and another process read it, so a start group always meets the same opponents.
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from entente.players.opponents import LEAGUE, POLICY, read_opponents, seat_version, table_text
+from entente.records.policy_version import BASE_VERSION
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.progress import reporter
+from storage.adapters import published_versions
+from storage.files import names_in
+from storage.league_files import LEAGUE_EVERY, LeagueMember, LeagueStep, publish_league, read_league
+from storage.runs import RunPaths
+from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_plies, open_shard
+
+LEAGUE_SIZE = 4
+"""Members at most. An engine holds them beside the versions of the staleness budget."""
+RECENT_STEPS = 20
+"""Steps whose forks count: of older ones the policy was another."""
+
+Tally = Mapping[int, tuple[float, int]]
+"""Version -> (wins of the policy against it, forks)."""
+
+
+class League:
+    """The league of a run, in one process. Its methods read and write files."""
+
+    def __init__(self, paths: RunPaths, start_groups: int) -> None:
+        self._paths, self._start_groups = paths, start_groups
+        self._counted: dict[Path, Tally] = {}
+        """The tallies of shards that were read."""
+
+    def settings_for(self, settings: RolloutSettings, producer: str, first_group: int, served: int) -> RolloutSettings:
+        """`settings` with the members of this start group's step in place of 'league', so that a lot can fall on them.
+
+        Args:
+            served: the newest version that is served; members are not newer.
+
+        Raises:
+            InputError: a member's adapter was removed.
+            DataError: the step's file is damaged.
+        """
+        if not settings.has_league:
+            return settings
+        found = self.at(producer, first_group // self._start_groups + 1, served)
+        there = {BASE_VERSION, *published_versions(self._paths)}
+        if gone := [member.version for member in found.members if member.version not in there]:
+            raise InputError(
+                f"policy version {gone[0]} of run '{self._paths.root.name}' is in its league in step {found.step}, but its "
+                "adapter was removed: restore it from a copy, or begin another run from a step of this one (--init-from) with "
+                "other rollouts.opponents"
+            )
+        table = [(name, weight) for name, weight in settings.opponent_table if name != LEAGUE]
+        shares = [weight for name, weight in settings.opponent_table if name == LEAGUE]
+        table += [(f"v{member.version}", sum(shares) * member.weight) for member in found.members]
+        return settings.model_copy(update={"opponents": table_text(table)})
+
+    def at(self, producer: str, step: int, served: int) -> LeagueStep:
+        """The league of a producer's step, from its file; the first call for a step writes the file.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        found = read_league(self._paths, producer, step)
+        if found is None:
+            before = step if producer == LOCAL_PRODUCER else served + 1
+            members = league_members(published_versions(self._paths), LEAGUE_EVERY, served)
+            made = LeagueStep(step=step, served=served, members=weigh(members, self._tally(before)))
+            found = publish_league(self._paths, producer, made)
+        return found
+
+    def _tally(self, before: int) -> Tally:
+        """Wins and forks by version, of the local start groups of the `RECENT_STEPS` steps before step `before`."""
+        folder, end = self._paths.shards / LOCAL_PRODUCER, (before - 1) * self._start_groups
+        first = end - RECENT_STEPS * self._start_groups
+        names = [name for name in names_in(folder) if (match := SHARD_NAME.fullmatch(name)) and first <= int(match[1]) < end]
+        shards = [folder / name for name in sorted(names)]
+        self._counted = {path: self._counted[path] if path in self._counted else tally_shard(path) for path in shards}
+        return added(list(self._counted.values()))
+
+
+def league_members(published: Collection[int], every: int, served: int) -> list[int]:
+    """Version 0 and the newest versions that `every` divides, at most `LEAGUE_SIZE`; none is newer than `served`."""
+    older = sorted(version for version in published if 0 < version <= served and version % every == 0)
+    return [BASE_VERSION, *older[-(LEAGUE_SIZE - 1) :]]
+
+
+def weigh(members: Sequence[int], tally: Tally) -> tuple[LeagueMember, ...]:
+    """The members with their weights, which sum to 1."""
+    counts = {version: tally.get(version, (0.0, 0)) for version in members}
+    shares = {version: (wins + 1) / (games + 2) for version, (wins, games) in counts.items()}
+    total = math.fsum((1 - share) ** 2 for share in shares.values())
+    return tuple(
+        LeagueMember(
+            version=version,
+            games=counts[version][1],
+            wins=counts[version][0],
+            win_share=round(share, 6),
+            weight=round((1 - share) ** 2 / total, 6),
+        )
+        for version, share in shares.items()
+    )
+
+
+def added(tallies: Sequence[Tally]) -> Tally:
+    """The sums of some tallies."""
+    versions = sorted({version for tally in tallies for version in tally})
+    both = {version: [tally[version] for tally in tallies if version in tally] for version in versions}
+    return {version: (sum(wins for wins, _ in found), sum(games for _, games in found)) for version, found in both.items()}
+
+
+def tally_shard(path: Path) -> Tally:
+    """Wins of the policy and forks, by version among its opponents, over the complete forks of a shard.
+
+    The last recorded position counts; of a game that somebody won alone this is the one before the win. A damaged shard counts
+    nothing, and says so.
+    """
+    seats: dict[int, tuple[str, str]] = {}
+    failed: set[tuple[int, int]] = set()
+    try:
+        rows = open_shard(path)
+        for row in rows.select(["start_group", "fork", "power", "opponents", "status"]).to_pylist():
+            seats[row["start_group"]] = row["power"], row["opponents"]
+            if row["status"] != "complete":
+                failed.add((row["start_group"], row["fork"]))
+        if not any(f"{POLICY}:" in opponents for _, opponents in seats.values()):
+            return {}
+        plies = open_plies(path, rows)
+    except DataError as error:
+        reporter().say(f"not counted for the league: {error}")
+        return {}
+    last = {
+        (row["start_group"], row["fork"]): row["position"]
+        for row in plies.select(["start_group", "fork", "ply", "position"]).sort_by("ply").to_pylist()
+    }
+    forks = [
+        (*seats[group], position) for (group, fork), position in last.items() if group in seats and (group, fork) not in failed
+    ]
+    return added([tally_fork(power, opponents, centres_of(position)) for power, opponents, position in forks])
+
+
+def tally_fork(power: str, opponents: str, centres: Mapping[str, int]) -> Tally:
+    """What one fork counts: for each version among the opponents, whether `power` has more centres than the mean of its seats."""
+    seats: dict[str, list[int]] = {}
+    for other, seat in read_opponents(opponents, [each for each in centres if each != power]).items():
+        seats.setdefault(seat, []).append(centres[other])
+    found = {}
+    for seat, counts in seats.items():
+        if (version := seat_version(seat)) is not None:
+            ahead = centres[power] - fmean(counts)
+            found[version] = ((ahead > 0) + 0.5 * (ahead == 0), 1)
+    return found
+
+
+def centres_of(position: str) -> dict[str, int]:
+    """Supply centres of each power in a stored position."""
+    return {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
+
+
+def slots_for(rollouts: RolloutSettings, max_policy_lag: int) -> int:
+    """Adapter slots that opponents take at most: named versions, members of the league, and members that leave during games."""
+    named = len(rollouts.opponent_versions - {BASE_VERSION})
+    return named + (LEAGUE_SIZE + max_policy_lag // LEAGUE_EVERY if rollouts.has_league else 0)
+
+
+def check_opponent_versions(paths: RunPaths, rollouts: RolloutSettings) -> None:
+    """Check that the versions among the opponents exist.
+
+    Raises:
+        InputError: the run has no such version.
+    """
+    there = {BASE_VERSION, *published_versions(paths)}
+    if missing := sorted(rollouts.opponent_versions - there):
+        raise InputError(
+            f"rollouts.opponents names v{missing[0]}, but run '{paths.root.name}' has no such version, or its adapter was "
+            f"removed; it has {', '.join(f'v{version}' for version in sorted(there)[-8:])}: name one of these"
+        )

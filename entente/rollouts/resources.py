@@ -1,0 +1,59 @@
+"""The open objects with which a process plays rollouts: engine, tokens, positions, clocks. The code that opened one closes it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from entente.inference.engine import Engine
+from entente.inference.host import EngineHost
+from entente.players.endpoint import OutsideSettings
+from entente.players.endpoint_players import OutsidePlayers
+from entente.players.past_versions import PastVersions
+from entente.rollouts.fork import Tokens
+from entente.rollouts.league import League
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.timing import Spans
+from state_cache.store import StateCache
+from storage.learnable import PastReturns
+from storage.runs import RunPaths
+from storage.shards import LOCAL_PRODUCER
+
+PRODUCER = LOCAL_PRODUCER
+"""Producer name of the training flow's own rollouts."""
+PROBE = "probe"
+"""Producer name of the rollouts on which engine and trainer are compared when a run is resumed."""
+
+
+@dataclass(kw_only=True)
+class RolloutResources:
+    """What a process needs to play rollouts of one run."""
+
+    paths: RunPaths
+    model: Path
+    """Folder of the base model."""
+    seed: int
+    rollouts: RolloutSettings
+    cache: StateCache
+    host: EngineHost
+    engine: Engine
+    """Draws the rollouts."""
+    tokens: Tokens
+    provenance: dict[str, str]
+    """Written into the metadata of every shard."""
+    past_returns: PastReturns
+    """Returns of the run's past start groups, for the sampler."""
+    max_policy_lag: int
+    """The staleness budget, versions."""
+    outside: OutsideSettings = field(default_factory=OutsideSettings)
+    """How endpoints among the opponents are asked."""
+    spans: Spans = field(default_factory=Spans)
+    league: League = field(init=False)
+    """Chooses the past versions that play opponents."""
+    past: PastVersions = field(init=False)
+    """Serves them."""
+    endpoints: OutsidePlayers = field(init=False)
+    """The endpoints among the opponents."""
+
+    def __post_init__(self) -> None:
+        self.league = League(self.paths, self.rollouts.start_groups)
+        self.past = PastVersions(self.paths, self.engine, self.tokens, always=self.rollouts.lasting_versions)
+        self.endpoints = OutsidePlayers(self.rollouts.endpoints, self.paths.answers, self.outside)

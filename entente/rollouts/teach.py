@@ -1,0 +1,220 @@
+"""Search as a teacher: visits positions that the student reaches, has them labelled, and makes lessons of the answers.
+
+The student's games are ordinary start groups with one fork each, under a producer of the round. With a single fork an advantage
+group has one decision, so no step selects these rows. The lessons of a shard of visits are one file with the same number. Whoever
+repeats a task finds its file.
+
+Proposals are drawn on the engine's event loop. Their playouts run in processes of their own, on all cores. Nothing here trains.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from entente.game.board import Board
+from entente.game.legal import LegalOrders
+from entente.game.snapshot import Snapshot, make_snapshot
+from entente.players.deciders import DecisionRequest
+from entente.players.search import SearchResult, propose, search
+from entente.players.search_settings import SearchSettings
+from entente.players.seeds import seed_of
+from entente.records.lesson import Lesson, lesson_id
+from entente.rollouts.improve_rounds import ImproveSettings, round_name
+from entente.rollouts.play import play_missing
+from entente.rollouts.resources import RolloutResources
+from entente.telemetry.errors import DataError
+from entente.telemetry.process_pool import ProcessPool
+from state_cache.sampling import sample_start_positions
+from storage.files import set_aside
+from storage.lessons import lesson_path, open_lessons, publish_lessons
+from storage.runs import RunPaths
+from storage.shards import open_plies, open_shard, shard_path
+
+VISITED_GROUPS = 8
+"""Start groups of a task: enough requests at a time for the engine, and few enough that labelling begins early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a teacher's process is asked: which of the order sets is best."""
+
+    snapshot: Snapshot
+    power: str
+    ply: int
+    """Phase index since the fork, part of the dice."""
+    dice: str
+    """Name from which the luck of the playouts derives."""
+    proposals: list[tuple[str, ...]]
+    settings: SearchSettings
+
+
+def visitor(number: int) -> str:
+    """Producer name of the games of a round."""
+    return f"visit-{round_name(number)}"
+
+
+def visited_positions(resources: RolloutResources, name: str, first_group: int, count: int) -> list[tuple[Snapshot, str]]:
+    """(snapshot, power that the policy plays) of some start groups of a visitor, in rounds of a step's size like the training
+    flow's own, but seeded by the visitor's name: two visitors share positions no more often than two steps do."""
+    rollouts, size = resources.rollouts, resources.rollouts.start_groups
+    seed, found = seed_of("producer", name, resources.seed), []
+    for number in range(first_group // size, (first_group + count - 1) // size + 1):
+        found += sample_start_positions(resources.cache.train, size, seed, number + 1, sampling=rollouts.sampling)
+    return found[first_group % size :][:count]
+
+
+async def visit(resources: RolloutResources, number: int, first_group: int) -> int:
+    """Play the round's start groups from `first_group` on, one fork each, and publish their shard.
+
+    Returns:
+        decisions that can be labelled.
+    """
+    # A teacher also says what to build, so the last winter is visited too.
+    alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "last_winter": True})
+    name = visitor(number)
+    positions = visited_positions(resources, name, first_group, VISITED_GROUPS)
+    await play_missing(resources, f"visit {number}", name, positions, first_group, rollouts=alone)
+    shard = await asyncio.to_thread(open_shard, shard_path(resources.paths, name, first_group))
+    return shard["status"].to_pylist().count("complete")
+
+
+async def label(
+    resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
+) -> int:
+    """Label the first `count` decisions of a shard of visits and publish their lessons, unless that is done.
+
+    Returns:
+        lessons of the file.
+    """
+    final = lesson_path(resources.paths, round_name(number), first_group)
+    if final.exists():
+        try:
+            return open_lessons(final).table.num_rows
+        except DataError:
+            set_aside(final)
+    visits = await asyncio.to_thread(_visits, resources.paths, visitor(number), first_group, count)
+    teacher = json.dumps(improve.teacher, sort_keys=True)
+    digest = hashlib.sha256(teacher.encode()).hexdigest()[:16]
+    asked = [asyncio.ensure_future(_lesson(resources, teachers, improve, row, digest)) for row in visits]
+    try:
+        made = await asyncio.gather(*asked)
+    finally:  # a retry draws under the same names, so nothing of this attempt may be left
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    lessons = [lesson for lesson in made if lesson is not None]
+    about = resources.provenance | {"teacher": teacher}
+    await asyncio.to_thread(publish_lessons, resources.paths, round_name(number), first_group, lessons, about)
+    return len(lessons)
+
+
+def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: int, temperature: float) -> list[float]:
+    """The teacher's distribution over its proposals: a softmax of their values by `temperature`; at 0 the best alone.
+
+    Only proposals with as many playouts as the best met the same luck, so the others, which the search dropped early, get 0.
+    """
+    if not temperature:
+        return [float(place == best) for place in range(len(values))]
+    top = max(value for value, seen in zip(values, visits, strict=True) if seen == visits[best])
+    odds = [
+        math.exp((value - top) / temperature) if seen == visits[best] else 0.0 for value, seen in zip(values, visits, strict=True)
+    ]
+    return [each / sum(odds) for each in odds]
+
+
+def answer(question: Question) -> SearchResult:
+    """Search one position; what a teacher's process does."""
+    board = Board.restore(question.snapshot)
+    request = _request(board, question.snapshot, question.power, question.ply, question.dice, 1.0)
+    found = asyncio.run(search(request, question.proposals, question.settings))
+    board.release()
+    return found
+
+
+async def _lesson(
+    resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, row: dict[str, Any], teacher: str
+) -> Lesson | None:
+    """The lesson of one decision; None if there is only one proposal, as that compares nothing."""
+    question, legal = await resources.host.run(_question(resources, improve, row))
+    if len(question.proposals) < 2:
+        return None
+    found = await teachers.ask(answer, question)
+    table, spelt = resources.tokens.tables.table(legal), []
+    for orders in found.proposals:
+        ids = resources.tokens.tables.spell(orders, legal)
+        spelt.append((ids, *table.legal_sets(ids)))
+    sizes = np.concatenate([np.diff(offsets) for _, _, offsets in spelt])
+    return Lesson(
+        lesson_id=lesson_id(f"{row['source']}/{teacher}", row["decision_id"]),
+        decision_id=row["decision_id"],
+        source=row["source"],
+        snapshot_id=question.snapshot.snapshot_id,
+        phase=question.snapshot.phase,
+        power=question.power,
+        policy_version=row["policy_version"],
+        adapter_hash=row["adapter_hash"],
+        temperature=row["temperature"],
+        teacher=teacher,
+        prompt_ids=row["input_ids"][: row["prompt_len"]],
+        completion_ids=np.concatenate([ids for ids, _, _ in spelt]).astype(np.int32),
+        completion_offsets=np.cumsum([0, *(len(ids) for ids, _, _ in spelt)]).astype(np.int32),
+        legal_ids=np.concatenate([sets for _, sets, _ in spelt]),
+        legal_offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        orders=["; ".join(orders) for orders in found.proposals],
+        probabilities=teacher_probabilities(found.values, found.visits, found.best, improve.temperature),
+        values=found.values,
+        visits=found.visits,
+    )
+
+
+async def _question(resources: RolloutResources, improve: ImproveSettings, row: dict[str, Any]) -> tuple[Question, LegalOrders]:
+    """Draw the proposals for a decision; runs on the engine's event loop."""
+    producer = row["source"].partition("/")[0]
+    dice = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
+    board = Board.restore(row["snapshot"])
+    request = _request(board, row["snapshot"], row["power"], row["ply"], dice, row["temperature"])
+    proposals = list(await propose(request, resources.engine, resources.tokens, None, improve.search))
+    board.release()
+    question = Question(
+        snapshot=row["snapshot"],
+        power=row["power"],
+        ply=row["ply"],
+        dice=dice,
+        proposals=proposals,
+        settings=improve.search,
+    )
+    return question, request.legal
+
+
+def _request(board: Board, snapshot: Snapshot, power: str, ply: int, dice: str, temperature: float) -> DecisionRequest:
+    return DecisionRequest(
+        game=dice,
+        dice=dice,
+        ply=ply,
+        power=power,
+        legal=board.legal_orders()[power],
+        board=board,
+        snapshot_id=snapshot.snapshot_id,
+        temperature=temperature,
+    )
+
+
+def _visits(paths: RunPaths, producer: str, first_group: int, count: int) -> list[dict[str, Any]]:
+    """The first `count` complete decisions of a shard, each with the position where it was taken and its source."""
+    path = shard_path(paths, producer, first_group)
+    decisions = open_shard(path)
+    plies = {(ply["start_group"], ply["fork"], ply["ply"]): ply for ply in open_plies(path, decisions).to_pylist()}
+    found = []
+    for row in decisions.to_pylist():
+        if row["status"] == "complete" and len(found) < count:
+            ply = plies[row["start_group"], row["fork"], row["ply"]]
+            position = {"source": f"{producer}/{path.name}", "game_id": row["game_id"], "seed": row["seed"]}
+            snapshot = make_snapshot(ply["position"], row["phase"], **position)
+            found.append(row | {"source": position["source"], "snapshot": snapshot})
+    return found

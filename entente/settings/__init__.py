@@ -1,0 +1,1 @@
+"""The settings of a run as one tree, checked across rooms, and the model that they name. Read `run_settings.py` first."""

@@ -1,0 +1,213 @@
+"""Finds a run's model and cards on this machine, and checks that the one fits the other, before anything heavy starts.
+
+Neither torch nor Prefect is loaded. For a hub id only an earlier download is found; a plan asks the hub whether it has the model.
+"""
+
+from pathlib import Path
+
+from entente.decoding.model_files import ask_hub, may_be_hub_id, resolve_model
+from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
+from entente.inference.engine_cards import computes_on_card, has_cuda, usable_cards
+from entente.inference.memory_plan import (
+    Machine,
+    ModelShape,
+    check_memory,
+    read_shape,
+    this_machine,
+    trainer_gpu_memory,
+    trainer_memory,
+)
+from entente.inference.settings import InferenceSettings
+from entente.settings.run_settings import RunSettings
+from entente.telemetry.cards import CardPlan, plan_cards, torch_cuda
+from entente.telemetry.errors import InputError
+from entente.training.settings import CPU_TOKENS, TINY_VOCABULARY, TinyModelSettings, find_tiny, longest_sequence
+from storage.runs import MODEL_FOLDER
+
+TINY = "tiny"
+"""Name of the small model that is made on this machine."""
+
+
+def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
+    """Check that the model fits the memory of this machine and its cards; returns the cards that the run takes.
+
+    The memory of a model that is not downloaded yet is not checked.
+
+    Args:
+        trains: include the trainer.
+
+    Raises:
+        InputError: it does not fit, and the sentence names the memory needed and the setting to lower; its family is unknown or
+            does not offer `training.lora_targets`; vLLM has no LoRA for it; or see `run_cards`.
+    """
+    cards = run_cards(settings, trains=trains)
+    machine = this_machine(cards)
+    shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
+    check_length(settings.inference, shape, settings.inference.model)
+    needed = {"trainer": trainer_bytes(settings, shape), "trainer_gpu": trainer_gpu_bytes(settings, shape, machine)}
+    check_memory(shape, settings.inference, machine=machine, **(needed if trains else {}))
+    return cards
+
+
+def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
+    """The cards that engine and trainer of this run take on this machine; none on a CPU.
+
+    Args:
+        trains: there is a trainer.
+
+    Raises:
+        InputError: `training.device` or another setting asks for a card that is not there.
+    """
+    inference, training = settings.inference, settings.training
+    draws = computes_on_card(inference)
+    trains_on_card = trains and training.device != "cpu" and torch_cuda() is not None
+    cards = usable_cards(inference, on_card=draws or trains_on_card)
+    if trains and training.device == "cuda" and not has_cuda():
+        raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
+    return plan_cards(
+        cards,
+        engine=inference.cards if draws else None,
+        tensor_parallel=inference.tensor_parallel,
+        processes=training.processes if trains_on_card else 0,
+    )
+
+
+def model_here(name: str) -> Path | None:
+    """Folder of a model on this machine, or of an earlier download; None for a hub id that is not downloaded.
+
+    Raises:
+        InputError: `name` is neither a folder nor a hub id, or the folder has no config or tokenizer.
+    """
+    if Path(name).is_dir() or not may_be_hub_id(name):
+        return resolve_model(name)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return resolve_model(snapshot_download(name, local_files_only=True))
+    except HFValidationError as error:
+        raise InputError(
+            f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'"
+        ) from error
+    except (OSError, InputError):  # not downloaded, or only in part
+        return None
+
+
+def model_for_plan(name: str) -> Path | None:
+    """Like `model_here`, and if the model is not downloaded, checks that the hub has it.
+
+    Raises:
+        InputError: see `model_here`; or the hub does not have the model or does not answer.
+    """
+    found = model_here(name)
+    if found is None:
+        ask_hub(name)
+    return found
+
+
+def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
+    """Folder of the base model of the run `run`, which has these settings.
+
+    Raises:
+        InputError: it is no longer on this machine.
+    """
+    name = settings.inference.model
+    found = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    if found is None:
+        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+    return found.resolve()
+
+
+def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | None:
+    """Like `model_of`; None if the model is no longer on this machine."""
+    try:
+        return model_of(settings, runs_root, run)
+    except InputError:
+        return None
+
+
+def tiny_shape(
+    recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS, vocabulary: int = TINY_VOCABULARY
+) -> ModelShape:
+    """The shape of the model that `recipe` makes, with at most this vocabulary. A test compares it with a real one."""
+    heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
+    inner, width = 3 * recipe.hidden, 32
+    block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
+    norms = 2 * recipe.hidden + 2 * width
+    parameters = vocabulary * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
+    return ModelShape(
+        family="qwen3",
+        layers=recipe.layers,
+        hidden=recipe.hidden,
+        inner=inner,
+        heads=heads,
+        key_value_heads=keys,
+        head_width=width,
+        parameters=parameters,
+        width=4,
+        positions=longest_sequence(prompts),
+    )
+
+
+def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -> ModelShape | None:
+    """The shape of the model `name`; None if it is not downloaded, or its weight files cannot be read.
+
+    Raises:
+        InputError: its family is unknown, or its config is incomplete.
+    """
+    if name == TINY:
+        return tiny_shape(recipe, prompts)
+    folder = model_here(name)
+    return None if folder is None else read_shape(folder)
+
+
+def check_length(settings: InferenceSettings, shape: ModelShape | None, name: str) -> None:
+    """Check that inference.max_model_length fits the model.
+
+    Raises:
+        InputError: it is longer than the model's positions.
+    """
+    if shape is not None and settings.max_model_length > shape.positions:
+        raise InputError(
+            f"inference.max_model_length {settings.max_model_length} exceeds the {shape.positions} positions "
+            f"of model '{name}': lower it"
+        )
+
+
+def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
+    """Main memory of the trainer's process at least, bytes; 0 if the shape is not known."""
+    if shape is None:
+        return 0
+    training = settings.training
+    return trainer_memory(shape, rank=training.lora_rank, dtype=training.dtype, targets=training.lora_targets)
+
+
+def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
+    """Main memory of the trainer's process with a full micro-batch, bytes; 0 if the shape is not known."""
+    if shape is None:
+        return 0
+    training = settings.training
+    on_gpu = machine.trainer_gpu[1] > 0 and training.device != "cpu"
+    return trainer_memory(
+        shape,
+        rank=training.lora_rank,
+        dtype=training.dtype,
+        targets=training.lora_targets,
+        tokens=0 if on_gpu else training.token_budget or CPU_TOKENS,
+        recompute=training.recompute,
+    )
+
+
+def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
+    """GPU memory of the trainer for one micro-batch at least, bytes; 0 if it uses no GPU or the shape is not known."""
+    training = settings.training
+    if shape is None or not machine.trainer_gpu[1] or training.device == "cpu":
+        return 0
+    return trainer_gpu_memory(
+        shape,
+        rank=training.lora_rank,
+        dtype=training.dtype,
+        targets=training.lora_targets,
+        tokens=training.token_budget or settings.inference.max_model_length,
+        recompute=training.recompute,
+    )

@@ -1,0 +1,142 @@
+"""The reference of all settings, generated from the settings classes for `entente settings` and docs/settings.md."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from entente.settings.run_settings import RunSettings
+from entente.telemetry.setting_marks import ChangeRule, change_rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting."""
+
+    name: str
+    """Dotted name, as in a file or a flag."""
+    kind: str
+    """Type and bounds in words."""
+    default: str
+    """The default in TOML."""
+    description: str
+    """The field's docstring on one line."""
+    changes: ChangeRule
+    """When a resumed run may change it."""
+
+
+def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[Setting]:
+    """All settings of a class, nested ones included, in the order of declaration."""
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from settings_in(inner, f"{prefix}{name}.")
+            continue
+        yield Setting(
+            name=prefix + name,
+            kind=_kind(field),
+            default=_toml(field.get_default(call_default_factory=True)),
+            description=" ".join((field.description or "").split()),
+            changes=change_rule(RunSettings, [*prefix.split(".")[:-1], name]),
+        )
+
+
+def value_at(settings: RunSettings, name: str) -> str:
+    """The value of the setting with this dotted name, in TOML."""
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return _toml(value)
+
+
+def reference() -> str:
+    """The text of docs/settings.md: a table per section, under the docstring of its class."""
+    parts = [_HEAD]
+    rows = [setting for setting in settings_in() if "." not in setting.name]
+    parts += ["## The run itself", _table(rows, cut=0)]
+    for name, field in RunSettings.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            heading = " ".join((inner.__doc__ or field.description or "").split())
+            parts += [f"## `{name}`", heading, _table(list(settings_in(inner, f"{name}.")), cut=len(name) + 1)]
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = """# Settings
+
+For people who look up a setting of a training run. `entente settings --markdown` writes this page.
+
+Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
+(`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's
+parameters. `entente settings --preset laptop` prints all values of a preset. A setting marked ↻ may change when a run is
+resumed."""
+
+
+_MARKS = {ChangeRule.ON_RESUME: " ↻", ChangeRule.RECORDED: " ↻", ChangeRule.NEVER: ""}
+
+
+def _table(settings: list[Setting], cut: int) -> str:
+    lines = ["|setting|takes|default| |", "|---|---|---|---|"]
+    for each in settings:
+        mark = _MARKS[each.changes]
+        cells = [f"`{each.name[cut:]}`{mark}", each.kind, f"`{each.default}`", each.description]
+        lines.append("|" + "|".join(cell.replace("|", r"\|") for cell in cells) + "|")
+    return "\n".join(lines)
+
+
+def _kind(field: FieldInfo) -> str:
+    """The type in words, with its bounds."""
+    words = _type_words(field.annotation)
+    found = ((sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in _BOUNDS.items())
+    bounds = [f"{sign} {bound if isinstance(bound, int) else f'{bound:g}'}" for sign, bound in found if bound is not None]
+    return f"{words}, {' and '.join(bounds)}" if bounds else words
+
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
+_WORDS = {
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "true or false",
+    "Path": "folder",
+    "NoneType": "nothing",
+}
+
+
+def _type_words(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in inner)
+    if origin is tuple:
+        return f"list of {_plural(_type_words(inner[0]))}"
+    if origin in (dict,) or str(origin).endswith("Mapping'>"):
+        return f"table of {_plural(_type_words(inner[1]))} by name"
+    if inner and hasattr(kind, "__metadata__"):  # Annotated
+        return _type_words(inner[0])
+    if inner:
+        return " or ".join(_type_words(each) for each in inner)
+    if hasattr(kind, "__members__"):
+        return " or ".join(f"`{each.value}`" for each in kind)
+    name = getattr(kind, "__name__", str(kind))
+    return _WORDS.get(name, re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower())
+
+
+def _plural(word: str) -> str:
+    return {"text": "texts", "integer": "integers", "number": "numbers"}.get(word, word)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, int | float):
+        return repr(value)
+    if value is None:
+        return "none"
+    return f'"{getattr(value, "value", value)}"'

@@ -1,0 +1,358 @@
+"""The settings tree of a run: the settings of each room under its name, and checks across rooms.
+
+Layers, later ones win: a preset, TOML files, command-line flags. The resolved tree is written to the run's folder.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from entente.decoding.model_files import read_config, recipe_prompts
+from entente.evaluation.settings import EvaluationSettings
+from entente.game.prompts import PromptSettings
+from entente.inference.settings import InferenceSettings
+from entente.players.endpoint import OutsideSettings
+from entente.rollouts.settings import RolloutSettings
+from entente.settings.check_settings import check_objective, check_settings
+from entente.settings.setting_names import setting_names, similar_names
+from entente.telemetry.alerts import AlertSettings
+from entente.telemetry.errors import InputError
+from entente.telemetry.read_file import read_text
+from entente.telemetry.setting_marks import MAY_CHANGE, STAYS, ChangeRule, Seed, Settings, change_rule
+from entente.telemetry.sinks import TelemetrySettings
+from entente.telemetry.threads import plan_threads, usable_cores
+from entente.training.settings import TinyModelSettings, TrainingSettings, usual_rate
+from state_cache.settings import CacheSettings
+from storage.retention import RetentionSettings
+from storage.runs import RunPaths, check_name, resolve_run, run_names
+from storage.settings import StorageSettings
+
+_LARGEST_FILE, _LONGEST_LINE, _DEEPEST = 1 << 17, 2000, 16  # bytes, characters, levels: ten times what all settings need
+_LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
+_PRESETS = Path(__file__).with_name("presets")
+
+
+ROLLOUT_TIMEOUT_S = 900.0
+"""Seconds after which a rollout task is cancelled and tried again; whole games with a search take minutes."""
+ROLLOUT_RETRIES = 2
+"""Retries of a rollout task. A second success is harmless, because its shard's name is taken."""
+
+
+class PipelineSettings(Settings):
+    """How rollouts and training overlap, and how Prefect runs them."""
+
+    buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
+    """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag. With 0 or 1
+    each step trains on exactly its own start groups, and two CPU runs with one seed are equal; from 2 on it begins as soon as
+    enough start groups are ready."""
+    task_runner: Literal["threads", "dask"] = "threads"
+    """Where rollouts are played: in the flow's process, or in processes of a Dask cluster (extra `dask`)."""
+    dask_address: str = ""
+    """Address of a Dask scheduler whose workers share the run's folder; empty: a cluster on this machine for this run."""
+    dask_workers: Annotated[int, Field(ge=1, le=256)] = 2
+    """Processes that share a step's start groups. A cluster on this machine has as many, on the cores that the trainer leaves."""
+
+
+class RunSettings(Settings):
+    """All settings of a training run."""
+
+    model_config = ConfigDict(title="Training run")
+
+    run: Annotated[str, MAY_CHANGE] = ""
+    """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time."""
+    runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
+    """Folder of all runs, state caches and made models; it may be a shared one."""
+    seed: Seed = 0
+    """Seed of start positions, draws, scripted players and adapter weights."""
+    steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
+    """Training steps; each publishes one policy version."""
+    inference: InferenceSettings = InferenceSettings()
+    """The model and its engines."""
+    tiny_model: TinyModelSettings = TinyModelSettings()
+    """Recipe of the small model, used if inference.model is 'tiny'."""
+    cache: CacheSettings = CacheSettings()
+    """The state cache: positions from which forks start."""
+    prompts: PromptSettings = PromptSettings()
+    """Format of prompts and completions."""
+    rollouts: RolloutSettings = RolloutSettings()
+    """The rollouts of one step."""
+    outside: Annotated[OutsideSettings, MAY_CHANGE] = OutsideSettings()
+    """How endpoints among the opponents are asked."""
+    storage: StorageSettings = StorageSettings()
+    """Returns and the staleness budget."""
+    training: TrainingSettings = TrainingSettings()
+    """The GRPO step."""
+    evaluation: Annotated[EvaluationSettings, MAY_CHANGE] = EvaluationSettings()
+    """How playing strength is measured."""
+    pipeline: Annotated[PipelineSettings, MAY_CHANGE] = PipelineSettings()
+    """How rollouts and training overlap."""
+    telemetry: Annotated[TelemetrySettings, MAY_CHANGE] = TelemetrySettings()
+    """Where metrics are written."""
+    alerts: Annotated[AlertSettings, MAY_CHANGE] = AlertSettings()
+    """When and how alerts are sent."""
+    retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
+    """How long files are kept; a run removes old adapters, `entente runs clean` everything else."""
+
+    @model_validator(mode="after")
+    def _fit_own_line(self) -> "RunSettings":
+        """Where all powers are the policy's, the own line stays in place unless a setting says otherwise."""
+        prompts = self.prompts
+        if self.rollouts.policy_powers == "all" and "own_line" not in prompts.model_fields_set:
+            fitted = dict(prompts) | {"own_line": "in_place"}
+            # Neither set counts it as given, so that flags of a command override a file only where they were typed.
+            object.__setattr__(self, "prompts", PromptSettings.model_construct(prompts.model_fields_set, **fitted))
+        return self
+
+    @property
+    def paths(self) -> RunPaths:
+        """The run's folder."""
+        return RunPaths(self.runs_root / self.run)
+
+    @property
+    def plays(self) -> str:
+        """Hash of the settings on which rows depend. A process elsewhere may play for a run only if its hash is the run's."""
+        content = self.model_dump_json(include={"seed", "tiny_model", "cache", "prompts", "rollouts"})
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """CPU threads of (engine, trainer)."""
+        return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls)
+
+    def threads_if(self, *, overlap: bool) -> tuple[int, int]:
+        """CPU threads of (engine, trainer) where the two compute at the same time, or take turns."""
+        return plan_threads(cores=usable_cores(), engine=self.inference.threads, trainer=self.training.threads, overlap=overlap)
+
+
+def read_settings_file(file: Path) -> dict[str, Any]:
+    """The tree of values in a TOML file of settings. Names and values are not checked.
+
+    Raises:
+        InputError: the file cannot be read, or is not TOML.
+    """
+    text = read_text(file, at_most=_LARGEST_FILE, what="settings file")
+    try:
+        # The parser's time and memory grow with the square of the number of parts of a key, which cannot span lines.
+        if (longest := max(map(len, text.splitlines()), default=0)) > _LONGEST_LINE:
+            raise ValueError(f"it has a line of {longest:,} characters, and at most {_LONGEST_LINE:,} may be: break it")
+        if _depth(tree := tomllib.loads(text)) > _DEEPEST:
+            raise ValueError(f"it nests values more than {_DEEPEST} deep")
+        return tree
+    except (ValueError, RecursionError) as error:  # not TOML, a number with thousands of digits, or too deep
+        raise InputError(f"settings file '{file}' cannot be read: {error}") from error
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
+
+
+def preset_names() -> list[str]:
+    """Names of the presets, sorted."""
+    return sorted(file.stem for file in _PRESETS.glob("*.toml"))
+
+
+def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
+    """Checked settings from a preset, TOML files and overrides; later layers win.
+
+    Raises:
+        InputError: unknown preset, unreadable file, unknown or invalid setting, or settings that contradict each other.
+    """
+    if preset not in preset_names():
+        raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
+    layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge_layers(merged, layer)
+    merged = _with_usual_rate(merged, layers)
+    if (prompts := _prompts_of_base(merged)) is not None:
+        merged = merge_layers({"prompts": prompts.model_dump()}, merged)
+    try:
+        settings = RunSettings.model_validate(merged)
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_settings(settings)
+    check_objective(settings)
+    return settings
+
+
+def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tree with the usual rate where a layer over the preset names a model on this machine, and none a rate."""
+    named, rated = (
+        any(isinstance(layer.get(section), Mapping) and name in layer[section] for layer in layers[1:])
+        for section, name in (("inference", "model"), ("training", "learning_rate"))
+    )
+    folder = _folder_of_base(tree)
+    if rated or not named or folder is None or not (folder / "config.json").is_file():
+        return dict(tree)
+    width = read_config(folder).get("hidden_size")  # a model without one is refused later, with what it lacks
+    return merge_layers(tree, {"training": {"learning_rate": usual_rate(width)}} if isinstance(width, int) and width > 0 else {})
+
+
+def rate_warning(rate: float, width: int) -> str:
+    """A sentence where the rate is ten times off the usual one for a model of this hidden width; else empty."""
+    usual = usual_rate(width)
+    if usual / 10 < rate < usual * 10:
+        return ""
+    return f"training.learning_rate {rate:g} is far from {usual:g}, which suits a model {width} wide"
+
+
+def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
+    """The prompt settings of the base model that a settings tree names, if it was made here."""
+    folder = _folder_of_base(tree)
+    return None if folder is None else recipe_prompts(folder)
+
+
+def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
+    """The folder that a settings tree names as the base model, if it is one."""
+    inference = tree.get("inference")
+    model = inference.get("model") if isinstance(inference, Mapping) else None
+    if not isinstance(model, str) or "\0" in model or not model or not Path(model).is_dir():
+        return None
+    return Path(model)
+
+
+def check_prompts(settings: RunSettings) -> None:
+    """Check that a base model that was made here gets the prompts that it was made for.
+
+    Raises:
+        InputError: names the setting and both values.
+    """
+    made_for = _prompts_of_base({"inference": {"model": settings.inference.model}})
+    for name in PromptSettings.model_fields if made_for is not None else ():
+        wanted, given = getattr(made_for, name), getattr(settings.prompts, name)
+        if name != "chat" and wanted != given:  # such a model has no chat template
+            raise InputError(
+                f"model '{settings.inference.model}' was made for prompts.{name} {wanted!r}, not for {given!r}: leave the "
+                "setting out, or make a model for these prompts"
+            )
+
+
+def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
+    """Checked settings of a resumed run: its stored settings, changed by files and overrides.
+
+    Raises:
+        InputError: no run is named, it does not exist, or a setting that may not change would change.
+    """
+    changes: dict[str, Any] = {}
+    for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
+        changes = merge_layers(changes, layer)
+    run, root = changes.get("run"), changes.get("runs_root", "runs")
+    if not run or not isinstance(run, str):
+        raise InputError("--resume continues an existing run: name it with --run")
+    if not isinstance(root, str | Path):
+        raise InputError(f"runs_root: input is not a path, got {root!r}")
+    root = Path(root)
+    changes["run"] = run = resolve_run(root, run)
+    stored = settings_of(RunPaths(root / check_name(run, "run")))
+    try:
+        settings = RunSettings.model_validate(merge_layers(stored.model_dump(), {**changes, "runs_root": root}))
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_resumed(stored, settings)
+    check_settings(settings)
+    check_objective(settings)
+    return settings
+
+
+def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
+    """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
+    before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
+    differ = (name for name in before | after if before.get(name) != after.get(name))
+    return {name: [before.get(name), after.get(name)] for name in differ if enters_rows_or_weights(name)}
+
+
+def enters_rows_or_weights(name: str) -> bool:
+    """Whether rows or weights depend on the setting of this dotted name."""
+    return _rule(name) is not MAY_CHANGE
+
+
+def _rule(name: str) -> ChangeRule:
+    return change_rule(RunSettings, name.split("."))
+
+
+def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
+    """Check that a run may be resumed with the settings `wanted`.
+
+    Raises:
+        InputError: a setting changed that may not; names it and both values.
+    """
+    for name, (before, after) in changed_settings(stored, wanted).items():
+        if _rule(name) is STAYS:
+            raise InputError(
+                f"run '{stored.run}' was started with {name} {_in_short(before)} and cannot continue with {_in_short(after)}: "
+                "leave it out, or begin another run, from a step of this one with --init-from"
+            )
+
+
+def _in_short(value: Any) -> str:
+    """A value in a sentence; of a long one the beginning, and a hash that tells it from others."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({sha256(text.encode()).hexdigest()[:8]})"
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def settings_of(paths: RunPaths) -> RunSettings:
+    """The resolved settings of an existing run. Its name, its root and the path of its model are adapted to its current folder.
+
+    Raises:
+        InputError: there is no such run, or its settings cannot be used.
+    """
+    if not paths.settings.exists():
+        others = [name for name in run_names(paths.root.parent) if RunPaths(paths.root.parent / name).settings.exists()]
+        there = f"; runs there: {', '.join(others[-5:])}" if others else ""
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
+    try:
+        return _relocated(RunSettings.model_validate(json.loads(paths.settings.read_bytes())), paths)
+    except ValidationError as error:
+        raise InputError(f"'{paths.settings}' is not of this version or was changed: {one_sentence(error)}") from error
+    except ValueError as error:
+        raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
+
+
+def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
+    """The settings with paths adapted to the run's current folder, because a run may have been copied."""
+    root, model = paths.root.parent, settings.inference.model
+    if settings.runs_root.parts and Path(model).is_relative_to(settings.runs_root):
+        copied = root / Path(model).relative_to(settings.runs_root)
+        model = str(copied) if copied.is_dir() else model
+    inference = settings.inference.model_copy(update={"model": model})
+    return settings.model_copy(update={"run": paths.root.name, "runs_root": root, "inference": inference})
+
+
+def one_sentence(error: ValidationError) -> str:
+    """Pydantic's first error with the setting's dotted name, and the number of further errors."""
+    first, *others = error.errors()
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = tuple(setting_names(RunSettings)) if error.title == RunSettings.model_config.get("title") else ()
+        meant = " or ".join(similar_names(name, known))
+        text = f"there is no setting '{name}'" + (f"; did you mean {meant}?" if meant else "")
+    elif first["type"] == "value_error":
+        # The message of a settings class's own check is enough. The input would be the whole table.
+        text = f"{name}: {first.get('ctx', {}).get('error', first['msg'])}".removeprefix(": ")
+    else:
+        text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
+    return text + (f" (and {len(others)} more)" if others else "")
+
+
+def merge_layers(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree `base` with the values of `layer` over it, table by table."""
+    merged = dict(base)
+    for key, value in layer.items():
+        inner = merged.get(key)
+        merged[key] = merge_layers(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged

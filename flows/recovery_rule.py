@@ -1,0 +1,95 @@
+"""Decides what to do with a training run whose flow run ended, from facts about its files and its process.
+
+The rule is pure. `flows/recover_training.py` gathers the facts and carries out the decision.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from flows.work_record import Process
+
+Action = Literal["leave", "revive", "resume", "give_up"]
+HOPELESS = ("InputError", "DataError")
+"""Errors that would occur again on every attempt: wrong input, or a damaged file."""
+ATTEMPTS_MAX = 3
+"""Restarts at one step before an alert: a fault that three could not pass needs a person."""
+PAUSE_S = 30.0
+"""Seconds before the second attempt. Each further attempt waits this much longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """How often a run was started again without recording a new step."""
+
+    count: int = 0
+    step: int = 0
+    """The newest recorded step at the last attempt."""
+
+    def at(self, step: int) -> "Attempts":
+        """The attempts that count at the recorded step `step`: none if the run has made progress."""
+        return self if step <= self.step else Attempts(count=0, step=step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known about the run."""
+
+    run: str
+    finished: bool
+    """All steps are done and the summary exists."""
+    held: bool
+    """A process holds the run's lock."""
+    process: Process | None
+    """Process of the flow run that ended; None if it was never recorded."""
+    silent: bool
+    """Prefect calls the flow run crashed only because its heartbeats stopped."""
+    error: str
+    """Name of the error that ended it; empty for none."""
+    step: int
+    """The newest recorded step."""
+    attempts: Attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryAction:
+    """What to do."""
+
+    action: Action
+    because: str
+    """The reason, in one sentence."""
+    kill: bool = False
+    """Kill the stopped process first."""
+    attempts: Attempts = Attempts()
+    wait_s: float = 0.0
+    """Seconds to wait before the run is started again."""
+
+
+def decide(facts: Facts) -> RecoveryAction:
+    """The action for these facts."""
+    run = f"run '{facts.run}'" if facts.run else "a run without a name yet"
+    if facts.finished:
+        return RecoveryAction(action="leave", because=f"{run} is done")
+    if facts.silent and facts.process == "alive":
+        return RecoveryAction(action="revive", because=f"{run} is still being trained: only its heartbeats did not arrive")
+    if facts.held and facts.process != "stopped":
+        return RecoveryAction(action="leave", because=f"{run} is being trained by another process")
+    if facts.error in HOPELESS:
+        return RecoveryAction(
+            action="give_up", because=f"{run} ended with an {facts.error}, which would occur again on every attempt"
+        )
+    attempts = facts.attempts.at(facts.step)
+    if attempts.count >= ATTEMPTS_MAX:
+        return RecoveryAction(
+            action="give_up",
+            because=f"{run} was started again {attempts.count} times at step {facts.step} and made no progress: read its log, "
+            "then resume it",
+            attempts=attempts,
+        )
+    counted = replace(attempts, count=attempts.count + 1, step=max(attempts.step, facts.step))
+    return RecoveryAction(
+        action="resume",
+        because=f"{run} continues after step {facts.step}, attempt {counted.count} of {ATTEMPTS_MAX}",
+        kill=facts.process == "stopped",
+        attempts=counted,
+        wait_s=PAUSE_S * (counted.count - 1),
+    )

@@ -1,0 +1,190 @@
+"""A sweep: runs that differ in some settings and in their seed, under one folder of runs.
+
+    runs/<name>-<n>/    the runs, counted from 1: all seeds of the first combination of values, then those of the second ...
+
+The runs follow from the sweep's TOML file, and their scores are in their summaries: a sweep has no other file. This module starts
+nothing.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from entente.evaluation.intervals import clusters_to_show, estimate, format_interval
+from entente.evaluation.settings import SCORE_SEED
+from entente.settings.run_settings import RunSettings, layered_settings, merge_layers, one_sentence, read_settings_file
+from entente.settings.setting_names import setting_names, similar_names
+from entente.telemetry.errors import InputError
+from entente.telemetry.setting_marks import Settings
+from storage.json_files import read_object
+from storage.runs import check_run_name
+
+_MOST_RUNS = 1000
+"""Runs of a sweep at most: each takes minutes, so more are a mistake."""
+_OWN = {"run": "name", "runs_root": "--runs-root", "seed": "seeds"}
+
+
+class Sweep(Settings):
+    """What a sweep's file says."""
+
+    model_config = ConfigDict(title="Sweep")
+
+    name: str
+    """Name of the sweep, and beginning of its runs' names."""
+    preset: str = "laptop"
+    """Preset of all runs."""
+    config: tuple[str, ...] = ()
+    """TOML files laid over the preset; later ones win."""
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    """Seeds with which each combination of values is trained."""
+    settings: Annotated[dict[str, list[Any]], Field(min_length=1)]
+    """Dotted name of a setting -> its values; every combination is trained."""
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _flat(cls, tree: Any) -> Any:
+        return _leaves(tree) if isinstance(tree, Mapping) else tree
+
+    @model_validator(mode="after")
+    def _check(self) -> "Sweep":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {list(self.seeds)} name one twice: leave it out")
+        known = tuple(setting_names(RunSettings))
+        for name, values in self.settings.items():
+            if name in _OWN:
+                raise ValueError(f"settings cannot vary {name}: a sweep has {_OWN[name]} for it")
+            if name not in known:
+                meant = " or ".join(similar_names(name, known))
+                raise ValueError(f"there is no setting '{name}'" + (f"; did you mean {meant}?" if meant else ""))
+            if not values or any(value in values[:place] for place, value in enumerate(values)):
+                raise ValueError(f"settings.{name} {values} has no value, or one twice: give each once")
+        if (count := len(self.seeds) * prod(map(len, self.settings.values()))) > _MOST_RUNS:
+            raise ValueError(f"the sweep has {count} runs, and at most {_MOST_RUNS} are allowed: give fewer values or seeds")
+        return self
+
+
+def read_sweep(file: Path) -> Sweep:
+    """The sweep in a TOML file.
+
+    Raises:
+        InputError: it cannot be read, or names what no sweep can have.
+    """
+    try:
+        return Sweep.model_validate(read_settings_file(file))
+    except ValidationError as error:
+        raise InputError(f"'{file}' is no sweep: {one_sentence(error)}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """A combination of values, and its runs."""
+
+    values: Mapping[str, Any]
+    """By dotted name."""
+    runs: Sequence[RunSettings]
+    """One for each seed."""
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """By seed, of the runs that are done."""
+        return {run.seed: score for run in self.runs if (score := score_of(run)) is not None}
+
+
+def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
+    """All combinations of a sweep's values. The first is the one that others are compared with.
+
+    Raises:
+        InputError: a setting refuses a value, or the runs cannot share a process.
+    """
+    check_run_name(sweep.name)
+    numbers, points = itertools.count(1), list[SweepPoint]()
+    for values in itertools.product(*sweep.settings.values()):
+        point = dict(zip(sweep.settings, values, strict=True))
+        tree = reduce(merge_layers, (_nested(name, value) for name, value in point.items()), dict[str, Any]())
+        given = [{"run": f"{sweep.name}-{next(numbers)}", "runs_root": runs_root, "seed": seed} for seed in sweep.seeds]
+        runs = [layered_settings(sweep.preset, map(Path, sweep.config), merge_layers(tree, each)) for each in given]
+        points.append(SweepPoint(values=point, runs=runs))
+    if len(threads := sorted({run.threads[0] for point in points for run in point.runs})) > 1:
+        raise InputError(
+            f"the engine would have {' and '.join(map(str, threads))} threads in different runs, and one process has one "
+            "number: set inference.threads and training.threads"
+        )
+    return points
+
+
+def base_question(run: RunSettings) -> str:
+    """What the scores of the base depend on. Runs with equal ones share them."""
+    chosen = run.model_dump(mode="json", include={"inference", "tiny_model", "prompts", "cache"})
+    return json.dumps([chosen, run.evaluation.question.model_dump(mode="json")], sort_keys=True)
+
+
+def score_of(run: RunSettings) -> float | None:
+    """Gain of the trained policy in centres a year; None until the run is done."""
+    if not run.paths.summary.exists():
+        return None
+    summary = read_object(run.paths.summary)
+    return float(summary["trained_score"]) if summary["steps"] == run.steps else None
+
+
+def sweep_results(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:
+    """One object for each point: its values and runs, its score over seeds, and what it gains over the first point.
+
+    A seed is a cluster: runs of one seed meet the same positions and luck, so points are compared seed by seed.
+    """
+    return [_result(point, {} if point is points[0] else points[0].scores) for point in points]
+
+
+def _result(point: SweepPoint, first: Mapping[int, float]) -> dict[str, Any]:
+    gains = {seed: score - first[seed] for seed, score in point.scores.items() if seed in first}
+    return {
+        "settings": point.values,
+        "runs": [run.run for run in point.runs],
+        "score": _over_seeds(point.scores),
+        "over_first": _over_seeds(gains),
+        "seeds_to_show": clusters_to_show(list(gains.values())) if gains else None,
+    }
+
+
+def _over_seeds(by_seed: Mapping[int, float]) -> dict[str, Any] | None:
+    if not by_seed:
+        return None
+    found = estimate(list(by_seed.values()), list(by_seed), SCORE_SEED)
+    return {"mean": round(found.mean, 4), "interval": found.rounded(), "seeds": found.clusters}
+
+
+def result_rows(results: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The table of results, column -> text, with the same columns in each row."""
+
+    def text(found: Mapping[str, Any] | None) -> str:
+        return "" if found is None else f"{found['mean']:+.3f} {format_interval(found['interval'], '+.3f')}"
+
+    return [
+        {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in each["settings"].items()}
+        | {
+            "seeds": f"{each['score']['seeds'] if each['score'] else 0} of {len(each['runs'])}",
+            "score": text(each["score"]),
+            "over the first": text(each["over_first"]),
+            "seeds to show it": str(each["seeds_to_show"] or ""),
+        }
+        for each in results
+    ]
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> values, of a table with dotted or quoted names."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _nested(name: str, value: Any) -> dict[str, Any]:
+    """A setting by dotted name as a tree."""
+    return reduce(lambda inner, part: {part: inner}, reversed(name.split(".")), value)

@@ -1,0 +1,239 @@
+"""Rollouts on a Dask cluster: any free worker process plays a stretch of start groups.
+
+Each worker process opens a rollout side of its own once, from the run's folder, and draws all its stretches with one engine. Its
+shards have the training flow's name, numbers and start positions, as if they were played in the flow's process. Dask gives the
+stretches of a dead worker to others. A lost scheduler, or no worker for too long, is an error, and the run can be resumed.
+
+Dask runs a plain function, and Prefect's task waits for it in the flow's process. A Prefect task in a worker costs a third of a
+CPU second, as much as a start group of a small model.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from entente.inference.server_arguments import start_limit_s
+from entente.rollouts.play import Figures, Stretch, play_stretch
+from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
+from entente.telemetry.errors import EngineLostError, InputError
+from entente.telemetry.threads import usable_cores
+from storage.control import read_control
+from storage.runs import RunPaths
+from tasks.rollout_queue import STRETCHES_AT_ONCE
+from tasks.rollout_side import RolloutSide
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+ANSWERS_WITHIN_S = 10.0
+"""Time limit of the first connection to the scheduler, in seconds."""
+SCHEDULER_BACK_S = 30.0
+"""Seconds for which the run waits for a lost scheduler."""
+NO_WORKER_S = 120.0
+"""Seconds without a worker after which the run ends; a cluster that scales takes a while to bring one."""
+SILENT_FOR_S = 300.0
+"""Seconds for which a worker may be silent. Its event loop is blocked while it imports torch and opens an engine. On a busy
+machine this takes longer than Dask's default of 30 s, after which Dask would drop the worker for good."""
+_LOOK_S = 5.0
+
+
+# -- in a worker process -----------------------------------------------------------------------------------------------------
+
+
+def play_in_worker(root: Path, stretch: Stretch) -> Figures:
+    """Play a stretch in a thread of this worker process, within the time limit of a rollout task."""
+    return asyncio.run(asyncio.wait_for(play_here(root, stretch), ROLLOUT_TIMEOUT_S))
+
+
+_lock = threading.Lock()
+_sides: dict[tuple[Path, str], "concurrent.futures.Future[RolloutSide]"] = {}
+"""Rollout sides that this process has open, by run folder and the hash of what they play."""
+
+
+async def play_here(root: Path, stretch: Stretch) -> Figures:
+    """Play a stretch in this process."""
+    side = await _side_of(root)
+    await side.follow()
+    return await play_stretch(side.resources, stretch)
+
+
+async def close_sides(root: Path) -> None:
+    """Close the rollout sides of a run in this process."""
+    with _lock:
+        mine = [_sides.pop(key) for key in list(_sides) if key[0] == root]
+    for each in mine:
+        if each.done() and each.exception() is None:
+            await each.result().close()
+
+
+async def _side_of(root: Path) -> RolloutSide:
+    """This process's rollout side of the run. The first call opens it; a side with outdated settings is closed."""
+    key = root, (await asyncio.to_thread(read_control, RunPaths(root))).plays
+    with _lock:
+        known = _sides.get(key)
+        opening = _sides.setdefault(key, concurrent.futures.Future())
+        others = [] if known else [_sides.pop(other) for other in list(_sides) if other != key]
+    for other in others:
+        if other.done() and other.exception() is None:
+            await other.result().close()
+    if known is not None:
+        return await asyncio.wrap_future(known)
+    try:
+        opening.set_result(await RolloutSide.open(root, worker=f"dask-{socket.gethostname()}-{os.getpid()}"))
+    except BaseException as error:
+        with _lock:
+            _sides.pop(key, None)
+        opening.set_exception(error if isinstance(error, Exception) else EngineLostError("opening the run was cancelled"))
+        opening.exception()  # mark the exception as retrieved: there may be no other waiter
+        raise
+    return opening.result()
+
+
+# -- in the flow's process -----------------------------------------------------------------------------------------------------
+
+
+class DaskCluster:
+    """A cluster that plays for one run; used on the flow's event loop."""
+
+    def __init__(self, root: Path, client: "Client", address: str) -> None:
+        self._root, self._client, self._at = root, client, _at(address)
+
+    async def play(self, stretch: Stretch) -> Figures:
+        """Have a worker play a stretch; see `play_stretch`.
+
+        Raises:
+            EngineLostError: the scheduler is lost, there was no worker for too long, or workers died again and again.
+        """
+        from distributed.client import FutureCancelledError
+        from distributed.scheduler import KilledWorker
+
+        await self._wait_for_scheduler()
+        future: Any = self._client.submit(play_in_worker, self._root, stretch, pure=False)
+        answer: asyncio.Future[Figures] = asyncio.ensure_future(future.result())
+        try:
+            await self._wait_for(answer)
+            return await answer
+        except FutureCancelledError as error:
+            raise self._scheduler_lost() from error
+        except KilledWorker as error:
+            raise EngineLostError(f"Dask's workers died again and again over start groups from {stretch.first_group}") from error
+        finally:
+            answer.cancel()  # Dask forgets a stretch for which nobody waits
+
+    async def _wait_for_scheduler(self) -> None:
+        """Wait while the client connects again; it gives up after SCHEDULER_BACK_S."""
+        while self._client.status == "connecting":
+            await asyncio.sleep(0.1)
+        if self._client.status != "running":
+            raise self._scheduler_lost()
+
+    async def _wait_for(self, answer: asyncio.Future[Figures]) -> None:
+        """Wait for the answer while there are workers."""
+        last_worker = time.monotonic()
+        while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
+            if self._client.scheduler_info().get("n_workers", 0):
+                last_worker = time.monotonic()
+            elif time.monotonic() - last_worker > NO_WORKER_S:
+                raise EngineLostError(
+                    f"the Dask cluster{self._at} had no worker for {NO_WORKER_S:g} s: start one, and resume the run"
+                )
+
+    def _scheduler_lost(self) -> EngineLostError:
+        return EngineLostError(f"the Dask scheduler{self._at} is lost: start it again, and resume the run")
+
+
+@asynccontextmanager
+async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
+    """A new cluster on this machine, or an existing one, with a worker, for the run with these settings.
+
+    Raises:
+        InputError: Dask is not installed, the scheduler does not answer, or it has no worker.
+    """
+    given, workers = settings.pipeline.dask_address, settings.pipeline.dask_workers
+    check_scheduler(given)
+    import dask.config
+    from distributed import Client, LocalCluster
+
+    threads = settings.inference.threads or max(1, (usable_cores() - settings.threads[1]) // workers)
+    root, address = settings.paths.root.resolve(), given
+    async with AsyncExitStack() as stack:
+        stack.enter_context(dask.config.set(_dask_settings(threads)))
+        try:
+            if not address:
+                cluster: Any = LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=STRETCHES_AT_ONCE,
+                    dashboard_address=None,  # type: ignore[arg-type]  # documented so
+                    memory_limit=0,  # Dask must not kill a worker for its engine's memory
+                    silence_logs=logging.CRITICAL,
+                    asynchronous=True,
+                )
+                address = (await stack.enter_async_context(cluster)).scheduler_address
+            client: Any = await stack.enter_async_context(Client(address, asynchronous=True, timeout=SCHEDULER_BACK_S))
+            await client.wait_for_workers(1, timeout=start_limit_s(settings.inference))
+        except (OSError, TimeoutError) as error:
+            if given and "worker" in str(error).lower():
+                raise InputError(
+                    f"the Dask scheduler at '{given}' has no worker: start one with `dask worker {given}`"
+                ) from error
+            raise InputError(f"no Dask cluster{_at(given)}: {error}") from error
+        try:
+            yield DaskCluster(root, client, given)
+        finally:
+            if given and client.status == "running":  # the workers of an existing cluster outlive the run
+                with suppress(Exception):
+                    await client.run(close_sides, root, on_error="ignore")
+
+
+def _dask_settings(threads: int) -> dict[str, object]:
+    return {
+        "distributed.worker.daemon": False,  # a daemon may have no child processes, and engines and indexes do
+        "distributed.comm.timeouts.tcp": f"{SILENT_FOR_S:g}s",
+        "distributed.nanny.pre-spawn-environ": {
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads),
+            "OMP_WAIT_POLICY": "passive",
+            "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENT_FOR_S:g}s",
+            "DASK_LOGGING__DISTRIBUTED": "critical",  # at shutdown each worker logs that the others are gone
+        },
+    }
+
+
+def check_scheduler(address: str) -> None:
+    """Check that Dask is installed and that the scheduler accepts connections.
+
+    Raises:
+        InputError: one of these is not so.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec("distributed") is None:
+        raise InputError("pipeline.task_runner 'dask' needs Dask: install the extra `dask`, or set task_runner to 'threads'")
+    if not address:
+        return
+    try:
+        parts = urlsplit(address if "://" in address else f"tcp://{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise InputError(f"pipeline.dask_address '{address}' is no address of a Dask scheduler, such as 'tcp://10.0.0.5:8786'")
+    try:
+        socket.create_connection((host, port), timeout=ANSWERS_WITHIN_S).close()
+    except OSError as error:
+        raise InputError(
+            f"no Dask scheduler answers at pipeline.dask_address '{address}' ({error}): start one with `dask scheduler`, "
+            "or leave the address out to have a cluster on this machine"
+        ) from error
+
+
+def _at(address: str) -> str:
+    return f" at '{address}'" if address else " on this machine"

@@ -1,0 +1,39 @@
+"""The open objects that the tasks of a training run share: those of its rollouts, its trainer process, its control file.
+
+The flow passes them to tasks as one object, which Prefect neither copies nor stores (`tasks/rollouts.py`). The code that opened
+an object closes it.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from entente.records.policy_version import PolicyVersion
+from entente.rollouts.resources import RolloutResources
+from entente.telemetry.devices import GpuSampler
+from entente.training.messages import ResumePoint
+from entente.training.process import TrainerProcess
+from storage.control import ControlDesk
+
+
+@dataclass(kw_only=True)
+class Resources(RolloutResources):
+    """What the tasks of the training flow need."""
+
+    trainer: TrainerProcess
+    resume_point: ResumePoint
+    """State of the run when it was opened."""
+    control: ControlDesk | None = None
+    """Publishes the served version to processes that play for the run; None if there are none."""
+    gpus: GpuSampler | None = None
+    """Reads this machine's GPUs; None without GPUs."""
+
+    async def serve(self, policy: PolicyVersion) -> None:
+        """Publish `policy` to the engine and retire versions beyond the staleness budget.
+
+        Requests in flight under a retired version are cancelled and drawn again under the newest, so a straggler keeps no slot.
+        """
+        with self.spans.span("publish"):
+            await self.host.run(self.past.publish(policy))
+            await self.host.run(self.past.retire(policy.version - self.max_policy_lag))
+            if self.control is not None:
+                await asyncio.to_thread(self.control.serve, policy)

@@ -1,0 +1,263 @@
+"""Plays the start groups of a run's steps, at most `pipeline.buffer_depth` steps ahead of the step that trains.
+
+    depth   while step s trains                      a step begins when
+    0       nothing is played                        all its own start groups are played
+    1       those of step s + 1, by version s - 1    all its own start groups are played
+    2..     those of the steps to s + depth          as many as it takes are ready, whichever steps they were played for
+
+With a depth of 0 or 1 nothing is decided by measured time, so two CPU runs with one seed are equal. For this, with a depth of 1,
+what is played ahead is published only after the step that trains has chosen its rows, and a new version is served only between
+two steps' rollouts. A task that fails after its retries ends the run.
+
+A start-group number always means the same position. A published start group is never played again (`play.py`).
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.play import Figures, Stretch, rollout_figures
+from entente.rollouts.resources import PRODUCER
+from entente.settings.run_settings import RunSettings
+from entente.telemetry.errors import DataError
+from entente.telemetry.progress import reporter
+from storage.adapters import read_adapter
+from storage.ledger import ledger_path
+from storage.shards import Coverage, coverage
+from tasks.resources import Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRollouts:
+    """The rollouts of one step."""
+
+    reports: tuple[Figures, ...]
+    """Figures of the tasks that ended since the previous step."""
+    waited: tuple[float, float]
+    """When the flow requested the rollouts and when it received them, monotonic seconds."""
+    ready_share: float
+    """Share of the step's own start groups that were played on request."""
+    queue: dict[str, float]
+    """Registered `queue/` metrics."""
+
+
+STRETCHES_AT_ONCE = 4
+"""Stretches that a process plays at once; their requests meet in the batches of one engine."""
+
+
+def groups_per_task(settings: RunSettings) -> int:
+    """Start groups that a rollout task of the run plays: an equal share of a step for each process that plays.
+
+    A task has the whole share, so that the same requests meet in the same batches. It has a quarter of it where a step may begin
+    before all its own start groups are played.
+    """
+    pipeline = settings.pipeline
+    processes = pipeline.dask_workers if pipeline.task_runner == "dask" else 1
+    parts = processes * (1 if pipeline.buffer_depth <= 1 else STRETCHES_AT_ONCE)
+    return -(-settings.rollouts.start_groups // parts)
+
+
+class RolloutQueue:
+    """Starts rollouts, collects them for each step, and publishes trained versions to the engines.
+
+    Use it as an async context manager around the steps.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        play: Callable[[Stretch], Awaitable[Figures]],
+        *,
+        depth: int,
+        last_step: int,
+        groups_per_task: int,
+        step_done: int = 0,
+    ) -> None:
+        """
+        Args:
+            play: plays and publishes a stretch, except what is published. A second call for one stretch does no harm.
+            depth: steps that are played ahead.
+            step_done: number of steps already trained.
+        """
+        self._resources, self._play, self._depth, self._last_step = resources, play, depth, last_step
+        self._groups_per_task = groups_per_task
+        self._wanted = resources.rollouts.start_groups
+        self._begun = step_done
+        """The newest step whose start groups were started."""
+        self._held: PolicyVersion | None = None  # a version that is served before the next step's rollouts
+        self._publishing: asyncio.Task[None] | None = None
+        self._in_flight: dict[asyncio.Future[Figures], Stretch] = {}
+        self._reports: list[Figures] = []
+        self._ready = 0
+        self._expired: int | None = None  # total of the run; None before the first request to the trainer
+
+    @property
+    def in_step(self) -> bool:
+        """Whether each step trains on exactly its own start groups."""
+        return self._depth <= 1
+
+    # -- what the flow calls, in this order ------------------------------------------------------------------------------
+
+    async def take(self, step: int) -> StepRollouts:
+        """Wait until `step` can be trained.
+
+        Raises:
+            Exception: the error of a rollout task that failed after its retries.
+        """
+        asked = time.monotonic()
+        self._begin_steps(step)
+        missing = sum(self._in_flight[task].count for task in self._own(step) if not task.done())
+        expired = await self._collect(step)
+        waited = (asked, time.monotonic())
+        await self._publish_held()
+        reports, self._reports = tuple(self._reports), []
+        queue = {
+            "queue/in_flight": float(sum(stretch.count for stretch in self._in_flight.values())),
+            "queue/ready": float(self._ready),
+            "queue/expired": float(expired),
+        }
+        return StepRollouts(reports=reports, waited=waited, ready_share=1 - missing / self._wanted, queue=queue)
+
+    def play_ahead(self, step: int) -> None:
+        """Start what is played while `step` trains."""
+        self._begin_steps(min(step + self._depth, self._last_step), while_training=step)
+
+    async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
+        """Publish a trained version to the engines; with a depth of 1 when the rollouts of the version before have ended.
+
+        Args:
+            at_once: return only when the engines serve it, even if rollouts in flight must end first.
+        """
+        if self._depth != 1:
+            await self._publish(published, at_once=at_once or not self._depth)
+            return
+        self._held = published
+        if at_once:
+            await self.all_played()
+            await self._publish_held()
+
+    async def all_played(self) -> None:
+        """Wait until everything in flight has ended."""
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
+
+    # -- publishing: versions in order, each to all engines before the next; an error is raised where it is next waited for -----
+
+    async def _publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
+        """Publish a version. Returns when it is served (`at_once`), or immediately."""
+        await self._published()
+        self._publishing = asyncio.create_task(self._resources.serve(policy))
+        if at_once:
+            await self._published()
+
+    async def _publish_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            await self._publish(held, at_once=True)
+
+    async def _published(self) -> None:
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            await publishing
+
+    # -- starting and collecting -----------------------------------------------------------------------------------------
+
+    def _begin_steps(self, last: int, while_training: int | None = None) -> None:
+        """Start the start groups of all steps up to `last` that were not started yet."""
+        held = None
+        if self.in_step and while_training is not None:
+            held = ledger_path(self._resources.paths, while_training)
+        while self._begun < last:
+            self._begun += 1
+            for first, count in self._missing(self._begun):
+                stretch = Stretch(first_group=first, count=count, step=self._begun, after=held)
+                self._in_flight[asyncio.ensure_future(self._play(stretch))] = stretch
+
+    def _missing(self, step: int) -> Iterable[tuple[int, int]]:
+        """First number and count of each task of a step, of what no shard contains: all, except in a resumed run."""
+        if ledger_path(self._resources.paths, step).exists():
+            return []  # the rows are selected already, and the trainer will use exactly these
+        found = coverage(self._resources.paths, PRODUCER, (step - 1) * self._wanted, self._wanted)
+        self._note_published(found)
+        size = self._groups_per_task
+        return [(first + offset, min(size, count - offset)) for first, count in found.missing for offset in range(0, count, size)]
+
+    def _note_published(self, found: Coverage) -> None:
+        for sentence in found.set_aside:
+            reporter().say(f"set aside, to be played again: {sentence}")
+        if found.published or found.set_aside:
+            missing = sum(count for _, count in found.missing)
+            self._reports.append(rollout_figures(found, self._wanted - missing, self._resources.tokens.thinking))
+
+    def _own(self, step: int) -> list[asyncio.Future[Figures]]:
+        """What is in flight of the start groups of `step` and of steps before."""
+        return [task for task, stretch in self._in_flight.items() if stretch.step <= step]
+
+    async def _collect(self, step: int) -> int:
+        """Wait for the rollouts of `step`. Returns the advantage groups that became too old since the step before."""
+        before = self._expired
+        while True:
+            self._take_reports()
+            enough = not self.in_step and await self._count_ready(step)
+            if enough or not self._own(step):
+                return 0 if before is None or self._expired is None else self._expired - before
+            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+
+    def _take_reports(self) -> None:
+        """Collect the reports of what has ended.
+
+        Raises:
+            Exception: the error of a task that failed.
+        """
+        for task in [task for task in self._in_flight if task.done()]:
+            del self._in_flight[task]
+            self._reports.append(task.result())
+
+    async def _count_ready(self, step: int) -> bool:
+        """Ask the trainer, which selects the rows, whether as many start groups are ready as a step takes."""
+        found = await asyncio.to_thread(self._resources.trainer.eligible, step, self._wanted)
+        self._ready, self._expired = found.start_groups, found.expired
+        return self._ready >= self._wanted
+
+    # -- opening and closing ---------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        newest = self._resources.resume_point.last.published
+        if newest == BASE:
+            return self
+        if self._depth == 1 and await self._serve_the_one_before(newest):
+            self._held = newest
+        else:
+            await self._publish(newest, at_once=True)
+        return self
+
+    async def _serve_the_one_before(self, newest: PolicyVersion) -> bool:
+        """Serve the version that would have played the next step's start groups. Returns False if it is gone."""
+        if newest.version > 1:  # the engines start with the base model, version 0
+            try:
+                before = await asyncio.to_thread(read_adapter, self._resources.paths, newest.version - 1)
+            except DataError as error:
+                reporter().say(
+                    f"the rollouts of step {newest.version + 1} are drawn by version {newest.version} instead of the version "
+                    f"before it: {error}"
+                )
+                return False
+            await self._resources.serve(before)
+        return True
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Cancel what is in flight. After a success the newest version is served, because it plays the scores."""
+        try:
+            if kind is None:
+                await self._publish_held()
+                await self._published()
+            elif self._publishing is not None:
+                self._publishing.cancel()
+                await asyncio.gather(self._publishing, return_exceptions=True)
+        finally:
+            for task in self._in_flight:
+                task.cancel()
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
+            self._in_flight.clear()

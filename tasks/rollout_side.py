@@ -1,0 +1,169 @@
+"""Rollouts in a process without a trainer, opened from a run's folder.
+
+A rollout side has its own engine, or vLLM servers by URL. Before each stretch it reads `control.json`, publishes the newest
+version to its engine and retires old ones. It writes only shards.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import model_fingerprint
+from entente.inference.choose_engine import make_engine
+from entente.inference.host import EngineHost
+from entente.inference.start_engine import start_engine
+from entente.records.policy_version import BASE
+from entente.rollouts.fork import Tokens
+from entente.rollouts.league import check_opponent_versions
+from entente.rollouts.resources import RolloutResources
+from entente.settings.find_model import model_of
+from entente.settings.run_settings import RunSettings, settings_of
+from entente.telemetry.errors import DataError, InputError
+from state_cache.store import StateCache, find_cache, open_cache
+from storage.adapters import read_adapter
+from storage.control import Control, program_differences, read_control
+from storage.learnable import PastReturns
+from storage.runs import CACHE_FOLDER, RunPaths
+
+
+class RolloutSide:
+    """One run's rollouts, played in this process; made by `open`."""
+
+    def __init__(self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack) -> None:
+        self.resources = resources
+        self.settings = settings
+        self._stack = stack
+        self._followed: Control | None = None
+        self._served = BASE
+        self._changing: asyncio.Lock | None = None
+
+    @classmethod
+    async def open(cls, root: Path, *, worker: str = "") -> Self:
+        """Open the run in this folder and serve its newest version.
+
+        Args:
+            worker: name of this side in the shards' metadata.
+
+        Raises:
+            InputError: there is no such run, another program trains it, or its model or state cache is not on this machine.
+            DataError: the control file, the state cache or the adapter is damaged.
+        """
+        paths = RunPaths(root.resolve())
+        settings = settings_of(paths)
+        control = await asyncio.to_thread(read_control, paths)
+        _check_wanted(paths, settings, control)
+        model = await asyncio.to_thread(_model, paths, settings, control)
+        cache = await asyncio.to_thread(cache_of, paths, settings)
+        inference = settings.inference
+        async with AsyncExitStack() as stack:
+            spreads = PastReturns(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+            host = EngineHost()
+            stack.callback(host.close)
+            engine = make_engine(inference, model)
+            stack.push_async_callback(lambda: host.run(engine.close()))
+            await start_engine(host, engine, inference)
+            tokens = Tokens(Codec(model), settings.prompts)
+            check_opponent_versions(paths, settings.rollouts)
+            resources = RolloutResources(
+                paths=paths,
+                model=model,
+                seed=settings.seed,
+                rollouts=settings.rollouts,
+                cache=cache,
+                host=host,
+                engine=engine,
+                tokens=tokens,
+                provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
+                past_returns=spreads,
+                max_policy_lag=settings.storage.max_policy_lag,
+            )
+            side = cls(resources, settings, stack.pop_all())
+        try:
+            await side.follow()
+        except BaseException:
+            await side.close()
+            raise
+        return side
+
+    @property
+    def version(self) -> int:
+        """The policy version that this side serves."""
+        return self._served.version
+
+    async def follow(self) -> None:
+        """Read the control file now and serve its version.
+
+        Raises:
+            InputError: the run has other settings now.
+            DataError: the control file or the adapter is damaged.
+            EngineError: the engine could not load the version.
+        """
+        await self.resources.host.run(self._follow())
+
+    async def close(self) -> None:
+        """Close the engine. Rollouts in flight are lost."""
+        await self._stack.aclose()
+
+    async def _follow(self) -> None:
+        self._changing = self._changing or asyncio.Lock()
+        async with self._changing:
+            paths = self.resources.paths
+            control = await asyncio.to_thread(read_control, paths)
+            if control != self._followed:
+                if control.plays != self.settings.plays:
+                    raise InputError(f"run '{self.settings.run}' has other settings now")
+                if control.policy != self._served:
+                    policy = await asyncio.to_thread(read_adapter, paths, control.version)
+                    if policy != control.policy:
+                        raise DataError(
+                            f"{policy.adapter} is not the adapter named in {paths.control}: wait for the next version"
+                        )
+                    await self.resources.past.publish(policy)
+                    self._served = policy
+                await self.resources.past.retire(control.oldest)
+                self._followed = control
+
+
+def _check_wanted(paths: RunPaths, settings: RunSettings, control: Control) -> None:
+    """Check that this program may play the run's rollouts.
+
+    Raises:
+        InputError: the run's control file belongs to other settings, or another program trains it.
+    """
+    if differences := program_differences(control.program):
+        raise InputError(
+            f"run '{settings.run}' is trained by another version of the program: {differences}; "
+            "install the same version on both machines"
+        )
+    if control.plays != settings.plays:
+        raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
+
+
+def _model(paths: RunPaths, settings: RunSettings, control: Control) -> Path:
+    """Folder of the run's base model on this machine.
+
+    Raises:
+        InputError: it is not here, or it is another model.
+    """
+    model = model_of(settings, paths.root.parent, settings.run)
+    if (found := model_fingerprint(model)) != control.base_model:
+        raise InputError(
+            f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
+            "copy the same model to this machine"
+        )
+    return model
+
+
+def cache_of(paths: RunPaths, settings: RunSettings) -> StateCache:
+    """The state cache of a run that was trained.
+
+    Raises:
+        InputError: it is not beside the run.
+    """
+    root = paths.root.parent / CACHE_FOLDER
+    found = find_cache(root, settings.cache)
+    if found is None:
+        raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole runs folder")
+    return open_cache(found, settings.cache)

@@ -1,0 +1,115 @@
+"""Collects the metrics of a step from rollouts, trainer, engine and clocks."""
+
+import os
+import time
+
+from entente.inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigures
+from entente.players.read_answer import AnswerCounts
+from entente.rollouts.play import Figures, add_up
+from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
+from entente.telemetry.metrics import METRICS
+from entente.training.messages import TrainedStep
+from tasks.resources import Resources
+from tasks.rollout_queue import StepRollouts
+
+
+class StepClock:
+    """Measures steps. Create it when the first step starts; `end_step` ends a step and starts the next."""
+
+    def __init__(self, resources: Resources, stats: EngineStats) -> None:
+        """`stats`: the engine's counts at the start of the first step."""
+        self._resources = resources
+        self._step_began = time.monotonic()
+        self._stats = stats
+        self._events = _events(resources)
+        self._orchestration_s = self._steps_s = 0.0
+        self._steps = 0
+
+    @property
+    def orchestration_share(self) -> float:
+        """Share of the steps' wall time spent in Prefect and the flow: neither rollouts, training nor publishing."""
+        return self._orchestration_s / self._steps_s if self._steps_s else 0.0
+
+    async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
+        """All registered metrics of the step that ends now."""
+        began, now = self._step_began, time.monotonic()
+        self._step_began = now
+        figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
+        before, self._events = self._events, _events(self._resources)
+        figures |= rolled.queue | outside_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
+        figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
+        if isinstance(self._resources.engine, EngineWithWorkerFigures):
+            figures |= self._resources.engine.scraped()
+        self._steps += 1
+        if self._steps % GIVE_BACK_STEPS == 0:
+            give_back_memory()
+        figures |= {
+            "memory/flow_mib": resident_mib(os.getpid()),
+            "memory/trainer_mib": resident_mib(self._resources.trainer.pid, family=True),
+        }
+        if self._resources.gpus is not None:
+            figures |= self._resources.gpus.sample()
+        return figures
+
+    def _times(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
+        spans, step_s = self._resources.spans, now - began
+        train_s, orchestration_s = spans.seconds("train", began, now), spans.uncovered(began, now)
+        times = {
+            "time/step_s": step_s,
+            "time/rollout_s": spans.seconds("rollout", began, now),
+            "time/rollout_wait_s": spans.seconds("rollout", *rolled.waited),
+            "time/train_s": train_s,
+            "time/publish_s": spans.seconds("publish", began, now),
+            "time/orchestration_s": orchestration_s,
+            "time/orchestration_share": orchestration_s / step_s,
+            "time/trainer_wait_s": step_s - train_s,
+        }
+        self._orchestration_s += orchestration_s
+        self._steps_s += step_s
+        spans.forget(before=now)
+        return times
+
+    async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
+        """Metrics of the rollouts received for this step, and of the flow's engine during the step.
+
+        Without received rollouts their metrics are absent. If the flow's engine drew nothing, its metrics are absent.
+        """
+        after = await self._resources.host.run(self._resources.engine.stats())
+        before, self._stats = self._stats, after
+        figures = {"rollout/ready_share": rolled.ready_share}
+        if (passes := after.engine_steps - before.engine_steps) > 0:
+            figures["rollout/occupancy"] = (after.drawn_tokens - before.drawn_tokens) / passes
+            figures["rollout/preemptions"] = float(after.preemptions - before.preemptions)
+        return figures | rollout_metrics(add_up(rolled.reports), now - began)
+
+
+def rollout_metrics(counted: Figures, seconds: float) -> dict[str, float]:
+    """Registered metrics of the rollouts received within `seconds`: their own counts and medians, and rates made of them."""
+    made = {f"rollout/{name}{'_p50' if name.endswith('_ms') else ''}": value for name, value in counted.items()}
+    metrics = {name: value for name, value in made.items() if name in METRICS}
+    if completion := counted.get("completion_tokens"):
+        metrics["rollout/prefix_hit_share"] = counted["cached_tokens"] / max(1, counted["prompt_tokens"])
+        metrics["rollout/tokens_per_s"] = completion / seconds
+        metrics["rollout/forced_share"] = counted["forced_tokens"] / completion
+    if thoughts := counted.get("thoughts"):
+        metrics["rollout/thought_tokens_mean"] = counted["thought_tokens"] / thoughts
+        metrics["rollout/thought_forced_share"] = counted["forced_thoughts"] / thoughts
+    return metrics
+
+
+def _events(resources: Resources) -> dict[str, int]:
+    """Counts of failures of engines or servers that were recovered from."""
+    engine = resources.engine
+    return engine.events() if isinstance(engine, EngineWithEvents) else {}
+
+
+def outside_figures(counts: AnswerCounts) -> dict[str, float]:
+    """Metrics of the decisions that endpoints were asked for during the step; empty if none was."""
+    if not counts.answers:
+        return {}
+    return {
+        "rollout/outside_decisions": float(counts.answers),
+        "rollout/outside_unanswered": float(counts.unanswered),
+        "rollout/outside_missing_share": counts.missing / max(1, counts.orders),
+        "rollout/outside_illegal": float(counts.illegal),
+    }

@@ -1,0 +1,71 @@
+"""What stages measure is what they say, and what is wrong fails them."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.smoke import trainer_stages
+from benchmarks.smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs
+from benchmarks.smoke.job import Job, StageFailed
+from benchmarks.smoke.trainer_stages import try_budgets
+from entente.telemetry.errors import TrainingError
+from tests.instant_engine import InstantEngine
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: Path) -> Job:
+    return Job(device="cpu", model=str(model), folder=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def drawn(model: Path) -> Any:
+    """Real requests and legal completions, with made-up log-probabilities."""
+    requests = make_requests(model, 12, "r")
+    return list(zip(requests, asyncio.run(draw(InstantEngine(), requests)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
+def test_requests_are_of_several_positions_and_both_phases(model: Path):
+    requests = make_requests(model, 64, "r")
+    assert len(requests) == 64 and len({request.snapshot_id for request in requests}) == 4
+    assert len({tuple(request.prompt_ids) for request in requests}) > 28, "more than seven powers of four positions"
+
+
+def test_wrong_probabilities_and_uncertain_forced_tokens_fail(drawn: Any, job: Job, reference: Any):
+    with pytest.raises(StageFailed, match="forced tokens have a probability other than 1"):
+        check_drawn(job, reference, drawn)  # made-up log-probabilities are all -1
+    right = [(one, replace(found, logprobs=reference_logprobs(reference, one, found))) for one, found in drawn]
+    assert check_drawn(job, reference, right).largest == 0
+    wrong = [(one, replace(found, logprobs=found.logprobs * 1.1)) for one, found in right]
+    with pytest.raises(TrainingError, match="trainer and engine disagree"):
+        check_drawn(job, reference, wrong)
+
+
+def test_a_budget_that_does_not_fit_is_named_and_smaller_ones_are_measured(job: Job, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer_stages, "BUDGETS", {"cpu": (512, 1024)})
+    made = trainer_stages.made_up_step
+
+    def small(job: Job, *, recompute: bool) -> Any:
+        step, policy, batch = made(job, recompute=recompute)
+
+        def step_or_fail(budget: int) -> float:
+            if budget > 512:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return step(budget)
+
+        return step_or_fail, policy, batch
+
+    monkeypatch.setattr(trainer_stages, "made_up_step", small)
+    figures, misfit = try_budgets(job, recompute=False)
+    assert figures["tokens_per_s.512"] > 0 and "tokens_per_s.1024" not in figures
+    assert misfit == "a budget of 1024 tokens does not fit without recomputation"

@@ -1,0 +1,61 @@
+"""Claims about the tuner: the grid, what is chosen, and what a candidate's process measures."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.tune_engine import NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
+from entente.settings.run_settings import RunSettings, layered_settings
+from entente.telemetry.child import ChildResult
+
+
+@pytest.fixture
+def base(tmp_path: Any) -> RunSettings:
+    return layered_settings("laptop", (), {"runs_root": tmp_path})
+
+
+def grid(base: RunSettings, **axes: Any) -> list[Candidate]:
+    return candidates_of(base, TuneSettings.model_validate({"max_sequences": (), "max_batched_tokens": ()} | axes))
+
+
+def figures(rate: float, *, p99: float = 1000.0, hit: float = 0.5, spread: float = 0.01) -> dict[str, Any]:
+    latency = {"latency_ms_p99": p99, "first_token_ms": 1.0}
+    return {"decisions_per_s": rate, "tokens_per_s": rate, "cache_hit": hit, "spread": spread, **latency}
+
+
+def test_the_grid_holds_every_combination_and_the_current_settings_first_and_once(base: RunSettings):
+    candidates = grid(base, max_sequences=(128, 256, 512), max_batched_tokens=(4096, 8192), max_in_flight=(64, 128))
+    assert len(candidates) == 12 and [each.current for each in candidates] == [True] + [False] * 11
+    assert varied_axes(candidates) == ["max_sequences", "max_batched_tokens", "max_in_flight"]
+    beside = grid(base, max_sequences=(256,))
+    assert [each.settings.max_sequences for each in beside] == [base.inference.max_sequences, 256]
+
+
+def test_what_is_chosen_is_the_fastest_within_latency_and_cache_hits(base: RunSettings):
+    candidates, tuning = grid(base, max_sequences=(16, 32, 64, 256)), TuneSettings()
+    current, dead, late, cold, best = candidates
+    found = {
+        current: figures(100),
+        late: figures(400, p99=13_001),
+        cold: figures(400, hit=0.29),
+        best: figures(200),
+    }
+    chosen, _ = choose(found, tuning)
+    assert chosen is best
+    rows = table_rows(candidates, found, {dead: ChildResult(found=None, why="it died")}, chosen, tuning)
+    assert [row["note"] for row in rows] == ["misses", "misses", "chosen", "", "it died"]
+    assert choose({late: found[late]}, tuning)[0] is None and choose({}, tuning)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "spread", "stays"),
+    [
+        pytest.param(100 * (1 + NOISE / 2), 0.0, True, id="hardly faster"),
+        pytest.param(130.0, 0.4, True, id="faster by less than passes differ"),
+        pytest.param(130.0, 0.1, False, id="faster by more"),
+    ],
+)
+def test_the_current_settings_give_way_only_to_a_gain_beyond_noise(base: RunSettings, rate: float, spread: float, stays: bool):
+    current, other = grid(base, max_sequences=(64,))
+    chosen, _ = choose({current: figures(100), other: figures(rate, spread=spread)}, TuneSettings())
+    assert (chosen is current) is stays

@@ -1,0 +1,70 @@
+"""A sweep's runs and its result, without training anything."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from entente.settings.run_settings import RunSettings
+from entente.telemetry.errors import InputError
+from flows.sweep import SweepPoint, base_question, read_sweep, score_of, sweep_points, sweep_results
+
+RATES = '[settings]\n"training.learning_rate" = [1e-3, 2e-3, 4e-3]\n'
+
+
+def points_of(folder: Path, text: str) -> list[SweepPoint]:
+    (folder / "sweep.toml").write_text(f'name = "rates"\n{text}')
+    return sweep_points(read_sweep(folder / "sweep.toml"), folder / "runs")
+
+
+def done(run: RunSettings, score: float) -> None:
+    """The run's summary, as training writes it."""
+    run.paths.root.mkdir(parents=True, exist_ok=True)
+    run.paths.summary.write_text(json.dumps({"steps": run.steps, "trained_score": score}))
+
+
+def test_every_setting_is_trained_with_every_seed_and_nothing_else_differs(tmp_path: Path):
+    points = points_of(tmp_path, f"seeds = [0, 7]\n{RATES}rollouts.horizon_years = [1, 2]")
+    runs = [run for point in points for run in point.runs]
+    varied = [(run.training.learning_rate, run.rollouts.horizon_years, run.seed) for run in runs]
+    found = [(run.run, *values) for run, values in zip(runs, varied, strict=True)]
+    assert found[:5] == [("rates-1", 1e-3, 1, 0), ("rates-2", 1e-3, 1, 7), ("rates-3", 1e-3, 2, 0), ("rates-4", 1e-3, 2, 7),
+                         ("rates-5", 2e-3, 1, 0)]  # fmt: skip
+    assert len(set(varied)) == 12
+    assert len(set(map(base_question, runs))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"seeds = []\n{RATES}", "seeds: "),
+        ("seeds = [0]\n[settings]\nseed = [1, 2]", "settings cannot vary seed"),
+        ("seeds = [0]\n[settings]\ntraining.learn_rate = [1]", "did you mean training.learning_rate?"),
+        ("seeds = [0]\n[settings]\npipeline.buffer_depth = [0, 1]", "threads in different runs"),
+        ("seeds = [0]\n[settings]\ntraining.learning_rate = [1e-3, 1e-3]", "or one twice"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, text: str, said: str):
+    with pytest.raises(InputError, match=said) as refused:
+        points_of(tmp_path, text)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seeds", [5, 6])
+def test_a_setting_is_compared_seed_by_seed_and_few_seeds_make_no_interval(tmp_path: Path, seeds: int):
+    points = points_of(tmp_path, f"seeds = {list(range(seeds))}\n{RATES}")
+    luck = [0.0, 3.0, -2.0, 5.0, 1.0, -4.0][:seeds]
+    for place in (0, 1):
+        for run in points[place].runs:
+            done(run, luck[run.seed] + (0.5 + 0.1 * (run.seed % 2) if place else 0.0))
+    run = points[0].runs[0]
+    assert score_of(run) == 0.0 and score_of(run.model_copy(update={"steps": 10 * run.steps})) is None, "after all steps only"
+    first, second, third = sweep_results(points)
+    assert first["over_first"] is None and third["score"] is None and third["over_first"] is None
+    assert second["over_first"]["mean"] == pytest.approx(0.54 if seeds == 5 else 0.55)
+    if seeds == 5:
+        assert second["over_first"]["interval"] is None and second["seeds_to_show"] is None
+    else:
+        low, high = second["over_first"]["interval"]
+        assert 0.4 < low < 0.55 < high < 0.7, "the luck of the seeds is gone from the difference"
+        assert second["seeds_to_show"] == 6

@@ -1,0 +1,266 @@
+"""Endpoints in matches and rollouts: their orders are played, counted and kept, and nothing is asked twice."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from entente.evaluation.contestants import resolve_contestants
+from entente.evaluation.match_files import answers_file, append_game, match_label, read_games
+from entente.evaluation.match_table import match_table
+from entente.evaluation.matches import GameResult, plan_match, play_match
+from entente.evaluation.settings import MatchSettings
+from entente.game.board import POWERS, Board
+from entente.players import endpoint_client as client_module
+from entente.players import endpoint_players as players_module
+from entente.players.deciders import DecisionRequest
+from entente.players.endpoint import OutsideSettings
+from entente.players.endpoint_players import OutsidePlayers
+from entente.players.opponents import read_opponents, read_table
+from entente.players.read_answer import AnswerCounts
+from entente.rollouts import roll_out as roll_out_module
+from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
+from entente.rollouts.settings import RolloutSettings
+from entente.settings.check_settings import check_settings
+from entente.settings.run_settings import layered_settings
+from entente.telemetry.errors import EngineError, InputError
+from flows import given_parameters
+from flows.play_match import conclusions, table_rows
+from tests.players.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, slow
+
+QUICK = OutsideSettings()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"FIRST_PAUSE_S": 0.001, "TIMEOUT_S": 5.0, "RETRIES": 1}.items():
+        monkeypatch.setattr(client_module, name, value)
+
+
+def match_of(player: str) -> MatchSettings:
+    return MatchSettings(players=(player,), opponents="random", years=1, outside=QUICK)
+
+
+def played(player: str, folder: Path, settings: OutsideSettings = QUICK, games: int = 7) -> list[GameResult]:
+    """The games of a match, as the flow plays them, with their files."""
+    match = match_of(player)
+    label = match_label(match, resolve_contestants((player, "random"), "", folder))
+
+    async def play() -> list[GameResult]:
+        outside = OutsidePlayers([player], answers_file(folder, label), settings)
+        plans = plan_match(match, 1)[:games]
+        try:
+            return await play_match(plans, match, dict(outside.deciders), lambda game: append_game(folder, label, game))
+        finally:
+            await outside.close()
+
+    results = asyncio.run(play())
+    assert read_games(folder, label).keys() == {game.key for game in results}
+    return results
+
+
+def test_an_endpoint_plays_and_its_match_is_repeated_without_it(tmp_path):
+    with EndpointServer(plays) as server:
+        first = played(server.player, tmp_path)
+    assert all(game.answers[server.player].missing == game.answers[server.player].illegal == 0 for game in first)
+    assert sum(game.answers[server.player].answers for game in first) == len(server.requests) >= 14
+    assert all(game.rejected == 0 for game in first)
+    (games,) = {file for file in tmp_path.glob("*.jsonl") if not file.name.endswith(".answers.jsonl")}
+    kept = sorted(games.read_bytes().splitlines())
+    games.unlink()
+    assert played(server.player, tmp_path) == first, "the endpoint is off"
+    assert sorted(games.read_bytes().splitlines()) == kept
+
+
+def test_what_it_orders_is_played(tmp_path):
+    """Oracle: a game whose endpoint holds every unit is the game of the scripted player 'hold'."""
+
+    def holds(handler, body):
+        handler.answer(completion("\n".join(f"{' '.join(order.split()[:2])} H" for order in last_orders(body))))
+
+    with EndpointServer(holds) as server:
+        outside = played(server.player, tmp_path)
+    match = match_of("hold")
+    scripted = asyncio.run(play_match(plan_match(match, 1), match, {}))
+    assert [game.centres for game in outside] == [game.centres for game in scripted]
+
+
+def test_wrong_answers_are_counted_in_games_table_and_sentences(tmp_path):
+    def partly(handler, body):
+        orders = last_orders(body)
+        handler.answer(completion("\n".join([*orders[1:], "A PAR - MOS"])))
+
+    with EndpointServer(partly) as server:
+        player, games = server.player, played(server.player, tmp_path, games=3)
+    match = match_of(player)
+    counts = match_table(games, match).answers[player]
+    assert counts.answers == counts.missing == counts.illegal < counts.orders and counts.unparsable == 0
+    with EndpointServer(chats) as server:
+        player, games = server.player, played(server.player, tmp_path)
+    table = match_table(games, match_of(player))
+    found = table.answers[player]
+    assert found.unparsable == found.answers > 0 and found.missing == found.orders
+    assert "orders were missing (100.0%)" in conclusions(table, match_of(player))[0]
+    assert [row["default orders"] for row in table_rows(table)] == ["100.0%"]
+
+
+def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(players_module, "AT_ONCE", 1)
+    with EndpointServer(plays) as server:
+        with pytest.raises(EngineError, match=r"have used \d+ tokens of outside.token_budget 2000"):
+            played(server.player, tmp_path, QUICK.model_copy(update={"token_budget": 2000}))
+        spent = len(server.requests)
+        assert spent == 3, "700 tokens each"
+        played(server.player, tmp_path)
+        with EndpointServer(plays) as twin:
+            whole = played(twin.player, tmp_path / "whole")
+            assert len(server.requests) == len(twin.requests) == sum(game.answers[twin.player].answers for game in whole)
+
+
+def test_a_dying_endpoint_ends_the_match_and_the_answers_before_are_kept(tmp_path):
+    good = [plays] * 5
+
+    def dies(handler, body):
+        with handler.server.lock:
+            behaviour = good.pop() if good else hangs_up
+        until = time.monotonic() + 30
+        while behaviour is hangs_up and kept() < 5 and time.monotonic() < until:  # an answer on its way is not kept
+            time.sleep(0.01)
+        behaviour(handler, body)
+
+    def kept() -> int:
+        return sum(file.read_text().count("\n") for file in tmp_path.glob("*.answers.jsonl"))
+
+    with EndpointServer(dies) as server, pytest.raises(EngineError, match="gave no answer in 2 tries"):
+        played(server.player, tmp_path)
+    (answers,) = tmp_path.glob("*.answers.jsonl")
+    lines = answers.read_text().splitlines()
+    assert len([line for line in lines if not json.loads(line)["failed"]]) == 5
+    assert all(json.loads(line)["player"] == server.player for line in lines)
+
+
+def decision(board: Board, dice: str, shared: str = "") -> DecisionRequest:
+    legal = board.legal_orders()["FRANCE"]
+    return DecisionRequest(game=dice, dice=dice, shared=shared, ply=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
+
+
+def test_forks_of_a_group_ask_one_question_and_other_groups_their_own(tmp_path):
+    async def ask(player: str) -> None:
+        outside, board = OutsidePlayers([player], tmp_path / "a.jsonl", QUICK), Board.start()
+        decider = outside.deciders[player]
+        forks = [decision(board, f"p/1/{group}/{fork}", f"p/1/{group}") for group in range(2) for fork in range(4)]
+        orders = await asyncio.gather(*(decider.decide(fork) for fork in forks))
+        assert all(fork.legal.admits(given) for fork, given in zip(forks, orders, strict=True))
+        assert (await outside.take_all()).answers == 8 and (await outside.take_all()) == AnswerCounts()
+        await outside.close()
+
+    with EndpointServer(slow) as server:
+        asyncio.run(ask(server.player))
+        assert len(server.requests) == 2
+
+
+def test_only_so_many_requests_are_in_flight(tmp_path, monkeypatch):
+    monkeypatch.setattr(players_module, "AT_ONCE", 2)
+    running = peak = 0
+
+    def counted(handler, body):
+        nonlocal running, peak
+        with handler.server.lock:
+            running += 1
+            peak = max(peak, running)
+        slow(handler, body)
+        with handler.server.lock:
+            running -= 1
+
+    async def ask(player: str) -> None:
+        outside, board = OutsidePlayers([player], tmp_path / "a.jsonl", QUICK), Board.start()
+        await asyncio.gather(*(outside.deciders[player].decide(decision(board, str(n))) for n in range(4)))
+        await outside.close()
+
+    with EndpointServer(counted) as server:
+        asyncio.run(ask(server.player))
+    assert peak == 2
+
+
+def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, positions, tmp_path):
+    """Rows name it, its orders are in the plies, and a repeated task asks nothing."""
+
+    async def rolled(player: str) -> tuple:
+        settings = RolloutSettings(
+            start_groups=2, forks_per_group=2, horizon_years=1, opponents=f"{player}*2,hold", opponents_by="seat"
+        )
+        outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
+        groups = [StartGroup(number=n, snapshot=positions[n], power=POWERS[n]) for n in range(2)]
+        try:
+            found = await roll_out(
+                groups, uniform_engine(), tokens, settings, producer="p", seed=3, deciders=dict(outside.deciders)
+            )
+            return found, await outside.take_all()
+        finally:
+            await outside.close()
+
+    with EndpointServer(plays) as server:
+        first, counts = asyncio.run(rolled(server.player))
+    assert all(fork.status == "complete" for fork in first) and counts.missing == 0 and counts.answers >= len(server.requests) > 6
+    moved = set()
+    for row in decisions_of(first):
+        seats = read_opponents(row.opponents, [power for power in POWERS if power != row.power])
+        assert set(seats.values()) == {server.player, "hold"}
+        plies = [ply for ply in plies_of(first) if ply.start_group == row.start_group and ply.phase.endswith("M")]
+        moved |= {seats[p] for ply in plies for p, o in json.loads(ply.orders).items() if p in seats and " H" not in "".join(o)}
+    assert moved == {server.player}
+    again, _ = asyncio.run(rolled(server.player))
+    assert [ply.orders for ply in plies_of(again)] == [ply.orders for ply in plies_of(first)], "the endpoint is off"
+
+
+def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, positions, tmp_path, monkeypatch):
+    async def rolled(player: str) -> None:
+        settings = RolloutSettings(start_groups=1, forks_per_group=2, horizon_years=1, opponents=player)
+        outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
+        groups = [StartGroup(number=0, snapshot=positions[0], power="FRANCE")]
+        named = {"producer": "p", "seed": 3, "deciders": dict(outside.deciders)}
+        with pytest.raises(EngineError, match="2 of 2 forks failed; the first: openai:m@"):
+            await roll_out(groups, uniform_engine(), tokens, settings, **named)
+        monkeypatch.setattr(roll_out_module, "MAX_FAILED_SHARE", 1.0)
+        found = await roll_out(groups, uniform_engine(), tokens, settings, **named)
+        assert len(found) == 2 and all("nobody answers at that address" in fork.reason for fork in found)
+        await outside.close()
+
+    asyncio.run(rolled("openai:m@http://127.0.0.1:9/v1"))
+
+
+NAME = "openai:qwen3@http://127.0.0.1:8000/v1"
+ALONE = {"rollouts": {"opponents": NAME}}
+
+
+def test_an_endpoint_is_one_name_of_a_table_with_its_weight():
+    assert read_table(f"{NAME}*1,dumbbot*2") == ((NAME, 1.0), ("dumbbot", 2.0))
+    settings = RolloutSettings(opponents=f"{NAME}*1,dumbbot*2")
+    assert settings.endpoints == (NAME,) and settings.scripted_opponents == ("dumbbot",)
+
+
+def test_more_than_one_process_that_asks_is_refused():
+    with pytest.raises(InputError, match=r"pipeline\.task_runner is 'dask'"):
+        layered_settings("laptop", (), {"rollouts": {"opponents": NAME}, "pipeline": {"task_runner": "dask"}})
+    check_settings(layered_settings("laptop", (), ALONE))
+
+
+def test_a_bad_address_is_refused_before_a_run_and_a_search_of_one_before_a_match(tmp_path):
+    with pytest.raises(InputError, match="an endpoint is named"):
+        layered_settings("laptop", (), {"rollouts": {"opponents": "openai:m@http://host/?key=1"}})
+    with pytest.raises(InputError, match="an endpoint cannot search"):
+        resolve_contestants((f"{NAME}+search",), "", tmp_path)
+
+
+def test_a_deployment_names_only_listed_addresses(monkeypatch, tmp_path):
+    monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: True)
+    monkeypatch.setenv(given_parameters.ROOTS_VARIABLE, str(tmp_path))
+    settings = layered_settings("laptop", (), ALONE | {"runs_root": str(tmp_path)})
+    with pytest.raises(InputError, match=r"a player at 'http://127\.0\.0\.1:8000/v1'"):
+        given_parameters.check_given(tmp_path, players=[NAME])
+    with pytest.raises(InputError, match=r"a player at 'http://127\.0\.0\.1:8000/v1'"):
+        given_parameters.check_given(tmp_path, settings=settings)
+    monkeypatch.setenv(given_parameters.ADDRESSES_VARIABLE, "http://127.0.0.1:8000/v1")
+    given_parameters.check_given(tmp_path, players=[NAME], settings=settings)

@@ -1,0 +1,84 @@
+"""Playouts: exactly the games of `play_fork` with the same dice, in every kind of phase, whatever is left out for speed."""
+
+import asyncio
+import random
+
+import pytest
+
+from entente.game.board import POWERS, Board
+from entente.game.players import player
+from entente.players.deciders import DecisionRequest
+from entente.players.playouts import play_out, seats_of, value_of
+from entente.players.search_settings import SearchSettings
+from entente.players.seeds import dice
+from entente.rollouts.fork import ForkPlan, play_fork
+
+
+def played_to(phase: str) -> Board:
+    """A game of DumbBots at the phase; R: the first retreats of the game."""
+    rng, board = random.Random(3), Board.start()
+    while board.phase != phase and not (phase == "R" and board.phase_type == "R"):
+        board.step({power: player("dumbbot")(legal, rng, board) for power, legal in board.legal_orders().items()})
+    return board
+
+
+def asked(board: Board) -> DecisionRequest:
+    """A request of the first power that has a choice."""
+    legal = next(legal for legal in board.legal_orders().values() if not legal.is_forced)
+    return DecisionRequest(game="g", dice="g", ply=0, power=legal.power, legal=legal, board=board, snapshot_id="")
+
+
+class Given:
+    """The orders in the first phase, then a scripted player with the dice of its seat."""
+
+    def __init__(self, orders: list[str], then: str) -> None:
+        self._orders, self._then = orders, then
+
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        if request.ply == 0:
+            return self._orders
+        return player(self._then)(request.legal, dice(request.dice, request.board.phase, request.power), request.board)
+
+
+def forked(board: Board, power: str, orders: list[str], name: str, settings: SearchSettings) -> float:
+    """Oracle: the same playout as a fork, with every check and record, to the horizon itself."""
+    seats = seats_of(name, settings)
+    plan = ForkPlan(
+        name=name,
+        shared_name=name,
+        seats=seats | {power: "given"},
+        horizon_years=settings.years,
+        temperature=1.0,
+        snapshot_id="",
+    )
+    fork = asyncio.run(play_fork(plan, board.fork(), None, None, deciders={"given": Given(orders, seats[power])}))
+    assert fork.end is not None and not fork.rejected
+    return value_of(fork.end, power, settings)
+
+
+@pytest.mark.parametrize(
+    ("phase", "settings"),
+    [
+        ("S1901M", SearchSettings(value="squares")),
+        ("F1902M", SearchSettings(player=("mover",))),
+        ("R", SearchSettings(value="squares")),
+        ("W1901A", SearchSettings(years=2, player=("dumbbot", "territorial", "random"), value="squares")),
+    ],
+)
+def test_a_playout_has_the_value_of_a_fork_with_the_same_dice(phase: str, settings: SearchSettings):
+    board = played_to(phase)
+    request = asked(board)
+    before = board.snapshot(game_id="", seed=0, source="").position
+    for number in range(2):
+        orders = player("random")(request.legal, random.Random(number), board)
+        value = play_out(board, request.power, orders, f"g/{number}", settings)
+        assert value == forked(board, request.power, orders, f"g/{number}", settings)
+    assert board.snapshot(game_id="", seed=0, source="").position == before and board.phase == asked(board).board.phase
+
+
+def test_seats_of_a_mix_are_drawn_by_the_name_of_the_dice():
+    settings = SearchSettings(player=("dumbbot", "random"))
+    drawn = [seats_of(f"g/{number}", settings) for number in range(40)]
+    assert drawn == [seats_of(f"g/{number}", settings) for number in range(40)]
+    share = sum(list(seats.values()).count("random") for seats in drawn) / (40 * len(POWERS))
+    assert 0.35 < share < 0.65 and all(list(seats) == list(POWERS) for seats in drawn)

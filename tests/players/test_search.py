@@ -1,0 +1,137 @@
+"""Search of a decision: legal proposals only, equal luck for all, the best by value, and no engine where none is needed."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import entente.players.search as search_module
+from entente.game.board import Board
+from entente.game.players import player
+from entente.players.deciders import DecisionRequest, PolicyDecider
+from entente.players.playouts import play_out
+from entente.players.search import SearchDecider, check_search, propose, search
+from entente.players.search_settings import SearchSettings
+from entente.telemetry.errors import InputError
+
+QUICK = SearchSettings(proposals=3, playouts=6, player=("mover",))
+
+
+@pytest.fixture
+def autumn() -> DecisionRequest:
+    """Autumn 1901, a French army next to an empty centre."""
+    board, rng = Board.start(), random.Random(0)
+    held = {power: player("hold")(legal, rng) for power, legal in board.legal_orders().items()}
+    board.step(held | {"FRANCE": ["A PAR - PIC"]})
+    return asked(board, "FRANCE")
+
+
+def asked(board: Board, power: str) -> DecisionRequest:
+    legal = board.legal_orders()[power]
+    return DecisionRequest(game="g", dice="g", ply=0, power=power, legal=legal, board=board, snapshot_id="")
+
+
+def holding(request: DecisionRequest, **instead: str) -> list[str]:
+    return [instead.get(site[2:], f"{site} H") for site in request.legal.sites]
+
+
+def test_a_search_prefers_the_set_that_takes_a_centre_and_plays_equal_sets_once(autumn: DecisionRequest):
+    hold, take = holding(autumn), holding(autumn, PIC="A PIC - BEL")
+    found = asyncio.run(search(autumn, [hold, hold, take], QUICK))
+    assert found.orders == take and found.proposals == (tuple(hold), tuple(take))
+    assert found.visits == (3, 3) and found.values[1] > found.values[0]
+
+
+def test_values_are_means_of_playouts_whose_luck_every_proposal_shares(autumn: DecisionRequest):
+    """Oracle: each proposal played out by hand under the names of the dice."""
+    sets = [holding(autumn), holding(autumn, PIC="A PIC - BEL"), holding(autumn, BRE="F BRE - MAO")]
+    settings = SearchSettings(proposals=3, playouts=6, player=("mover",), years=2, value="squares")
+    found = asyncio.run(search(autumn, sets, settings))
+    for place, orders in enumerate(sets):
+        names = [f"g/0/FRANCE/playout/{number}" for number in range(found.visits[place])]
+        values = [play_out(autumn.board, "FRANCE", orders, name, settings) for name in names]
+        assert found.values[place] == pytest.approx(sum(values) / len(values))
+    assert sum(found.visits) <= settings.playouts
+
+
+def test_what_is_not_legal_is_refused_and_never_played(autumn: DecisionRequest, monkeypatch):
+    monkeypatch.setattr(search_module, "play_out", lambda *_: pytest.fail("an illegal order set was played out"))
+    illegal = holding(autumn, PIC="A PIC - MOS")
+    with pytest.raises(InputError, match="was proposed for FRANCE in F1901M and is no legal movement set"):
+        asyncio.run(search(autumn, [holding(autumn), illegal], QUICK))
+    with pytest.raises(InputError, match="a search for FRANCE in F1901M has no proposal"):
+        asyncio.run(search(autumn, [], QUICK))
+
+
+def test_one_proposal_is_not_played_out(autumn: DecisionRequest, monkeypatch):
+    monkeypatch.setattr(search_module, "play_out", lambda *_: pytest.fail("there is nothing to choose"))
+    found = asyncio.run(search(autumn, [holding(autumn)] * 3, QUICK))
+    assert (found.orders, found.visits, found.values) == (holding(autumn), (0,), (0.0,))
+
+
+def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, tokens, positions):
+    board = Board.restore(positions[0])
+    request = asked(board, next(iter(board.legal_orders())))
+    settings = SearchSettings(proposals=4, scripted=("dumbbot", "territorial"), playouts=6, player=("mover",))
+    sets = [list(orders) for orders in asyncio.run(propose(request, uniform_engine(), tokens, 1, settings))]
+    assert sets[0] == asyncio.run(PolicyDecider(uniform_engine(), tokens, 1).decide(request))
+    assert all(request.legal.admits(orders) for orders in sets) and len({tuple(orders) for orders in sets}) == len(sets) > 4
+    engine = uniform_engine()
+    played = asyncio.run(SearchDecider(settings, engine=engine, tokens=tokens, version=1).decide(request))
+    assert played in sets and len({each.request_id for each in engine.requests}) == len(engine.requests) == 4
+    assert {each.version for each in engine.requests} == {1}
+
+
+def test_a_look_tells_each_proposal_s_value_and_with_which_probability_the_policy_drew_it(uniform_engine, tokens, positions):
+    request = asked(board := Board.restore(positions[0]), next(iter(board.legal_orders())))
+    settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=6, player=("mover",))
+    engine = uniform_engine()
+    decider = SearchDecider(settings, engine=engine, tokens=tokens, version=1)
+    found, drawn = asyncio.run(decider.look(request))
+    assert found.orders == asyncio.run(SearchDecider(settings, engine=uniform_engine(), tokens=tokens, version=1).decide(request))
+    assert list(drawn) == list(found.proposals) and len(found.values) == len(drawn)
+    table = tokens.tables.table(request.legal)
+    for orders, probability in drawn.items():
+        counts = np.diff(table.legal_sets(tokens.tables.spell(orders, request.legal))[1])
+        if probability is not None:
+            assert probability == pytest.approx(float(np.prod(1 / counts)), rel=1e-4)
+    assert drawn[found.proposals[-1]] is None and sum(probability is not None for probability in drawn.values()) == 2
+
+
+def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):
+    decider = SearchDecider(QUICK, proposer="random")
+    played = asyncio.run(decider.decide(autumn))
+    assert autumn.legal.admits(played) and played == asyncio.run(decider.decide(autumn)), "the same request, the same orders"
+    sets = asyncio.run(propose(autumn, None, None, None, QUICK.model_copy(update={"proposals": 0, "scripted": ("random",) * 3})))
+    assert len(sets) == 3 and tuple(played) in sets
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"proposals": 0}, "a search needs order sets to choose from"),
+        (
+            {"proposals": 9, "scripted": "dumbbot,mover", "playouts": 10},
+            r"search.playouts 10 is less than one for each of the 9 \+ 2",
+        ),
+        ({"player": ()}, "somebody must play the playouts"),
+        ({"value": "wins"}, "'centres' or 'squares'"),
+    ],
+)
+def test_settings_that_cannot_be_searched_are_refused(settings: dict, complaint: str):
+    with pytest.raises(ValidationError, match=complaint):
+        SearchSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (SearchSettings(scripted=("nobody",)), "no scripted player 'nobody'"),
+        (SearchSettings(player=("dumbbot", "nobody")), "no scripted player 'nobody'"),
+    ],
+)
+def test_players_that_do_not_exist_are_refused(settings: SearchSettings, complaint: str):
+    with pytest.raises(InputError, match=complaint):
+        check_search(settings)

@@ -1,0 +1,287 @@
+"""Folders that leave this machine: others load them as they are, they name nothing of it, and play as the run did."""
+
+import asyncio
+import getpass
+import hashlib
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from entente.decoding.codec import Codec
+from entente.decoding.model_files import recipe_prompts, weights_hash
+from entente.evaluation.adapter_folders import adapter_prompts, check_weights
+from entente.evaluation.contestants import Contestant, resolve_contestant
+from entente.game.board import Board
+from entente.game.prompts import board_text, power_text
+from entente.game.snapshot import Snapshot
+from entente.inference.legal_orders import LegalPlayer
+from entente.inference.settings import InferenceSettings
+from entente.inference.torch_engine import TorchEngine
+from entente.players.deciders import DecisionRequest, Tokens, draw
+from entente.records.rows import Decision
+from entente.reports import publish as publishing
+from entente.reports.publish import export_adapter, find_model, find_version, publish_model
+from entente.settings.run_settings import changed_settings, layered_settings
+from entente.telemetry.errors import DataError, InputError
+from entente.training.imitation.settings import ImitationSettings
+from storage.runs import RunPaths
+from tests.test_models import check_model
+
+IDS = torch.arange(1, 40)[None]
+
+
+@pytest.fixture
+def root(stored_run: RunPaths) -> Path:
+    return stored_run.root.parent
+
+
+@pytest.fixture
+def exported(root: Path, tmp_path: Path) -> Path:
+    """The newest version of the stored run."""
+    return export_adapter(find_version("before:newest", root), tmp_path / "away" / "mine", root)
+
+
+@torch.inference_mode()
+def logits(model: Any) -> torch.Tensor:
+    return model.eval()(IDS).logits
+
+
+def of_the_run(root: Path) -> torch.Tensor:
+    """Logits of version 2 of the stored run, by peft."""
+    source = find_version("before:v2", root)
+    return logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(source.base), str(source.adapter)))
+
+
+def test_an_export_is_whole_and_names_no_folder_and_nobody_of_this_machine(exported: Path, root: Path, tmp_path: Path):
+    recipe = json.loads((exported / "recipe.json").read_text())
+    files = {file.relative_to(exported).as_posix(): file for file in exported.rglob("*") if file.is_file()}
+    found = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    assert recipe["files"] == {name: digest for name, digest in found.items() if name not in ("recipe.json", "README.md")}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "legal_orders.py", "base/config.json"} <= set(
+        files
+    )
+    assert json.loads(files["adapter_config.json"].read_text())["base_model_name_or_path"] == "base"
+    local = {str(place) for place in (tmp_path, root, Path.cwd(), Path.home())}
+    texts = {name: file.read_text() for name, file in files.items() if file.suffix != ".safetensors"}
+    assert [name for name, text in texts.items() if any(place in text for place in local)] == []
+    assert [name for name, text in texts.items() if re.search(rf"\b{re.escape(getpass.getuser())}\b", text)] == []
+
+
+def test_peft_loads_the_folder_as_it_is_and_computes_what_the_run_did(exported: Path, root: Path, monkeypatch):
+    monkeypatch.chdir(exported)
+    assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(".")), of_the_run(root))
+
+
+def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) -> list[Decision]:
+    """What the player draws for three powers of the position, by the torch engine."""
+
+    async def play() -> list[Decision]:
+        engine = TorchEngine(base, InferenceSettings(model=str(base), engine="torch", max_model_length=1024))
+        await engine.start()
+        await engine.publish(replace(player.policy, version=1))
+        board, found = Board.restore(position), []
+        for power, legal in list(board.legal_orders().items())[:3]:
+            request = DecisionRequest(game="g", dice="d", ply=0, power=power, legal=legal, board=board, snapshot_id="s")
+            found.append(await draw(request, engine, tokens, version=1))
+        await engine.close()
+        return found
+
+    return asyncio.run(play())
+
+
+def test_an_exported_adapter_orders_what_its_run_s_version_orders(exported: Path, root: Path, positions: list[Snapshot]):
+    source, player = find_version("before:v2", root), resolve_contestant(str(exported), "", root)
+    assert player.is_policy and player.model and player.adapter
+    assert source.version is not None and source.settings is not None
+    check_weights(player.policy, player.model)
+    own = Tokens(Codec(source.base), source.settings.prompts)
+    prompts = adapter_prompts(player.adapter, player.model)
+    assert prompts is not None
+    tokens = Tokens(Codec(player.model), prompts)
+    for position in positions[:2]:
+        pairs = zip(drawn(player, player.model, tokens, position), drawn(source.version, source.base, own, position), strict=True)
+        for away, home in pairs:
+            assert away.orders == home.orders and list(away.input_ids) == list(home.input_ids)
+            np.testing.assert_allclose(away.behaviour_logprobs, home.behaviour_logprobs, atol=1e-6)
+
+
+def test_the_program_in_the_folder_draws_legal_orders_with_their_probability_under_the_mask(exported: Path):
+    assert (exported / "legal_orders.py").read_bytes() == Path("entente/inference/legal_orders.py").read_bytes()
+    player, board = LegalPlayer(exported), Board.start()
+    legal = board.legal_orders()["TURKEY"]
+    orders, logprob = player.draw(board, "TURKEY", np.random.default_rng(3))
+    assert legal.admits(orders)
+    completion, table = player.tables.spell(orders, legal), player.tables.table(legal)
+    prompt = player.form.ids(board_text(board, "TURKEY", player.prompts), power_text(legal, board, player.prompts, cue=""))
+    with torch.inference_mode():
+        all_logits = player.model(torch.tensor([prompt + completion])).logits[0].double()
+    ids, bounds = table.legal_sets(completion)
+    expected = 0.0
+    for place, token in enumerate(completion):
+        row, allowed = all_logits[len(prompt) + place - 1], ids[bounds[place] : bounds[place + 1]]
+        expected += float(row[token] - torch.logsumexp(row[torch.tensor(allowed)], 0))
+    assert logprob == pytest.approx(expected, abs=1e-4)
+
+
+def change_json(name: str, **fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | fields))
+
+    return change
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def outside(change: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """The change to an adapter whose recipe says prompts alone, as one from outside."""
+
+    def both(folder: Path) -> None:
+        prompts = json.loads((folder / "recipe.json").read_text())["prompts"]
+        (folder / "recipe.json").write_text(json.dumps({"prompts": prompts}))
+        change(folder)
+
+    return both
+
+
+REFUSED = {
+    "a damaged adapter": (flip("adapter_model.safetensors"), DataError, "is not the file that was exported"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), DataError, "lacks the file"),
+    "another base": (
+        change_json("recipe.json", files={}, base={"identity": "0" * 16}),
+        InputError,
+        "trained on another base model",
+    ),
+    "no prompts": (lambda folder: (folder / "recipe.json").unlink(), InputError, r"has no recipe.json that says how its prompts"),
+    "a rank too large": (outside(change_json("adapter_config.json", r=1024)), DataError, "has rank 1024 but .* take rank 512"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_an_adapter_that_cannot_play_is_refused_in_a_sentence(exported: Path, root: Path, spoil, kind, said):
+    spoil(exported)
+    with pytest.raises(kind, match=said) as refused:
+        player = resolve_contestant(str(exported), "", root)
+        assert player.model is not None
+        check_weights(player.policy, player.model)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_cannot_be_exported_is_refused_before_a_folder_is_made(root: Path, tmp_path: Path, monkeypatch):
+    with pytest.raises(InputError, match="'before:v0' is a base model and has no adapter"):
+        export_adapter(find_version("before:v0", root), tmp_path / "base", root)
+    with pytest.raises(InputError, match="has no policy version 9"):
+        find_version("before:v9", root)
+    source = find_version("before:v2", root)
+    with pytest.raises(InputError, match="exists, and a published model never changes"):
+        export_adapter(source, tmp_path, root)
+    monkeypatch.setattr(publishing, "MOST_BASE_BYTES", 1000)
+    with pytest.raises(InputError, match=r"more than the 0 MB that are included: export with --merged"):
+        export_adapter(source, tmp_path / "away" / "mine", root)
+    assert list((tmp_path / "away").iterdir()) == []
+
+
+IMITATED = {
+    "settings": {
+        "teachers": ["dumbbot"],
+        "recorded": ["/far/away/games.jsonl"],
+        "games": 16,
+        "steps": 20,
+        "positions": 16,
+        "seed": 0,
+    },
+    "parameters": 135_104,
+    "curve": [{"step": 20, "tokens": 9, "loss": 4.9, "completion_loss": 4.3, "order_loss": 1.0134, "orders_equal": 0.227}],
+}
+
+
+@pytest.fixture
+def models(tmp_path: Path, model: Path) -> Path:
+    """A folder of runs that holds the small model under the name 'small'."""
+    shutil.copytree(model, tmp_path / "runs" / "_models" / "small")
+    return tmp_path / "runs"
+
+
+def room_for(share: float, base: Path) -> int:
+    """Bytes of a folder that has room for this share of the weights."""
+    rest = sum(file.stat().st_size for file in base.glob("tokenizer*.json"))
+    return round(share * (base / "model.safetensors").stat().st_size) + rest + publishing._CARD_ROOM
+
+
+def test_a_model_is_published_byte_for_byte_with_its_hashes(models: Path, tmp_path: Path):
+    made = models / "_models" / "small"
+    config = json.loads((made / "config.json").read_text()) | {"_name_or_path": str(made)}
+    (made / "config.json").write_text(json.dumps(config))
+    to = publish_model(find_model("small", models), tmp_path / "models" / "one", models)
+    check_model(to)
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (to / name).read_bytes() == (made / name).read_bytes()
+    assert recipe_prompts(to) == recipe_prompts(made)
+    assert [file.name for file in to.iterdir() if str(tmp_path).encode() in file.read_bytes()] == []
+    assert "entente evaluate --players models/one,dumbbot" in (to / "README.md").read_text()
+
+
+def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(stored_run: RunPaths, tmp_path: Path):
+    root = stored_run.root.parent
+    source = find_model("before", root)
+    assert (source.name, source.adapter) == ("before:v2", stored_run.adapter(2))
+    to = publish_model(source, tmp_path / "models" / "two", root)
+    check_model(to)
+    base = AutoModelForCausalLM.from_pretrained(source.base, dtype=torch.float32)
+    oracle = PeftModel.from_pretrained(base, str(source.adapter)).merge_and_unload().state_dict()
+    published = load_file(to / "model.safetensors")
+    assert all(torch.allclose(oracle[name], weight, atol=1e-6) for name, weight in published.items())
+    assert weights_hash(to) != weights_hash(source.base)
+    recipe = json.loads((to / "recipe.json").read_text())
+    assert recipe["training"]["version"] == 2
+
+
+def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: RunPaths, tmp_path: Path):
+    made = models / "_models" / "small"
+    stored = json.loads((made / "recipe.json").read_text())
+    (made / "recipe.json").write_text(json.dumps(stored | IMITATED))
+    card = (publish_model(find_model("small", models), tmp_path / "models" / "one", models) / "README.md").read_text()
+    (settings,) = re.findall(r"```toml\n(.*?)```", card, re.DOTALL)
+    assert ImitationSettings.model_validate(tomllib.loads(settings)).recorded == (Path("games.jsonl"),)
+    assert "22.7 % of its orders are the teacher's" in " ".join(card.split())
+    source = find_version("before:v1", stored_run.root.parent)
+    card = (export_adapter(source, tmp_path / "two", stored_run.root.parent) / "README.md").read_text()
+    (tmp_path / "trained.toml").write_text(*re.findall(r"```toml\n(.*?)```", card, re.DOTALL))
+    assert source.settings is not None
+    few = {"evaluation": source.settings.evaluation.model_dump()}  # which changes neither rows nor weights
+    assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == {}
+
+
+def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused(models: Path, tmp_path: Path):
+    source = find_model("small", models)
+    to = publish_model(source, tmp_path / "models" / "half", models, most_bytes=room_for(0.75, source.base))
+    assert {weight.dtype for weight in load_file(to / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((to / "recipe.json").read_text())["weights"] == "bfloat16"
+    with pytest.raises(InputError, match=r"MB in bfloat16, more than the .* MB that are left for them: publish a smaller model"):
+        publish_model(source, tmp_path / "models" / "none", models, most_bytes=room_for(0.25, source.base))
+
+
+def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path):
+    recipe = models / "_models" / "small" / "recipe.json"
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"seen": str(tmp_path / "models")}))
+    with pytest.raises(InputError, match=r"'recipe.json' would name this machine's folder"):
+        publish_model(find_model("small", models), tmp_path / "models" / "one", models)

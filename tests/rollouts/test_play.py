@@ -1,0 +1,63 @@
+"""Rollouts begin with empty prefix caches, those of past versions too, and have the horizon of their step."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entente.rollouts.play import Stretch, _roll_out, play_stretch
+from entente.rollouts.settings import RolloutSettings
+from entente.telemetry.timing import Spans
+from storage.runs import RunPaths
+
+
+class Keeping:
+    """An engine that keeps prefixes."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def forget_prefixes(self) -> None:
+        self.calls.append("forget")
+
+
+@asynccontextmanager
+async def served(versions: Collection[int]) -> AsyncIterator[dict[str, Any]]:
+    yield {f"policy:{version}": None for version in versions}
+
+
+def test_prefixes_are_forgotten_before_games_are_played(monkeypatch: pytest.MonkeyPatch):
+    engine = Keeping()
+    endpoints = SimpleNamespace(deciders={"openai:m@http://host/v1": None})
+    resources: Any = SimpleNamespace(engine=engine, tokens=None, past=SimpleNamespace(served=served), endpoints=endpoints, seed=0)
+
+    async def play(*_: Any, deciders: Mapping[str, Any], **__: Any) -> str:
+        engine.calls.append(f"play against {sorted(deciders)}")
+        return "rows"
+
+    monkeypatch.setattr("entente.rollouts.play.roll_out", play)
+    assert asyncio.run(_roll_out(resources, [], RolloutSettings(opponents="v3"), "x", lambda number: None)) == "rows"
+    assert engine.calls == ["forget", "play against ['openai:m@http://host/v1', 'policy:3']"]
+
+
+def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    played: list[int] = []
+
+    async def play(*given: Any) -> None:
+        played.append(given[5].horizon_years)
+
+    monkeypatch.setattr("entente.rollouts.play._play_groups", play)
+    monkeypatch.setattr("entente.rollouts.play.start_positions", lambda resources, step: [("position", "FRANCE")] * 2)
+    resources: Any = SimpleNamespace(
+        paths=RunPaths(tmp_path),
+        spans=Spans(),
+        tokens=SimpleNamespace(thinking=None),
+        rollouts=RolloutSettings(start_groups=2, horizon_years=1, horizon_schedule="3:2, 5:4"),
+    )
+    for step in (1, 2, 3, 4, 5, 9):
+        asyncio.run(play_stretch(resources, Stretch(2 * (step - 1), 2, step)))
+    assert played == [1, 1, 2, 2, 4, 4]

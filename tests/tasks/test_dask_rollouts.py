@@ -1,0 +1,77 @@
+"""A worker process of a cluster opens a run once, and a cluster that is not there is one sentence.
+
+A real cluster plays a whole run in tests/flows/test_scale_out.py.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from entente.rollouts.play import Stretch
+from entente.rollouts.resources import PRODUCER
+from entente.settings.run_settings import settings_of
+from entente.telemetry.errors import InputError
+from storage.control import ControlDesk, read_control
+from storage.shards import shard_path
+from tasks import dask_rollouts, rollout_side
+from tasks.dask_rollouts import check_scheduler, close_sides, play_here
+
+FIRST = 100
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> Iterator[list[Any]]:
+    """Engines that were made; their requests wait while `opened.hold` is set."""
+    engines: list[Any] = []
+
+    def make(settings: Any, model: Any) -> Any:
+        engines.append(uniform_engine())
+        return engines[-1]
+
+    monkeypatch.setattr(rollout_side, "make_engine", make)
+    yield engines
+    for key in list(dask_rollouts._sides):
+        asyncio.run(close_sides(key[0]))
+
+
+def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: Any, opened: list[Any]):
+    paths, _ = run(version=2)
+    size = 2  # start groups of a step of the small run
+
+    async def play() -> list[Any]:
+        return list(await asyncio.gather(*(play_here(paths.root, Stretch((step - 1) * size, size, step)) for step in (51, 52))))
+
+    reports = asyncio.run(play())
+    assert len(opened) == 1 and [report["start_groups"] for report in reports] == [size, size]
+    assert all(shard_path(paths, PRODUCER, first).exists() for first in (FIRST, FIRST + size))
+    again = asyncio.run(play_here(paths.root, Stretch(FIRST, size, 51)))
+    assert len(opened) == 1 and again == reports[0], "what is published is not played again"
+
+
+def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: Any, opened: list[Any], serve: Any):
+    paths, _ = run()
+    asyncio.run(play_here(paths.root, Stretch(FIRST, 1, 51)))
+    settings = paths.settings.read_text().replace('"forks_per_group": 4', '"forks_per_group": 3')
+    paths.settings.write_text(settings)
+    plays = settings_of(paths).plays
+    other = ControlDesk(paths, base_model=read_control(paths).base_model, plays=plays, max_policy_lag=2)
+    serve(paths, other, 1)
+    asyncio.run(play_here(paths.root, Stretch(FIRST + 1, 1, 51)))
+    assert len(opened) == 2 and [key[1] for key in dask_rollouts._sides] == [plays]
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://host:many"])
+def test_an_address_that_is_none_is_refused(address: str):
+    with pytest.raises(InputError, match="is no address of a Dask scheduler"):
+        check_scheduler(address)
+
+
+def test_an_address_at_which_nobody_listens_is_refused_and_a_cluster_of_our_own_needs_none():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(InputError, match="no Dask scheduler answers at"):
+            check_scheduler(f"127.0.0.1:{nobody.getsockname()[1]}")
+    check_scheduler("")

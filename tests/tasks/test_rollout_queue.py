@@ -1,0 +1,271 @@
+"""Which start groups are in flight, when a step may begin, and what a failure ends."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.play import Figures, Stretch
+from entente.telemetry.timing import Spans
+from entente.training.messages import ResumePoint, TrainedStep
+from storage.ledger import Eligible
+from storage.runs import RunPaths
+from tasks import rollout_queue
+from tasks.rollout_queue import RolloutQueue
+from tests.waiting import Found, run_in_virtual_time
+
+START_GROUPS = 6
+LAST_STEP = 6
+
+
+class Field:
+    """Source and trainer in one: the test says when and how a stretch ends; what was published and not yet trained is ready."""
+
+    def __init__(self) -> None:
+        self.begun: list[Stretch] = []
+        self.running: dict[Stretch, asyncio.Future[None]] = {}
+        self.cancelled: list[Stretch] = []
+        self.dull: set[int] = set()
+        """Start groups that teach nothing."""
+        self.ready: list[int] = []
+        self.expired = 0
+
+    async def play(self, stretch: Stretch) -> Figures:
+        self.begun.append(stretch)
+        self.running[stretch] = asyncio.get_running_loop().create_future()
+        try:
+            await self.running[stretch]
+        except asyncio.CancelledError:
+            self.cancelled.append(stretch)
+            raise
+        finally:
+            del self.running[stretch]
+        numbers = range(stretch.first_group, stretch.first_group + stretch.count)
+        self.ready += [number for number in numbers if number not in self.dull]
+        return {"start_groups": stretch.count}
+
+    def eligible(self, step: int, start_groups: int) -> Eligible:
+        return Eligible(start_groups=len(self.ready), advantage_groups=3 * len(self.ready), expired=self.expired)
+
+    def end(self, *first_groups: int, error: Exception | None = None) -> None:
+        """Let stretches that begin with these start groups end; all that run, if none is named."""
+        for stretch, end in list(self.running.items()):
+            if not end.done() and (not first_groups or stretch.first_group in first_groups):
+                end.set_exception(error) if error else end.set_result(None)
+
+    def train(self) -> None:
+        """Use up what a step takes: the oldest."""
+        del self.ready[:START_GROUPS]
+
+    @property
+    def numbers_running(self) -> list[int]:
+        return sorted(number for each in self.running for number in range(each.first_group, each.first_group + each.count))
+
+
+async def settled(task: "asyncio.Task[Any] | None" = None) -> None:
+    """Everything that can go on has."""
+    for _ in range(20):
+        await asyncio.sleep(0.002)
+        if task is not None and task.done():
+            return
+
+
+@pytest.fixture
+def field() -> Field:
+    return Field()
+
+
+def queue(field: Field, depth: int, groups_per_task: int = 1) -> RolloutQueue:
+    resources: Any = SimpleNamespace(
+        rollouts=SimpleNamespace(start_groups=START_GROUPS),
+        paths=RunPaths(Path("/nonexistent")),
+        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
+        trainer=field,
+        spans=Spans(),
+    )
+    return RolloutQueue(resources, field.play, depth=depth, last_step=LAST_STEP, groups_per_task=groups_per_task)
+
+
+def scene(run: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
+    return run_in_virtual_time(run(), rollout_queue)
+
+
+async def take(rollouts: RolloutQueue, step: int) -> asyncio.Task[Any]:
+    """Ask for a step's rollouts, and let all that can happen."""
+    taken = asyncio.create_task(rollouts.take(step))
+    await settled(taken)
+    return taken
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_while_a_step_trains_as_many_steps_of_start_groups_as_the_buffer_is_deep_are_in_flight(field: Field, depth: int):
+    async def run() -> None:
+        async with queue(field, depth) as rollouts:
+            for step in range(1, LAST_STEP + 1):
+                taken = await take(rollouts, step)
+                field.end(*range((step - 1) * START_GROUPS, step * START_GROUPS))
+                await settled(taken)
+                assert taken.done()
+                field.train()
+                rollouts.play_ahead(step)
+                await settled()
+                assert len(field.running) == min(depth, LAST_STEP - step) * START_GROUPS
+
+    scene(run)
+    numbers = [stretch.first_group for stretch in field.begun]
+    assert numbers == list(range(LAST_STEP * START_GROUPS)), "each once, in order, and none that no step would train on"
+    assert all(stretch.step == stretch.first_group // START_GROUPS + 1 for stretch in field.begun)
+
+
+def test_with_a_buffer_a_step_begins_with_whichever_start_groups_are_ready_first_and_never_waits_for_the_slowest(field: Field):
+    async def run() -> None:
+        async with queue(field, 2) as rollouts:
+            taken = await take(rollouts, 1)
+            field.end()
+            await taken
+            field.train()
+            rollouts.play_ahead(1)
+            taken = await take(rollouts, 2)
+            field.end(*range(START_GROUPS + 1, 2 * START_GROUPS))  # all of the second step's but its first
+            await settled(taken)
+            assert not taken.done(), "one is missing"
+            field.end(2 * START_GROUPS + 3)  # one of the next step's
+            await settled(taken)
+            assert taken.done() and START_GROUPS in field.numbers_running
+            field.train()
+            field.end(START_GROUPS)
+            await settled()
+            assert field.ready == [START_GROUPS], "what comes late is used"
+
+    scene(run)
+
+
+def test_a_step_whose_start_groups_teach_nothing_takes_what_there_is(field: Field):
+    field.dull = set(range(1, 1000))
+
+    async def run() -> None:
+        async with queue(field, 2) as rollouts:
+            taken = await take(rollouts, 1)
+            field.end()
+            assert (await taken).queue["queue/ready"] == 1
+
+    scene(run)
+
+
+def test_what_became_too_old_is_counted_since_the_step_before(field: Field):
+    async def run() -> None:
+        counted = []
+        async with queue(field, 2) as rollouts:
+            for step, expired in ((1, 5), (2, 5), (3, 7)):
+                field.expired = expired
+                taken = await take(rollouts, step)
+                field.end()
+                counted.append((await taken).queue["queue/expired"])
+                field.train()
+        assert counted == [0, 0, 2], "the first step of a resumed run does not count those of before"
+
+    scene(run)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_without_a_buffer_a_step_waits_for_all_its_own_start_groups_and_one_that_fails_ends_the_run(field: Field, depth: int):
+    async def run() -> None:
+        with pytest.raises(RuntimeError, match="no luck"):
+            async with queue(field, depth, groups_per_task=3) as rollouts:
+                taken = await take(rollouts, 1)
+                field.ready = list(range(100))
+                field.end(0)
+                await settled(taken)
+                assert not taken.done(), "whatever lies ready"
+                field.end(3)
+                await taken
+                taken = await take(rollouts, 2)
+                field.end(START_GROUPS, error=RuntimeError("no luck"))
+                await taken
+        assert field.running == {}
+
+    scene(run)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+def test_whatever_ends_the_training_ends_the_rollouts_in_flight(field: Field, error: type[BaseException]):
+    async def run() -> None:
+        with pytest.raises(error):
+            async with queue(field, 2, groups_per_task=2) as rollouts:
+                rollouts.play_ahead(1)
+                await settled()
+                assert len(field.running) == 9
+                raise error
+        assert len(field.cancelled) == 9 and field.running == {}
+
+    scene(run)
+
+
+def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step_has_chosen(field: Field):
+    async def run() -> None:
+        async with queue(field, 1, groups_per_task=START_GROUPS) as rollouts:
+            taken = await take(rollouts, 1)
+            assert [(each.step, each.after) for each in field.running] == [(1, None)], "nothing ahead of the first is begun"
+            field.end()
+            assert (await taken).ready_share == 0.0
+            for step in range(1, LAST_STEP):
+                rollouts.play_ahead(step)
+                await settled()
+                (ahead,) = field.running
+                assert (ahead.step, ahead.count) == (step + 1, START_GROUPS)
+                assert ahead.after == Path(f"/nonexistent/ledger/step-{step:06d}.arrow")
+                slow = step % 2
+                if not slow:
+                    field.end()
+                    await settled()
+                taken = await take(rollouts, step + 1)
+                assert taken.done() is not bool(slow), "all of it is waited for"
+                field.end()
+                assert (await taken).ready_share == (0.0 if slow else 1.0)
+            rollouts.play_ahead(LAST_STEP)
+            await settled()
+            assert not field.running, "nothing is played that no step would train on"
+
+    scene(run)
+    assert [stretch.step for stretch in field.begun] == list(range(1, LAST_STEP + 1))
+
+
+def step(version: int) -> PolicyVersion:
+    return PolicyVersion(version=version, adapter=Path(f"v{version}"), adapter_hash=f"hash-{version}")
+
+
+@pytest.mark.parametrize(
+    ("step_done", "depth", "at_first", "at_the_end"),
+    [(0, 1, [], []), (1, 1, [], [1]), (5, 1, [4], [4, 5]), (1, 0, [1], [1]), (5, 0, [5], [5]), (5, 2, [5], [5])],
+)
+def test_a_run_goes_on_with_the_version_that_it_would_have_played(
+    monkeypatch: pytest.MonkeyPatch, step_done: int, depth: int, at_first: list[int], at_the_end: list[int]
+):
+    served: list[int] = []
+
+    async def serve(policy: PolicyVersion) -> None:
+        served.append(policy.version)
+
+    last = TrainedStep(published=step(step_done) if step_done else BASE, metrics={})
+    resources: Any = SimpleNamespace(
+        rollouts=SimpleNamespace(start_groups=2), paths=None, resume_point=ResumePoint(last=last, set_aside=()), serve=serve
+    )
+    monkeypatch.setattr(rollout_queue, "read_adapter", lambda paths, version: step(version))
+
+    async def opened(*, fails: bool) -> list[int]:
+        at_once = list[int]()
+        with contextlib.suppress(RuntimeError):
+            async with RolloutQueue(resources, Field().play, depth=depth, last_step=9, groups_per_task=1):
+                at_once = list(served)
+                if fails:
+                    raise RuntimeError
+        return at_once
+
+    assert asyncio.run(opened(fails=False)) == at_first and served == at_the_end
+    served.clear()
+    assert asyncio.run(opened(fails=True)) == at_first == served, "a run that fails serves nothing more"

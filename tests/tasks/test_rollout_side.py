@@ -1,0 +1,78 @@
+"""Rollouts are played from a run's folder alone, under the version that its control file names."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from entente.rollouts.play import play_missing
+from entente.rollouts.teach import visited_positions
+from entente.settings.run_settings import settings_of
+from entente.telemetry.errors import DataError, InputError
+from storage.asking import connect
+from storage.control import read_control
+from storage.runs import RunPaths
+from tasks import rollout_side
+from tasks.rollout_side import RolloutSide
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> None:
+    """Everything is real but the drawing."""
+    monkeypatch.setattr(rollout_side, "make_engine", lambda settings, model: uniform_engine())
+
+
+def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, serve):
+    paths, desk = run()
+
+    async def play() -> None:
+        side = await RolloutSide.open(paths.root)
+        try:
+            for group, version in enumerate((0, 1, 2)):
+                serve(paths, desk, version)
+                await side.follow()
+                assert side.version == version
+                positions = visited_positions(side.resources, "x", group, 1)
+                await play_missing(side.resources, "rollout", "x", positions, group)
+        finally:
+            await side.close()
+
+    asyncio.run(play())
+    with connect(paths.root) as sql:
+        told = sql.sql("select distinct start_group, policy_version from decisions where producer = 'x' order by all").fetchall()
+    assert told == [(0, 0), (1, 1), (2, 2)]
+
+
+def altered(paths: RunPaths, **changes: Any) -> None:
+    told = json.loads(paths.control.read_bytes()) | changes
+    paths.control.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    "spoil, kind, said",
+    [
+        (lambda paths: paths.settings.unlink(), InputError, "there is no run in"),
+        (lambda paths: altered(paths, program=["room game=0"]), InputError, "by another version of the program: .*room game is"),
+        (lambda paths: altered(paths, base_model="0123456789abcdef"), InputError, "copy the same model"),
+        (lambda paths: altered(paths, plays="other"), InputError, "other settings"),
+        (lambda paths: altered(paths, version=1, adapter_hash="other"), DataError, "not the adapter"),
+        (lambda paths: (paths.root.parent / "_models").unlink(), InputError, "is gone from this machine: restore it"),
+    ],
+    ids=["no run", "program", "model", "plays", "hash", "no model"],
+)
+def test_what_cannot_be_played_for_is_one_sentence(run, spoil: Callable[[RunPaths], Any], kind: type[Exception], said: str):
+    paths, _ = run()
+    spoil(paths)
+    with pytest.raises(kind, match=said) as caught:
+        asyncio.run(RolloutSide.open(paths.root))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hash_of_what_is_played_holds_what_shapes_rows_and_nothing_else(run):
+    paths, _ = run()
+    settings = settings_of(paths)
+    same = settings.model_copy(update={"run": "another", "inference": settings.inference.model_copy(update={"urls": ("u",)})})
+    other = settings.model_copy(update={"rollouts": settings.rollouts.model_copy(update={"horizon_years": 9})})
+    assert settings.plays == same.plays == read_control(paths).plays != other.plays
