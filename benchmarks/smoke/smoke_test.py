@@ -123,7 +123,7 @@ def run_stage(given: dict[str, Any]) -> dict[str, Any]:
     apply_threads(usable_cores())
     (stage,) = (stage for stage in STAGES if stage.name == given["stage"])
     try:
-        module = importlib.import_module(f"smoke.{stage.module}_stages")
+        module = importlib.import_module(f"benchmarks.smoke.{stage.module}_stages")
         found = getattr(module, stage.name.replace("-", "_"))(Job.from_object(given))
     except StageFailed as error:
         return {"passed": False, "sentence": str(error), "advice": error.advice, "figures": error.figures}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.smoke import engine_stages, trainer_stages
 from benchmarks.smoke.job import STAGES, Found, Job, StageFailed, chosen_stages, figures_so_far
 from benchmarks.smoke.smoke_test import plan_job, run_stage, smoke_test
 from entente.telemetry.cards import VARIABLE
@@ -97,13 +98,11 @@ def test_whatever_a_stage_does_is_a_result(job: Job, monkeypatch: pytest.MonkeyP
             raise outcome
         return outcome
 
-    monkeypatch.setattr("importlib.import_module", lambda name: type("Module", (), {"legal_mask": staticmethod(stage)}))
+    monkeypatch.setattr(engine_stages, "legal_mask", stage)
     assert expected.items() <= run_stage(job.as_object() | {"stage": "legal-mask"}).items()
 
 
 def test_every_stage_has_its_function():
-    from benchmarks.smoke import engine_stages, trainer_stages
-
     modules = {"engine": engine_stages, "trainer": trainer_stages}
     assert [stage.name for stage in STAGES if not callable(getattr(modules[stage.module], stage.name.replace("-", "_")))] == []
     assert [stage.name for stage in chosen_stages(["legal-mask"])] == ["card", "legal-mask"]
