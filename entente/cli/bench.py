@@ -13,8 +13,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from entente.cli.options import AsJson
-from entente.cli.settings_from_flags import ConfigFiles
+from entente.cli.options import AsJson, ConfigFiles
 from entente.telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def bench(
 
         entente bench e2e --rounds 1 --steps 8 --config four-years.toml
     """
-    from entente.cli.screen import progress_shown
+    from entente.cli.terminal import progress_shown
 
     given = {
         "rounds": rounds, "only": only, "steps": steps, "scale": scale, "model": model, "trl_python": trl_python,

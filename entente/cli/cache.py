@@ -39,12 +39,9 @@ def build(
 
         entente cache build --train-snapshots 2000 --last-year 1910 --seed 3
     """
-    from entente.cli.prefect_server import prefect_server
-    from entente.cli.screen import progress_shown
     from flows.build_state_cache import build_state_cache
 
-    with prefect_server(), progress_shown():
-        path = run_flow(build_state_cache(settings or CacheSettings(), runs_root))
+    path = run_flow(lambda: build_state_cache(settings or CacheSettings(), runs_root))
     assert path is not None, "no run was named"
     print(path)
 
@@ -68,12 +65,9 @@ def refresh(
     if not run:
         raise InputError("--run is empty: name the run whose positions are added")
     run = which_run(run, runs_root)
-    from entente.cli.prefect_server import prefect_server
-    from entente.cli.screen import progress_shown
     from flows.build_state_cache import build_state_cache
 
-    with prefect_server(), progress_shown():
-        path = run_flow(build_state_cache(None, runs_root, run=run, share=share))
+    path = run_flow(lambda: build_state_cache(None, runs_root, run=run, share=share))
     if path is None:  # no run has trained yet; the flow has reported it
         return
     cache = open_cache(path)

@@ -11,17 +11,11 @@ from typing import Any
 from entente.cli.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
-from entente.evaluation.adapter_folders import check_weights
-from entente.evaluation.contestants import resolve_contestants
-from entente.evaluation.match_files import match_label, read_games
-from entente.evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, rounds_for
-from entente.evaluation.settings import EvaluationSettings, MatchSettings
-from entente.game.board import Board
+from entente.evaluation.settings import EvaluationSettings
 from entente.game.snapshot import POWERS
 from entente.inference.choose_engine import engine_kind
 from entente.inference.engine_cards import has_cuda, unused_card, vllm_build
 from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
-from entente.players.shared_search import SearchTeacher
 from entente.reports.read_run import read_run
 from entente.rollouts.fork import Tokens
 from entente.settings.check_settings import check_objective, check_settings
@@ -32,7 +26,6 @@ from entente.settings.find_model import (
     model_for_plan,
     model_shape,
     run_cards,
-    tiny_shape,
     trainer_bytes,
     trainer_bytes_about,
     trainer_gpu_bytes,
@@ -41,16 +34,13 @@ from entente.settings.run_settings import RunSettings, check_prompts, rate_warni
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
 from entente.telemetry.threads import usable_cores
-from entente.training.imitation.settings import ImitationSettings
-from entente.training.imitation.teacher_games import TEACHER_FOLDER, missing_games
-from entente.training.imitation.work import WorkFolder
 from entente.training.loss_name import try_loss
-from entente.training.settings import KEEP_CHECKPOINTS, TinyModelSettings
+from entente.training.settings import KEEP_CHECKPOINTS
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
 from storage.ledger_copies import check_ledgers
 from storage.retention import MILESTONE_EVERY
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root, matches_folder, runs_in
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
 from tasks.rollout_queue import groups_per_task
 
 Forecast = dict[str, Any]
@@ -121,88 +111,6 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "memory": _memory(settings, shape, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
         "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
         "uses": _uses(settings, cards, model, found) | ({"prompts": tokens.form.chat.description} if model else {}),
-    }
-
-
-def plan_evaluate(run: str, version: int, runs_root: Path, evaluation: EvaluationSettings) -> Forecast:
-    """The plan of scoring `version` of `run`.
-
-    Raises:
-        InputError: no such version or model, or too little memory.
-    """
-    versions = [0, *published_versions(RunPaths(runs_root / run))]
-    version = versions[-1] if version == -1 else version
-    if version not in versions:
-        raise InputError(f"run '{run}' has no policy version {version}; its newest is {versions[-1]}")
-    settings = settings_of(RunPaths(runs_root / run)).model_copy(update={"runs_root": runs_root, "evaluation": evaluation})
-    cards = run_cards(settings, trains=False)
-    machine = this_machine(cards)
-    model, shape = _model(settings)
-    check_memory(shape, settings.inference, machine=machine)
-    forks = _scored_forks(evaluation)
-    return {
-        "command": "evaluate",
-        "run": {"name": run, "policy_version": version, "opponents": ", ".join(evaluation.opponents)},
-        "work": {"forks": forks, "decisions_at_most": forks * PLIES_A_YEAR * evaluation.horizon_years},
-        "memory": _memory(settings, shape, machine, 0, 0),
-        "uses": _uses(settings, cards, model, find_cache(runs_root / CACHE_FOLDER, settings.cache)),
-    }
-
-
-def plan_match(run: str, runs_root: Path, match: MatchSettings) -> Forecast:
-    """The plan of a match; `run` is empty if no version of a run plays.
-
-    Raises:
-        InputError: a player cannot play.
-        DataError: an adapter from outside is damaged, or no engine can serve it.
-    """
-    players = resolve_contestants(match.players, run, runs_root)
-    others = resolve_contestants((match.opponents,), run, runs_root) if match.opponents else []
-    everybody = [*players, *(other for other in others if other.name not in [player.name for player in players])]
-    for player in everybody:
-        if player.model is not None and player.adapter is not None:
-            check_weights(player.policy, player.model)
-    named = {"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
-    label, folder = match_label(match.model_copy(update=named), everybody), matches_folder(run, runs_root)
-    each = rounds_for(match.games or DEFAULT_GAMES) * GAMES_PER_ROUND
-    games = {"games": each * len(players), "games_of_each_player": each} if others else {"games": each}
-    searching = [player.name for player in everybody if player.searches_by(match)]
-    return {
-        "command": "evaluate",
-        "match": {
-            "players": ", ".join(named["players"]),
-            "seats": f"one against six of '{named['opponents']}'" if others else "all players at one table",
-            "years_at_most": match.years,
-            **games,
-            "games_already_there": len(read_games(folder, label)),
-        }
-        | ({"playouts_a_decision": match.search.playouts, "searching": ", ".join(searching)} if searching else {}),
-        "uses": {"engines": ", ".join(player.name for player in everybody if player.is_policy) or "none is needed"},
-        "disk": {"files": str(folder / f"{label}.*"), "free_bytes": free_bytes(runs_root)},
-    }
-
-
-def plan_imitation(work: WorkFolder, settings: ImitationSettings, runs_root: Path) -> Forecast:
-    """The plan of making a model that imitates a teacher."""
-    sizes = TinyModelSettings(hidden=settings.hidden, layers=settings.layers)
-    shape = tiny_shape(sizes, settings.prompts, settings.vocabulary)
-    teacher: Forecast = {"recorded_files": len(settings.recorded)}
-    games_bytes = 0
-    if not settings.recorded:
-        to_play = missing_games(runs_root / TEACHER_FOLDER, settings, SearchTeacher())
-        teacher = {"players": " ".join(settings.teachers), "games": settings.games, "games_to_play": to_play}
-        position = len(Board.start().snapshot(game_id="", seed=0, source="").position)
-        games_bytes = settings.games * _POSITIONS_A_GAME * 2 * position
-    return {
-        "command": "model imitate",
-        "model": {"folder": str(work.final), "parameters": shape.parameters},
-        "teacher": teacher,
-        "work": {"steps": settings.steps, "positions_a_step": settings.positions},
-        "disk": {
-            "games_bytes_about": games_bytes,
-            "model_bytes_about": 7 * shape.parameters * shape.width,  # weights, and two checkpoints with both moments
-            "free_bytes": free_bytes(runs_root),
-        },
     }
 
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from entente.cli.options import AsJson, DryRun, Run, RunsRoot, which_run
+from entente.cli.options import AsJson, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
-from entente.cli.terminal import show_plan
 from entente.evaluation.protocols import protocols
 from entente.players.endpoint import OutsideSettings
 from entente.players.search_settings import SearchSettings
@@ -63,7 +62,6 @@ def evaluate(
     search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
     outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="How endpoints are asked.")] = None,
     json: AsJson = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Score a policy version on held-out positions, or play whole games between versions, models and scripted players.
 
@@ -130,27 +128,12 @@ def evaluate(
 
         check_search(play.search)
     evaluation = None if alone else evaluation_of(run, runs_root, positions, None if match else opponents, uses_engine)
-    if dry_run:
-        from entente.cli.dry_run import plan_evaluate, plan_match
+    from flows.evaluate_policy import evaluate_policy
 
-        if match is not None:
-            return show_plan(plan_match(run, runs_root, match), json=json)
-        assert evaluation is not None, "only a match needs no run"
-        return show_plan(plan_evaluate(run, version, runs_root, evaluation), json=json)
-    result = _run(run, version, runs_root, evaluation, match, play)
+    result = run_flow(lambda: evaluate_policy(run, version, runs_root, evaluation, match, play=play))
     _show_score(result) if match is None else _show_match(result)
     if json:
         print(jsonlib.dumps(result))
-
-
-def _run(run: str, version: int, runs_root: Path, evaluation: Any, match: Any, play: Any) -> dict[str, Any]:
-    """The result of the flow `evaluate_policy`, with a Prefect server and progress on standard error."""
-    from entente.cli.prefect_server import prefect_server
-    from entente.cli.screen import progress_shown
-    from flows.evaluate_policy import evaluate_policy
-
-    with prefect_server(), progress_shown():
-        return run_flow(evaluate_policy(run, version, runs_root, evaluation, match, play=play))
 
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:

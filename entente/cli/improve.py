@@ -7,9 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from entente.cli.options import AsJson, Run, RunsRoot, which_run
-from entente.cli.prefect_server import prefect_server
 from entente.cli.run_flow import run_flow
-from entente.cli.screen import progress_shown
 from entente.rollouts.improve_rounds import ImproveSettings, check_improve, open_rounds
 from storage.runs import LATEST, RunPaths
 
@@ -51,8 +49,7 @@ def improve(
 
     if left:
         check_inputs(with_steps(stored), resume=True)
-    with prefect_server(), progress_shown():
-        result = run_flow(improve_policy(run, runs_root, settings))
+    result = run_flow(lambda: improve_policy(run, runs_root, settings))
     for each in result["rounds"]:
         loss = f", distillation loss {each['train/distil_loss']:.3f} nats a token" if "train/distil_loss" in each else ""
         score = f", {each['score/track']:+.2f} centres" if "score/track" in each else ""

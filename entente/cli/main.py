@@ -20,7 +20,7 @@ from entente.telemetry.errors import EntenteError, disk_full
 if TYPE_CHECKING:
     from cyclopts import App, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
-_HELP_FLAGS = {"--help", "-h", "--help-all"}
+_HELP_FLAGS = {"--help", "-h"}
 _PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS)
 """Error numbers of a path that is the user's mistake; a full disk, for example, is not."""
 
@@ -83,7 +83,7 @@ def _show_help(app: "App", words: list[str]) -> None:
     if not show_settings_help(app, words):
         _, apps, _ = app.parse_commands([word for word in words if word not in _HELP_FLAGS])
         apps[-1].resolved_commands()  # imported, so that each has its line in the list of the group
-        app(["--help" if word == "--help-all" else word for word in words], exit_on_error=False, print_error=False)
+        app(words, exit_on_error=False, print_error=False)
 
 
 def _outcome(error: BaseException) -> tuple[str, int]:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from pydantic import ValidationError
 
-from entente.cli.options import DryRun, PlanAsJson
-from entente.cli.settings_from_flags import ConfigFiles
-from entente.cli.terminal import show_plan
+from entente.cli.options import ConfigFiles
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.telemetry.errors import InputError
 from entente.training.imitation.settings import ImitationSettings
@@ -39,7 +37,7 @@ def make(
 
         entente model make --hidden 192 --layers 4 --imitation-steps 400
     """
-    from entente.cli.screen import progress_shown
+    from entente.cli.terminal import progress_shown
     from entente.telemetry.progress import reporter
     from entente.telemetry.threads import apply_threads, usable_cores
     from storage.runs import MODEL_FOLDER
@@ -77,7 +75,7 @@ def fetch(
 
         entente model fetch downloads/some-llama.gguf --name mine
     """
-    from entente.cli.screen import progress_shown
+    from entente.cli.terminal import progress_shown
     from entente.telemetry.progress import reporter
     from entente.training.fetch_model import fetch_model
     from storage.runs import MODEL_FOLDER, check_name
@@ -98,8 +96,6 @@ def imitate(
     resume: Annotated[bool, Parameter(help="Continue a model that was begun, with its own settings.", negative="")] = False,
     config: ConfigFiles = None,
     runs_root: Annotated[Path, Parameter(help="Folder of runs, models and teachers' games.")] = Path("runs"),
-    dry_run: DryRun = False,
-    json: PlanAsJson = False,
     settings: Annotated[ImitationSettings | None, Parameter(name="*", help="Any setting of the imitation.")] = None,
 ) -> None:
     """Make a base model that imitates a teacher: its games are played on all cores and kept, then learned from.
@@ -115,11 +111,9 @@ def imitate(
 
         entente model imitate small --teachers dumbbot territorial --games 200 --steps 300
 
-        entente model imitate stronger --teachers dumbbot+search --games 400 --dry-run      says what the search takes
+        entente model imitate stronger --teachers dumbbot+search --games 400
 
         entente model imitate human --recorded games.jsonl --config human.toml --hidden 192
-
-        entente model imitate strong --dry-run
     """
     from entente.training.imitation.work import begin, begun_games, finish, work_folder
     from storage.runs import MODEL_FOLDER
@@ -127,11 +121,7 @@ def imitate(
     work = work_folder(runs_root / MODEL_FOLDER, name)
     given = {} if settings is None else settings.model_dump(exclude_unset=True)
     chosen = _imitation_settings(work, config or (), given, resume=resume)
-    if dry_run:
-        from entente.cli.dry_run import plan_imitation
-
-        return show_plan(plan_imitation(work, chosen, runs_root), json=json)
-    from entente.cli.screen import progress_shown
+    from entente.cli.terminal import progress_shown
     from entente.players.shared_search import SearchTeacher
     from entente.telemetry.progress import reporter
     from entente.telemetry.threads import apply_threads, usable_cores

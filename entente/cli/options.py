@@ -1,4 +1,4 @@
-"""Options that several commands share, and the choice of the run that a reading command takes."""
+"""Options that several commands share, and what they mean: settings from a preset, files and flags, and which runs are read."""
 
 import sys
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from entente.settings.run_settings import RunSettings, layered_settings, resumed_settings
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST, resolve_run, runs_in
 
@@ -17,15 +18,54 @@ AsJson = Annotated[bool, Parameter(help="Print the result as one JSON object, on
 DryRun = Annotated[
     bool, Parameter(name="--dry-run", help="Check everything and show the plan; start and write nothing.", negative="")
 ]
-PlanAsJson = Annotated[bool, Parameter(help="With --dry-run: print the plan as one JSON object.", negative="")]
+Preset = Annotated[
+    str,
+    Parameter(help="Settings to begin with: laptop, lm, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; a resumed run has its own."),
+]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    Parameter(name="--config", help="TOML files laid over the preset; later ones win.", negative=""),
+]
+SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any setting, by its dotted name.")]
+
+
+def settings_from(
+    preset: str,
+    config: list[Path] | None,
+    flags: RunSettings | None,
+    *,
+    resume: bool = False,
+    init_from: str = "",
+    dry_run: bool = False,
+) -> RunSettings:
+    """The checked settings tree. Only flags that were given override. A resumed run starts from its own settings.
+
+    Args:
+        init_from: step of another run from which the run begins; see `settings_from_step`.
+        dry_run: no model is made for it.
+    """
+    overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
+    if resume:
+        settings = resumed_settings(config or (), overrides)
+        _name_latest(str(overrides.get("run")), settings.run, settings.runs_root)
+        return settings
+    if init_from:
+        from entente.cli.init_from import settings_from_step
+
+        return settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
+    return layered_settings(preset, config or (), overrides)
 
 
 def which_run(run: str, runs_root: Path) -> str:
     """The name of the run. It is written to standard error where `run` is "latest"."""
     chosen = resolve_run(runs_root, run)
-    if run == LATEST:
-        sys.stderr.write(f"run {chosen}, the latest in {runs_root}\n")
+    _name_latest(run, chosen, runs_root)
     return chosen
+
+
+def _name_latest(asked: str, chosen: str, runs_root: Path) -> None:
+    if asked == LATEST:
+        sys.stderr.write(f"run {chosen}, the latest in {runs_root}\n")
 
 
 def which_runs(wanted: Iterable[str], runs_root: Path) -> list[str]:

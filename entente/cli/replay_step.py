@@ -42,7 +42,7 @@ def replay_step(
     check_objective(settings)
     model = model_of(settings, runs_root, run)
     apply_threads(usable_cores())
-    from entente.cli.screen import progress_shown
+    from entente.cli.terminal import progress_shown
     from entente.training.replay import replay_step as replay
 
     training = _training(settings)

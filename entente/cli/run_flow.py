@@ -1,4 +1,4 @@
-"""Runs a flow in its own thread, so that the main thread can handle signals.
+"""Runs a flow with a Prefect server and progress on standard error, in its own thread: the main thread handles signals.
 
 If a flow runs in the main thread, Prefect installs its own handler of SIGTERM, which raises an exception inside any code, also
 inside the event loop. In another thread Prefect installs no handler.
@@ -7,14 +7,23 @@ inside the event loop. In another thread Prefect installs no handler.
 import asyncio
 import contextvars
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from entente.cli.prefect_server import prefect_server
+from entente.cli.terminal import progress_shown
 
 T = TypeVar("T")
 
 
-def run_flow(work: Coroutine[Any, Any, T]) -> T:
+def run_flow(flow: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """The result of a flow, which is called when Prefect's server answers."""
+    with prefect_server(), progress_shown():
+        return run_in_thread(flow())
+
+
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end like `asyncio.run`, and return its result."""
     outcome: Future[T] = Future()
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from entente.cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
+from entente.cli.options import ConfigFiles, Preset, SettingsFlags, settings_from
 
 
 def settings(

@@ -1,12 +1,12 @@
-"""`--help` of the commands that take every setting of a run: the twenty most used ones, with the defaults of the chosen preset.
+"""`--help` of the commands that take every setting of a run: the settings that are turned most, with the preset's defaults.
 
-`--help-all` shows all settings, section by section. cyclopts writes the help of all other commands.
+cyclopts writes the help of all other commands.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,50 +14,54 @@ from cyclopts import App, Parameter
 from rich.table import Table
 from rich.text import Text
 
-from entente.cli.settings_from_flags import SettingsFlags
+from entente.cli.options import SettingsFlags
 from entente.cli.terminal import output_console
 from entente.settings.reference import settings_in, value_at
 from entente.settings.run_settings import layered_settings
-from entente.settings.setting_names import FIRST_SETTINGS
 
-HELP, HELP_ALL = ("--help", "-h"), "--help-all"
+FIRST_SETTINGS = (
+    "run",
+    "steps",
+    "seed",
+    "inference.model",
+    "rollouts.start_groups",
+    "rollouts.forks_per_group",
+    "rollouts.horizon_years",
+    "rollouts.policy_powers",
+    "rollouts.opponents",
+    "training.learning_rate",
+    "pipeline.buffer_depth",
+    "evaluation.positions",
+)
+"""The settings that are shown, in this order."""
 _COLUMNS = 120
 """Width where there is no terminal."""
 
 
 def show_settings_help(app: App, words: Sequence[str]) -> bool:
     """Print the help of the command in `words` if it takes run settings. Returns whether it does."""
-    names, apps, rest = app.parse_commands([word for word in words if word not in (*HELP, HELP_ALL)])
+    names, apps, rest = app.parse_commands([word for word in words if word not in ("--help", "-h")])
     command = apps[-1].default_command
     if command is None or all(each.annotation is not SettingsFlags for each in inspect.signature(command).parameters.values()):
         return False
     preset = next(_given("--preset", rest), "laptop")
     settings = layered_settings(preset, [Path(file) for file in _given("--config", rest)])
-    show_all = HELP_ALL in words
+    described = {each.name: each for each in settings_in()}
+    table = _table()
+    for name in FIRST_SETTINGS:
+        default, flag = value_at(settings, name), f"--{name.replace('_', '-')}"
+        table.add_row(Text(flag, style="cyan"), Text("" if default == '""' else default), _short(described[name].description))
     console = output_console(_COLUMNS)
     about, examples = _documentation(command)
     console.print(Text(f"Usage: entente {' '.join(names)} [OPTIONS]\n\n{about}\n"))
     console.print(_options(command))
-    shown = list(settings_in()) if show_all else [each for name in FIRST_SETTINGS for each in settings_in() if each.name == name]
-    title = "All settings" if show_all else f"The {len(shown)} settings that matter first"
-    console.print(Text(f"\n{title}, with the defaults of preset {preset}", style="bold"))
-    for _, section in groupby(shown, lambda each: each.name.partition(".")[0] if show_all and "." in each.name else ""):
-        table = _table()
-        for each in section:
-            default = value_at(settings, each.name)
-            table.add_row(
-                Text(_flag(each.name), style="cyan"), Text("" if default == '""' else default), Text(_short(each.description))
-            )
-        console.print(table)
+    console.print(
+        Text(f"\n{len(FIRST_SETTINGS)} of {len(described)} settings, with the defaults of preset {preset}", style="bold")
+    )
+    console.print(table)
     console.print(Text("\nExamples", style="bold"))
     console.print(Text("\n".join(f"  {line}" for line in examples)))
-    if show_all:
-        console.print(Text("\nChoices, units and reasons of each setting: entente settings --markdown"))
-    else:
-        total = sum(1 for _ in settings_in())
-        console.print(
-            Text(f"\nAll {total} settings: entente {' '.join(names)} --help-all; another preset's defaults: add --preset")
-        )
+    console.print(Text("\nAll settings: entente settings; what each means: entente settings --markdown"))
     return True
 
 
@@ -97,11 +101,6 @@ def _table() -> Table:
     return table
 
 
-def _short(description: str) -> str:
-    """The first part of a setting's sentence: on a screen one line says more than four. docs/settings.md has the rest."""
-    ends = r"; |\. " if description.startswith(("'", "Above")) else r"; |\. |: |, such as "
-    return re.split(ends, description)[0].rstrip(".")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _short(description: str) -> Text:
+    """The first part of a setting's sentence: on a screen one line says more than four."""
+    return Text(re.split(r"; |\. |: |, such as " if description[0] != "'" else r"; |\. ", description)[0].rstrip("."))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from entente.cli.options import AsJson, DryRun, RunsRoot
+from entente.cli.options import AsJson, RunsRoot
 
 
 def smoke(
@@ -18,7 +18,6 @@ def smoke(
     only: Annotated[list[str] | None, Parameter(help="Stages to run; default: all.", negative="")] = None,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Try every part of a run on this card, one after another, and recommend settings; exit code 1 if a stage fails.
 
@@ -34,21 +33,11 @@ def smoke(
         entente smoke --model Qwen/Qwen2.5-7B-Instruct    the model that you will train
 
         entente smoke --only legal-mask                   one stage once more
-
-        entente smoke --dry-run                           which stages, and where results go
     """
-    from benchmarks.smoke.job import chosen_stages
     from benchmarks.smoke.smoke_test import plan_job, smoke_test
+    from entente.cli.terminal import progress_shown
 
-    stages, (job, card) = chosen_stages(only or ()), plan_job(device, model, runs_root)
-    if dry_run:
-        from entente.cli.terminal import show_plan
-
-        about = {"name": card.name if card else "CPU", "model": job.model, "folder": str(job.folder)}
-        limits = {stage.name: f"at most {stage.limit_s:g} s" for stage in stages}
-        return show_plan({"command": "smoke", "device": about, "stages": limits}, json=json)
-    from entente.cli.screen import progress_shown
-
+    job, card = plan_job(device, model, runs_root)
     with progress_shown():
         outcome = smoke_test(job, card, only=only or ())
     _show(outcome)

@@ -10,9 +10,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from entente.cli.options import AsJson, DryRun, RunsRoot
-from entente.cli.prefect_server import prefect_server
 from entente.cli.run_flow import run_flow
-from entente.cli.screen import progress_shown
 from entente.cli.terminal import cell, output_console, show_plan
 from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
 from entente.telemetry.errors import InputError, TrainingError
@@ -60,9 +58,8 @@ def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Pa
     from flows.train_sweep import train_sweep
 
     try:
-        with prefect_server(), progress_shown():
-            runs = [run for point in points for run in point.runs]
-            run_flow(train_sweep(sweep.name, runs, resume=resume))
+        runs = [run for point in points for run in point.runs]
+        run_flow(lambda: train_sweep(sweep.name, runs, resume=resume))
     except BaseException as error:
         if not isinstance(error, InputError):
             root = "" if runs_root == Path("runs") else f" --runs-root {runs_root}"

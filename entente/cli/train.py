@@ -7,11 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from entente.cli.options import AsJson, DryRun
-from entente.cli.prefect_server import prefect_server
+from entente.cli.options import AsJson, ConfigFiles, DryRun, Preset, SettingsFlags, settings_from
 from entente.cli.run_flow import run_flow
-from entente.cli.screen import progress_shown
-from entente.cli.settings_from_flags import ConfigFiles, Preset, SettingsFlags, settings_from
 from entente.cli.terminal import show_plan
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
@@ -23,9 +20,7 @@ def train(
     preset: Preset = "laptop",
     config: ConfigFiles = None,
     resume: Annotated[bool, Parameter(help="Continue the run that --run names from its files.", negative="")] = False,
-    init_from: Annotated[
-        str, Parameter(help="RUN:STEP: begin a new run from an old step of another run: its weights, with settings of your own.")
-    ] = "",
+    init_from: Annotated[str, Parameter(help="RUN:STEP: begin a new run from the weights of another run's step.")] = "",
     json: AsJson = False,
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
@@ -36,23 +31,19 @@ def train(
 
     Examples
 
-        entente train                               the laptop preset, a few minutes
+        entente train                                  the laptop preset, a few minutes
 
-        entente train --seed 1 --steps 60 --json    another seed, longer, with JSON
-
-        entente train --run mine --rollouts.policy-powers all --training.learning-rate 1e-3
+        entente train --config mine.toml --seed 1 --rollouts.policy-powers all
 
         entente train --preset gpu-24 --inference.model Qwen/Qwen2.5-1.5B-Instruct
 
-        entente train --config mine.toml            a file over the preset
-
-        entente train --run mine --resume           after Ctrl-C, a crash, or a full disk
+        entente train --run mine --resume              after Ctrl-C, a crash, or a full disk
 
         entente train --run mine --resume --steps 80   more steps for a run that is done
 
-        entente train --init-from mine:20 --run hot --training.learning-rate 1e-3   a new run from step 20 of another
+        entente train --init-from mine:20 --run hot    a new run from step 20 of another
 
-        entente train --steps 500 --dry-run         what that would take, without starting it
+        entente train --steps 500 --dry-run            what that would take, without starting it
     """
     if init_from and resume:
         raise InputError("--init-from begins a new run: leave out --resume, or --init-from")
@@ -77,8 +68,7 @@ def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str,
 
     chosen = with_run_name(chosen)
     try:
-        with prefect_server(), progress_shown():
-            return chosen.paths, run_flow(train_policy(chosen, resume=resume))
+        return chosen.paths, run_flow(lambda: train_policy(chosen, resume=resume))
     except BaseException as error:
         if chosen.paths.settings.is_file() and not isinstance(error, InputError):
             root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"

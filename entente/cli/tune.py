@@ -7,8 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from benchmarks.tune_engine import TuneSettings
-from entente.cli.options import AsJson, which_run
-from entente.cli.settings_from_flags import ConfigFiles
+from entente.cli.options import AsJson, ConfigFiles, which_run
 from entente.telemetry.errors import EngineError, InputError
 
 
@@ -37,7 +36,7 @@ def tune(
     import asyncio
 
     from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
-    from entente.cli.screen import progress_shown
+    from entente.cli.terminal import progress_shown
     from entente.settings.run_settings import resumed_settings
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)

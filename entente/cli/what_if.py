@@ -56,7 +56,7 @@ def what_if(
 
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
-    from entente.cli.screen import progress_shown
+    from entente.cli.terminal import progress_shown
     from entente.evaluation.what_if import Continuation, asked_power, other_orders
     from entente.reports.sentences import describe_change
     from entente.telemetry.errors import InputError

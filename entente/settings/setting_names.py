@@ -1,33 +1,9 @@
-"""Names of settings: the twenty most important ones, and suggestions for a misspelled name."""
+"""Names of settings, and suggestions for a misspelled name."""
 
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
 from pydantic import BaseModel
-
-FIRST_SETTINGS = (
-    "run",
-    "steps",
-    "seed",
-    "runs_root",
-    "inference.model",
-    "inference.urls",
-    "inference.dtype",
-    "inference.max_model_length",
-    "rollouts.start_groups",
-    "rollouts.forks_per_group",
-    "rollouts.horizon_years",
-    "rollouts.policy_powers",
-    "rollouts.opponents",
-    "training.learning_rate",
-    "training.lora_rank",
-    "training.updates_per_step",
-    "storage.max_policy_lag",
-    "pipeline.buffer_depth",
-    "evaluation.positions",
-    "telemetry.wandb",
-)
-"""The twenty settings that `entente train --help` shows, in this order."""
 
 _SUGGESTIONS_MAX = 3
 """Suggestions at most, if several sections have a setting of that name."""

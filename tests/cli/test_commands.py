@@ -39,7 +39,7 @@ def test_the_overview_names_every_command_on_one_screen():
     assert len(NAMES) <= 25, "a new command belongs to a group, unless everybody uses it"
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--help-all"]], ids=str)
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=str)
 def test_help_without_a_command_is_the_overview(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert run(words) == 0
     assert capsys.readouterr() == (overview(), "")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from entente.cli.run_flow import run_flow
+from entente.cli.run_flow import run_in_thread
 
 CASES = [(signal.SIGINT, 130, "entente: interrupted\n"), (signal.SIGTERM, 143, "entente: told to end (SIGTERM)\n")]
 OPEN = """
@@ -106,9 +106,9 @@ def test_a_flow_gives_its_result_its_error_and_the_context_of_the_command():
             raise ValueError("no")
         return "done"
 
-    assert run_flow(work(fails=False)) == "done"
+    assert run_in_thread(work(fails=False)) == "done"
     with pytest.raises(ValueError, match="no"):
-        run_flow(work(fails=True))
+        run_in_thread(work(fails=True))
 
 
 def test_an_interrupted_flow_is_cancelled_and_waited_for():
@@ -125,7 +125,7 @@ def test_an_interrupted_flow_is_cancelled_and_waited_for():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_flow(work())
+            run_in_thread(work())
     finally:
         signal.signal(signal.SIGINT, before)
     assert closed == [True]

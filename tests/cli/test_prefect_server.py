@@ -31,7 +31,7 @@ def test_a_server_that_does_not_answer_is_named_before_anything_is_written(enten
 
 
 def test_a_run_without_a_server_writes_nothing(entente, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("entente.cli.train.prefect_server", Mock(side_effect=InputError("no Prefect server answers")))
+    monkeypatch.setattr("entente.cli.run_flow.prefect_server", Mock(side_effect=InputError("no Prefect server answers")))
     done = entente("train", "--run", "mine")
     assert (done.returncode, done.stderr) == (2, "entente: no Prefect server answers\n") and names(entente.folder) == []
 

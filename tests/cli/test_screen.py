@@ -2,7 +2,7 @@
 
 import pytest
 
-from entente.cli.screen import LineReporter, progress_shown
+from entente.cli.terminal import LineReporter, progress_shown
 from entente.telemetry.progress import GameProgress, LogReporter, reporter
 
 

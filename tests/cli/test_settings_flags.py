@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from entente.cli.commands import command_line
-from entente.cli.settings_from_flags import settings_from
+from entente.cli.options import settings_from
 from entente.settings.run_settings import RunSettings, layered_settings
 
 

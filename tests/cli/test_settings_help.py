@@ -1,4 +1,4 @@
-"""The help of a command that takes run settings fits one screen, that of all settings three; it shows the preset's values."""
+"""The help of a command that takes run settings fits one screen, and shows the preset's values."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from entente.cli.main import run
-from entente.settings.run_settings import RunSettings, layered_settings
-from entente.settings.setting_names import FIRST_SETTINGS, setting_names
+from entente.cli.settings_help import FIRST_SETTINGS
 
-LONGEST, LONGEST_ALL, WIDEST = 50, 160, 120
+LONGEST, WIDEST = 40, 120
 
 
 @pytest.fixture
@@ -36,23 +35,9 @@ def test_the_help_fits_one_screen_and_ends_with_examples_and_the_way_to_the_rest
     lines = text.splitlines()
     assert len(lines) <= LONGEST and max(map(len, lines)) <= WIDEST
     assert set(shown(text)) >= {f"--{name.replace('_', '-')}" for name in FIRST_SETTINGS}
-    assert f"  entente {' '.join(words)}" in text.split("Examples")[1] and "--help-all" in lines[-1]
+    assert f"  entente {' '.join(words)}" in text.split("Examples")[1] and "entente settings" in lines[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "steps", "rate"),
-    [
-        pytest.param(("train", "--preset", "gpu-24", "--help"), "200", "7e-05", id="gpu-24"),
-    ],
-)
-def test_the_defaults_are_those_of_the_chosen_preset(told, words: tuple[str, ...], steps: str, rate: str):
-    flags = shown(told(*words))
-    assert flags["--steps"].split()[0] == steps and flags["--training.learning-rate"].split()[0] == rate
-
-
-def test_help_all_shows_every_setting_and_its_default_in_the_preset(told):
-    text = told("train", "--help-all")
-    flags = shown(text)
-    assert len(text.splitlines()) <= LONGEST_ALL
-    assert set(flags) >= {f"--{name.replace('_', '-')}" for name in setting_names(RunSettings)}
-    assert flags["--cache.train-snapshots"].startswith(str(layered_settings("laptop").cache.train_snapshots))
+def test_the_defaults_are_those_of_the_chosen_preset(told):
+    flags = shown(told("train", "--preset", "gpu-24", "--help"))
+    assert flags["--steps"].split()[0] == "200" and flags["--training.learning-rate"].split()[0] == "7e-05"

@@ -20,7 +20,7 @@ class ImitationSettings(Settings):
 
     teachers: Annotated[tuple[str, ...], Field(min_length=1)] = ("dumbbot",)
     """Scripted players whose orders are imitated, drawn anew for each power of each game; a name given twice counts twice.
-    'dumbbot+search' searches before it orders, which takes far longer: --dry-run says how long."""
+    'dumbbot+search' searches before it orders, which takes far longer."""
     recorded: tuple[Path, ...] = ()
     """Files of recorded games, one JSON object of the diplomacy package a line, to imitate instead of scripted players."""
     games: Annotated[int, Field(ge=2)] = 1000

@@ -123,11 +123,6 @@ def make_games(root: Path, settings: ImitationSettings, processes: int, report: 
     return folder
 
 
-def missing_games(root: Path, settings: ImitationSettings, search: Search | None = None) -> int:
-    """Games between scripted players that are still to be played."""
-    return _shard_size(settings) * len(_missing_shards(root, settings, search if settings.searches else None))
-
-
 def _shard_size(settings: ImitationSettings) -> int:
     return 1 if settings.searches else GAMES_A_SHARD
 

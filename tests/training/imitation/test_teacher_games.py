@@ -11,7 +11,7 @@ from entente.game.legal import LegalOrders
 from entente.game.players import player
 from entente.training.imitation import teacher_games
 from entente.training.imitation.positions import Positions
-from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games, missing_games
+from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games
 from storage.arrow_files import read_arrow
 from tests.training.imitation.small import SMALL
 
@@ -29,7 +29,6 @@ def test_only_missing_shards_are_played_and_more_games_keep_those_that_are_there
     folder = make_games(tmp_path, few, 1, quiet)
     before, told = content(folder), []
     more = few.model_copy(update={"games": 2 * GAMES_A_SHARD})
-    assert missing_games(tmp_path, more) == GAMES_A_SHARD
     assert make_games(tmp_path, more, 1, lambda stage, done, total: told.append((done, total))) == folder
     assert told == [(2 * GAMES_A_SHARD, 2 * GAMES_A_SHARD)] and before.items() < content(folder).items()
     assert make_games(tmp_path, more.model_copy(update={"seed": 1}), 1, quiet) != folder
@@ -87,8 +86,6 @@ def test_a_searching_teacher_orders_by_its_search_and_is_kept_game_by_game(tmp_p
     decisions = sum(len(json.loads(ply["orders"])) for ply in plies)
     assert len({(power, dice) for _, power, dice in search.asked}) == len(search.asked) == decisions, "each has its own luck"
     assert {name for name, *_ in search.asked} == {"mover"}
-    next(folder.iterdir()).unlink()
-    assert missing_games(tmp_path, settings, search) == 1
     assert make_games(tmp_path, settings, 1, quiet, Searching("deeper")) != folder, "another search plays other games"
     plain = make_games(tmp_path, SMALL, 1, quiet)
     assert make_games(tmp_path, SMALL, 1, quiet, search) == plain, "a search that nobody uses changes nothing"
