@@ -1,21 +1,71 @@
-"""Copies chosen rows from the mapped shards into arrays, in the recorded order.
+"""Maps shards, and copies chosen rows from them into arrays, in the recorded order.
 
-Before a row is used, the bytes of its whole shard are compared with those that were verified when it was mapped, and its
-checksum with the one that the choice recorded. A shard that differs is refused by name before anything in it is interpreted,
-because changed offsets could point anywhere. Consecutive rows of a shard, such as those of an advantage group, are copied in
-one piece. Each token is copied once.
+Every row of a shard is verified when it is mapped. Before a row is used, the bytes of its whole shard are compared with those
+that were verified, and its checksum with the one that the choice recorded. A shard that differs is refused by name before
+anything in it is interpreted, because changed offsets could point anywhere. Consecutive rows of a shard, such as those of an
+advantage group, are copied in one piece. Each token is copied once.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.mapped import MappedShard, ShardDamaged
+from entente.telemetry.errors import DataError
+from storage.arrow_files import MappedFile
 from storage.schema import as_array
+from storage.shards import map_shard
+
+MAPPED = 64
+"""Shards that stay mapped: enough for a staleness budget, and few, because mapped pages count as resident memory. Linux allows
+a process 65,530 mappings, and a long run has more shards.
+"""
+
+
+class ShardDamaged(DataError):
+    """Chosen rows cannot be read from their shard; `shard` is its name below `shards/`."""
+
+    def __init__(self, sentence: str, shard: str) -> None:
+        super().__init__(sentence)
+        self.shard = shard
+
+
+class MappedShards:
+    """The shards of one run, mapped on demand. A shard that is dropped stays valid while somebody reads it."""
+
+    def __init__(self, folder: Path, bound: int = MAPPED) -> None:
+        """At most `bound` shards of the run's `shards/` folder stay mapped, those used last."""
+        self._folder = folder
+        self._bound = bound
+        self._mapped: OrderedDict[str, MappedFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+    def get(self, name: str) -> MappedFile:
+        """The shard of this name."""
+        if name not in self._mapped:
+            try:
+                self.keep(name, map_shard(self._folder / name))
+            except DataError as error:
+                raise ShardDamaged(str(error), name) from error
+        self._mapped.move_to_end(name)
+        return self._mapped[name]
+
+    def keep(self, name: str, file: MappedFile) -> None:
+        """Add a shard that was just verified."""
+        self._mapped[name] = file
+        while len(self._mapped) > self._bound:
+            self._mapped.popitem(last=False)
+
+    def drop(self, name: str) -> None:
+        """Forget a shard, if it is mapped."""
+        self._mapped.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +101,7 @@ class Batch:
     """[R] policy version that drew each completion."""
 
 
-_Run = tuple[MappedShard, int, int]
-"""Rows that are consecutive in a shard and in the batch: shard, first row, one after the last."""
-
-
-def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Batch:
+def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
     """The batch of `rows`, from a selection or a ledger.
 
     Args:
@@ -64,83 +110,78 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> Batch:
     Raises:
         ShardDamaged: a row differs from what was published, or from what was chosen.
     """
-    runs = _runs(rows, open_shard)
-    _refuse_replaced(rows, runs)
-    input_offsets, legal_starts = (_offsets(_lengths(runs, name)) for name in ("input_ids", "legal_ids"))
-    prompt_lens = _single(runs, "prompt_len", np.int32)
-    n_completion = np.diff(input_offsets) - prompt_lens
-    completion_offsets = _offsets(n_completion)
-    legal_before = np.repeat(legal_starts[:-1], n_completion)
-    return Batch(
-        decision_ids=_single(runs, "decision_id", np.int64),
-        input_ids=_pack(runs, "input_ids", np.int32),
-        input_offsets=input_offsets,
-        prompt_lens=prompt_lens,
-        behaviour_logprobs=_pack(runs, "behaviour_logprobs", np.float32),
-        completion_offsets=completion_offsets,
-        legal_ids=_pack(runs, "legal_ids", np.int32),
-        legal_offsets=_rebased(_pack(runs, "legal_offsets", np.int32), completion_offsets, legal_before),
-        temperatures=_single(runs, "temperature", np.float32),
-        returns=as_array(rows["return"]).to_numpy().astype(np.float64),
-        advantage_groups=as_array(rows["advantage_group"]).to_numpy().astype(np.int32),
-        policy_versions=_single(runs, "policy_version", np.int32),
-    )
-
-
-def _runs(rows: pa.Table, open_shard: Callable[[str], MappedShard]) -> list[_Run]:
-    """The chosen rows in their order, as few runs as possible; every shard is verified."""
-    names = rows["shard"].to_pylist()
-    shards = {name: _verified(open_shard(name)) for name in dict.fromkeys(names)}
-    found: list[tuple[str, int, int]] = []
-    name, first, after = None, 0, 0
-    # A plain loop: for so few rows it is faster than Arrow and numpy.
-    for next_name, number in zip(names, rows["row"].to_pylist(), strict=True):
-        if number != after or next_name != name:
-            if name is not None:
-                found.append((name, first, after))
-            name, first = next_name, number
-        after = number + 1
-    if name is not None:
-        found.append((name, first, after))
-    return [_within(shards[name], first, after) for name, first, after in found]
-
-
-def _verified(shard: MappedShard) -> MappedShard:
-    if not shard.is_unchanged():
-        raise ShardDamaged(
-            f"Shard {shard.name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", shard.name
-        )
-    return shard
-
-
-def _within(shard: MappedShard, first: int, after: int) -> _Run:
-    if first < 0 or after > shard.n_rows:
-        beyond = first if first < 0 else max(first, shard.n_rows)
-        raise ShardDamaged(f"Shard {shard.name} has no row {beyond}; the shard is not the one that was chosen from.", shard.name)
-    return shard, first, after
-
-
-def _refuse_replaced(rows: pa.Table, runs: list[_Run]) -> None:
-    foreign = np.flatnonzero(_single(runs, "checksum", np.uint32) != as_array(rows["checksum"]).to_numpy())
+    chosen = _Chosen(rows, open_shard)
+    checksums = chosen.single("checksum", np.uint32)
+    foreign = np.flatnonzero(checksums != as_array(rows["checksum"]).to_numpy())
     if len(foreign):
         name, row = rows["shard"][int(foreign[0])].as_py(), rows["row"][int(foreign[0])]
         raise ShardDamaged(f"Shard {name}, row {row} was replaced after it was chosen; restore the run's shards.", name)
+    input_ids, n_tokens = chosen.lists("input_ids", np.int32)
+    legal_ids, n_legal = chosen.lists("legal_ids", np.int32)
+    prompt_lens = chosen.single("prompt_len", np.int32)
+    n_completion = n_tokens - prompt_lens
+    completion_offsets = _offsets(n_completion)
+    legal_before = np.repeat(_offsets(n_legal)[:-1], n_completion)
+    return Batch(
+        decision_ids=chosen.single("decision_id", np.int64),
+        input_ids=input_ids,
+        input_offsets=_offsets(n_tokens),
+        prompt_lens=prompt_lens,
+        behaviour_logprobs=chosen.lists("behaviour_logprobs", np.float32)[0],
+        completion_offsets=completion_offsets,
+        legal_ids=legal_ids,
+        legal_offsets=_rebased(chosen.lists("legal_offsets", np.int32)[0], completion_offsets, legal_before),
+        temperatures=chosen.single("temperature", np.float32),
+        returns=as_array(rows["return"]).to_numpy().astype(np.float64),
+        advantage_groups=as_array(rows["advantage_group"]).to_numpy().astype(np.int32),
+        policy_versions=chosen.single("policy_version", np.int32),
+    )
 
 
-def _single(runs: list[_Run], column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """[R] a scalar column."""
-    return _join([shard.columns[column][first:after] for shard, first, after in runs], kind)
+class _Chosen:
+    """Chosen rows in their order, as few runs as possible: a shard, the first row in it, and one after the last."""
+
+    def __init__(self, rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> None:
+        """Open the shards, and check that each is as it was verified and has the rows."""
+        names = rows["shard"].to_pylist()
+        self._tables = {name: _verified(name, open_shard(name)) for name in dict.fromkeys(names)}
+        self._runs: list[tuple[str, int, int]] = []
+        # A plain loop: for so few rows it is faster than Arrow and numpy.
+        for name, row in zip(names, rows["row"].to_pylist(), strict=True):
+            if not 0 <= row < self._tables[name].num_rows:
+                raise ShardDamaged(f"Shard {name} has no row {row}; the shard is not the one that was chosen from.", name)
+            if self._runs and self._runs[-1][0] == name and self._runs[-1][2] == row:
+                self._runs[-1] = name, self._runs[-1][1], row + 1
+            else:
+                self._runs.append((name, row, row + 1))
+
+    def single(self, column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+        """[R] a scalar column."""
+        values = {name: as_array(table[column]).to_numpy() for name, table in self._tables.items()}
+        return _join([values[name][first:after] for name, first, after in self._runs], kind)
+
+    def lists(self, column: str, kind: type[np.generic]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+        """The lists of all rows, row after row, and [R] their lengths."""
+        arrays = {name: as_array(table[column]) for name, table in self._tables.items()}
+        parts = {name: (array.offsets.to_numpy(), array.values.to_numpy()) for name, array in arrays.items()}
+        pieces, lengths = [], []
+        for name, first, after in self._runs:
+            offsets, values = parts[name]
+            pieces.append(values[offsets[first] : offsets[after]])
+            lengths.append(np.diff(offsets[first : after + 1]))
+        return _join(pieces, kind), _join(lengths, np.int32)
+
+
+def _verified(name: str, file: MappedFile) -> pa.Table:
+    if not file.is_unchanged():
+        raise ShardDamaged(
+            f"Shard {name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", name
+        )
+    return file.table
 
 
 def _join(pieces: list[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(pieces, dtype=kind) if pieces else np.empty(0, kind)
-
-
-def _lengths(runs: list[_Run], column: str) -> npt.NDArray[np.int32]:
-    """[R] length of each row's list."""
-    starts = [shard.lists[column][0][first:after] for shard, first, after in runs]
-    ends = [shard.lists[column][0][first + 1 : after + 1] for shard, first, after in runs]
-    return _join(ends, np.int32) - _join(starts, np.int32)
 
 
 def _offsets(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -148,15 +189,6 @@ def _offsets(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def _pack(runs: list[_Run], column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """The lists of all rows, row after row."""
-    pieces = []
-    for shard, first, after in runs:
-        offsets, values = shard.lists[column]
-        pieces.append(values[offsets[first] : offsets[after]])
-    return _join(pieces, kind)
 
 
 def _rebased(

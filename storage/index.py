@@ -8,34 +8,49 @@ Every byte of a shard and of its plies is verified when its facts are read, and 
 shard is set aside with a sentence (`refused`). A damaged ledger is an error, because it decides which rows are used. Selection is
 deterministic: it depends on the held shards, the ledgers and the query.
 
-DuckDB neither holds nor returns token lists, and nothing here writes into the run. An index is for one thread at a time.
+Tables: `decisions`, `advantage_groups`, `plies`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their columns
+come from an empty instance of what is inserted, so schema and tables always agree. DuckDB neither holds nor returns token lists,
+and nothing here writes into the run. An index is for one thread at a time.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
+import duckdb
+import numpy as np
 import pyarrow as pa
 
+from entente.records.rows import Ply
 from entente.telemetry.errors import DataError
-from storage.fact_tables import FactTables, ShardFacts, facts_of, record_rows
-from storage.gather import Batch, gather
+from storage.gather import Batch, MappedShards, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
-from storage.mapped import MappedShards, ShardDamaged
-from storage.rewards import check_blend
+from storage.rewards import check_blend, decision_facts, ply_facts
 from storage.runs import RunPaths
+from storage.schema import to_table
 from storage.selection import Selection, SelectionQuery, eligible, make_standings, select
 from storage.shards import NO_ROWS, Shard, describe_shard, map_shard, open_plies, read_shard_metadata, shard_names
 
 _SHARDS_PER_INSERT = 256
 """An insert costs more than its rows."""
+_TABLES = ("decisions", "advantage_groups", "plies", "batches")
+_GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
+_GROUPS_VIEW = """
+CREATE VIEW "groups" AS
+SELECT g.*, (
+    SELECT count(DISTINCT b.step) FROM batches AS b
+    WHERE b.shard = g.shard AND b.start_group = g.start_group AND b.power = g.power AND b.phase = g.phase
+) AS used
+FROM advantage_groups AS g
+"""
 
 
 class Index:
     """One process's view of a run; `refresh` adds what was published since.
 
     Attributes:
-        connection: the tables, see `storage/fact_tables.py`.
+        connection: the tables.
         newest_versions: newest policy version of each shard that was met, by name; also of those that left or were not read.
         rows: with `keep_rows`, the mapped decisions of the held shards, by name.
     """
@@ -67,10 +82,9 @@ class Index:
         Raises:
             InputError: the blend names an unknown component.
         """
-        weights = {"centres_gained": 1.0} if blend is None else {name: float(weight) for name, weight in blend.items()}
-        check_blend(weights)
-        self._paths, self._oldest, self._only = paths, oldest, only
-        self._tables = FactTables(weights, float(discount), threads)
+        self._weights = {"centres_gained": 1.0} if blend is None else {name: float(weight) for name, weight in blend.items()}
+        check_blend(self._weights)
+        self._paths, self._oldest, self._only, self._discount = paths, oldest, only, float(discount)
         self._mapped = MappedShards(paths.shards)
         self._held: dict[str, Shard] = {}
         self._steps: set[int] = set()
@@ -79,7 +93,31 @@ class Index:
         self._keep_rows = keep_rows
         self.rows: dict[str, pa.Table] = {}
         self.newest_versions: dict[str, int] = {}
-        self.connection = self._tables.connection
+        self.connection = duckdb.connect(":memory:")
+        # In a notebook without ipywidgets DuckDB has no bar, and refuses to be told so.
+        if self.connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() != [(False,)]:
+            self.connection.execute("SET enable_progress_bar = false")
+        if threads:
+            self.connection.execute(f"SET threads = {threads}")
+        self._make_tables()
+
+    def _make_tables(self) -> None:
+        decisions, plies = self._facts("", to_table([]), to_table([], Ply))
+        self._with(decisions, "CREATE TABLE decisions AS FROM given", f"CREATE TABLE advantage_groups AS {_GROUPS_SQL}")
+        self._with(plies, "CREATE TABLE plies AS FROM given")
+        self._with(_recorded(0, ROWS_SCHEMA.empty_table()), "CREATE TABLE batches AS FROM given")
+        self.connection.execute("CREATE TABLE refused (shard VARCHAR, sentence VARCHAR)")
+        self.connection.execute(_GROUPS_VIEW)
+
+    def _with(self, given: pa.Table, *statements: str) -> None:
+        """Run the statements while `given` is a table."""
+        self.connection.register("given", given)
+        for statement in statements:
+            self.connection.execute(statement)
+        self.connection.unregister("given")
+
+    def _facts(self, shard: str, decisions: pa.Table, plies: pa.Table) -> tuple[pa.Table, pa.Table]:
+        return decision_facts(decisions, shard, self._weights, self._discount), ply_facts(plies, shard)
 
     def refresh(self) -> int:
         """Take in new ledgers and shards; returns the number of new decisions."""
@@ -89,9 +127,15 @@ class Index:
         new_rows = 0
         for first in range(0, len(new), _SHARDS_PER_INSERT):
             found = [self._read_shard(name) for name in new[first : first + _SHARDS_PER_INSERT]]
-            facts = [each for each in found if each is not None]
-            self._tables.add_shards(facts)
-            new_rows += sum(each.decisions.num_rows for each in facts)
+            if facts := [each for each in found if each is not None]:
+                decisions, plies = (pa.concat_tables(tables) for tables in zip(*facts, strict=True))
+                self._with(
+                    decisions,
+                    "INSERT INTO decisions BY NAME FROM given",
+                    f"INSERT INTO advantage_groups BY NAME {_GROUPS_SQL}",
+                )
+                self._with(plies, "INSERT INTO plies BY NAME FROM given")
+                new_rows += decisions.num_rows
         return new_rows
 
     def _read_ledgers(self) -> None:
@@ -99,11 +143,12 @@ class Index:
         first = 0 if self._oldest is None else self._oldest + 1
         new = [step for step in recorded_steps(self._paths) if step >= first]
         for step in sorted(set(new) - self._steps):
-            self._tables.add_record(record_rows(step, read_ledger_file(ledger_path(self._paths, step))))
+            recorded = _recorded(step, read_ledger_file(ledger_path(self._paths, step)))
+            self._with(recorded, "INSERT INTO batches BY NAME FROM given")
             self._steps.add(step)
 
-    def _read_shard(self, name: str) -> ShardFacts | None:
-        """Verify a shard and its plies, and return their facts; None if it is too old, damaged, or just removed."""
+    def _read_shard(self, name: str) -> tuple[pa.Table, pa.Table] | None:
+        """Verify a shard and its plies, and return the facts of both; None if it is too old, damaged, or just removed."""
         path = self._paths.shards / name
         self.newest_versions[name] = NO_ROWS
         try:
@@ -116,14 +161,14 @@ class Index:
             self._refuse_repeated(shard)
         except DataError as error:
             if self._only is not None or path.exists():
-                self._tables.refuse(name, str(error))
+                self._refuse(name, str(error))
             return None
         self._held[name] = shard
         self.newest_versions[name] = shard.newest_version
         self._mapped.keep(name, file)
         if self._keep_rows:
             self.rows[name] = file.table
-        return facts_of(name, shard.producer, file.table, plies)
+        return self._facts(name, file.table, plies)
 
     def _refuse_repeated(self, shard: Shard) -> None:
         """Raise a DataError if another held shard has one of its start groups."""
@@ -131,22 +176,26 @@ class Index:
             if other.producer == shard.producer and (twice := set(other.start_groups) & set(shard.start_groups)):
                 raise DataError(f"{shard.path} repeats start group {min(twice)} of another shard; remove one of the two.")
 
-    def _set_aside(self, name: str, sentence: str) -> None:
-        """Delete the facts of a damaged shard."""
-        self._forget([name])
-        self._tables.drop([name])
-        self._tables.refuse(name, sentence)
-
-    def _forget(self, names: Collection[str]) -> None:
-        for name in names:
-            self._held.pop(name, None)
-            self.rows.pop(name, None)
-            self._mapped.drop(name)
+    def _refuse(self, name: str, sentence: str) -> None:
+        self.connection.execute("INSERT INTO refused VALUES (?, ?)", [name, sentence])
 
     @property
     def refused(self) -> list[tuple[str, str]]:
         """Shards that were set aside, each with the reason."""
-        return self._tables.refused()
+        return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
+
+    def _drop(self, names: list[str]) -> None:
+        """Forget these shards, and take their rows out of the tables.
+
+        The tables are made anew, because deleted rows would stay in memory; so it costs what the other shards take.
+        """
+        for name in names:
+            self._held.pop(name, None)
+            self.rows.pop(name, None)
+            self._mapped.drop(name)
+        for table in _TABLES:
+            rest = f"FROM {table} WHERE shard NOT IN (SELECT unnest(?::VARCHAR[]))"
+            self.connection.execute(f"CREATE OR REPLACE TABLE {table} AS {rest}", [names])
 
     def select_batch(self, query: SelectionQuery) -> Selection:
         """Rows for one step, as `select_batch.sql` defines them. Call `refresh` first to include new shards."""
@@ -165,9 +214,15 @@ class Index:
             return
         self._oldest = max(self._oldest, query.policy_version - query.max_policy_lag)
         going = [name for name, shard in self._held.items() if shard.newest_version < self._oldest]
-        if going:
-            self._left += self._tables.drop_expired(going)
-            self._forget(going)
+        if not going:
+            return
+        them = "WHERE shard IN (SELECT unnest(?::VARCHAR[]))"
+        counted = f"SELECT standing, has_spread, count(*) FROM standings {them} GROUP BY ALL"
+        for standing, has_spread, groups in self.connection.execute(counted, [going]).fetchall():
+            self._left[standing] += groups
+            self._left["expired_with_spread"] += groups if standing == "expired" and has_spread else 0
+        self.connection.execute(f"DELETE FROM standings {them}", [going])
+        self._drop(going)
 
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most `limit` complete rows of exactly this version, as a selection without advantage groups (-1)."""
@@ -189,12 +244,19 @@ class Index:
         try:
             return gather(rows, self._mapped.get)
         except ShardDamaged as error:
-            self._set_aside(error.shard, str(error))
+            self._drop([error.shard])
+            self._refuse(error.shard, str(error))
             raise
 
     def fetch(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
         """The rows of a query over the tables."""
         return self.connection.sql(query, params=dict(values or {})).fetchall()
+
+
+def _recorded(step: int, rows: pa.Table) -> pa.Table:
+    """The rows of a ledger with the columns of `batches`: step, place from 0, then those of the ledger."""
+    first = {"step": np.full(rows.num_rows, step, np.int32), "place": np.arange(rows.num_rows, dtype=np.int32)}
+    return pa.table({**first, **{name: rows[name] for name in rows.column_names}})
 
 
 def open_index(paths: RunPaths, **how: Any) -> Index:

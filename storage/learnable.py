@@ -13,16 +13,18 @@ from typing import Any
 import pyarrow as pa
 
 from entente.telemetry.errors import DataError
+from storage.rewards import decision_facts
 from storage.runs import RunPaths
+from storage.schema import to_table
 from storage.shards import open_shard, shard_names
 
 RECENT = 4
 """Newest start groups of a snapshot that count; older ones were played by a policy that has changed since."""
-_START_GROUPS, _SPREAD = (Path(__file__).with_name(name).read_text() for name in ("start_groups.sql", "spread.sql"))
+_GROUPS, _SPREAD = (Path(__file__).with_name(name).read_text() for name in ("advantage_groups.sql", "spread.sql"))
 
 
 class PastReturns:
-    """Reads each shard once, and keeps a row for each start group; any thread may call it."""
+    """Reads each shard once, and keeps a row for each advantage group; any thread may call it."""
 
     def __init__(self, paths: RunPaths, *, blend: Mapping[str, float], discount: float) -> None:
         """`blend` and `discount` of the returns, as in the trainer's settings."""
@@ -47,25 +49,18 @@ class PastReturns:
     def _connection(self) -> Any:
         import duckdb
 
-        from storage.fact_tables import NO_FACTS
-
         connection = duckdb.connect(":memory:", config={"threads": 1})
-        self._execute(connection, NO_FACTS.decisions, f"CREATE TABLE start_groups AS {_START_GROUPS}")
+        self._put(connection, "", to_table([]), "CREATE TABLE groups AS")
         return connection
 
     def _read_shard(self, name: str) -> None:
-        from storage.fact_tables import decision_facts
-
         try:
             rows = open_shard(self._paths.shards / name)
         except DataError:
             return  # the trainer's index says so
-        facts = decision_facts(rows, name.partition("/")[0], name)
-        self._execute(self._connection, facts, f"INSERT INTO start_groups BY NAME {_START_GROUPS}")
+        self._put(self._connection, name, rows, "INSERT INTO groups BY NAME")
 
-    def _execute(self, connection: Any, facts: pa.Table, statement: str) -> None:
-        from storage.fact_tables import valued
-
-        connection.register("valued", valued(facts, self._blend, self._discount))
-        connection.execute(statement)
-        connection.unregister("valued")
+    def _put(self, connection: Any, shard: str, rows: pa.Table, into: str) -> None:
+        connection.register("given", decision_facts(rows, shard, self._blend, self._discount))
+        connection.execute(f"{into} {_GROUPS}")
+        connection.unregister("given")

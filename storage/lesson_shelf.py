@@ -18,10 +18,9 @@ import pyarrow as pa
 from entente.telemetry.errors import DataError
 from storage.arrow_files import MappedFile
 from storage.files import names_in, set_aside
-from storage.gather import Batch
+from storage.gather import Batch, ShardDamaged
 from storage.ledger import read_ledger, recorded_steps
 from storage.lessons import LessonRef, open_lessons, recorded_lessons
-from storage.mapped import ShardDamaged
 from storage.runs import RunPaths, check_name
 from storage.schema import as_array
 

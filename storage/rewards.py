@@ -1,4 +1,7 @@
-"""Reward components, and the return of each decision from the stored components and a run's blend.
+"""The facts of a shard's rows, without tokens, and the return of each decision from its components and a run's blend.
+
+The facts of a decision are its scalar values, the place of its row, and three token counts. Lists and the JSON of plies stay in
+the mapped files; the columns `shard` and `row` point to them. A return depends on its start group only, so it is computed once.
 
 A reward of a user's own package is a pure function of one row's components. So it needs no new rollouts, equal rows have equal
 returns, and a past choice of rows can be repeated while the package is there. Equal components give equal bits, because the sums
@@ -14,7 +17,7 @@ import pyarrow as pa
 
 from entente.telemetry.errors import InputError
 from entente.telemetry.extensions import Misfit, check_arguments, check_named, load_part
-from storage.schema import COMPONENTS, FINAL, as_array
+from storage.schema import COMPONENTS, DECISION_SCHEMA, FINAL, as_array
 
 Components = Mapping[str, npt.NDArray[np.float64]]
 """Reward component -> its value in each row, float64 [rows]: the change until the power's next decision in the fork."""
@@ -23,6 +26,8 @@ Reward = Callable[[Components], npt.NDArray[np.float64]]
 _Floats = npt.NDArray[np.float64]
 
 _ROWS = 8
+_DECISION_FACTS = [f.name for f in DECISION_SCHEMA if not pa.types.is_list(f.type) and f.name != "prompt_len"]
+_PLY_FACTS = ["start_group", "fork", "ply", "phase", "snapshot_id"]
 
 
 def _accept(found: Reward, named: str) -> Reward:
@@ -72,15 +77,48 @@ def check_blend(weights: Mapping[str, float]) -> None:
             raise InputError(f"storage.blend weighs {name}: {error}") from error
 
 
+def decision_facts(decisions: pa.Table, shard: str, weights: Mapping[str, float], discount: float) -> pa.Table:
+    """One row per decision of a shard; `n_branching` counts the positions where more than one token was legal."""
+    n_prompt = as_array(decisions["prompt_len"]).to_numpy()
+    n_tokens = np.diff(as_array(decisions["input_ids"]).offsets.to_numpy())
+    facts = {name: decisions[name] for name in _DECISION_FACTS}
+    facts["power"] = decisions["power"].cast(pa.string())  # the dictionaries of shards differ, and one insert takes many shards
+    counts = {"n_prompt": n_prompt, "n_completion": n_tokens - n_prompt, "n_branching": _branching(decisions)}
+    return pa.table({**_places(shard, decisions), **facts, **counts, "return": returns_of(decisions, weights, discount)})
+
+
+def ply_facts(plies: pa.Table, shard: str) -> pa.Table:
+    """One row per ply of a shard."""
+    return pa.table({**_places(shard, plies), **{name: plies[name] for name in _PLY_FACTS}})
+
+
+def _places(shard: str, rows: pa.Table) -> dict[str, pa.Array]:
+    """Shard, producer, and row number from 0."""
+    producer, _, _ = shard.partition("/")
+    numbers = pa.array(np.arange(rows.num_rows, dtype=np.int32))
+    return {"shard": pa.repeat(shard, rows.num_rows), "producer": pa.repeat(producer, rows.num_rows), "row": numbers}
+
+
+def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
+    bounds = as_array(decisions["legal_offsets"])
+    starts, values = bounds.offsets.to_numpy(), bounds.values.to_numpy()
+    wide = np.zeros(len(values) + 1, np.int64)
+    wide[1:-1] = np.diff(values) > 1
+    total = np.cumsum(wide)
+    # The first offset of a row follows the last one of another row: that difference is no position and is left out.
+    counts: npt.NDArray[np.int32] = (total[starts[1:] - 1] - total[starts[:-1]]).astype(np.int32)
+    return counts
+
+
 def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: float) -> _Floats:
-    """[rows] float64 returns of decision facts of whole start groups, in any order.
+    """[rows] float64 returns of the decisions of a shard, in any order.
 
     The return of a decision is the sum of `discount ** k` times the blended components over it and the same power's later
     decisions in the fork, where k counts decisions from 0. Added to it are the undiscounted sums of the components with a
     `final_` weight.
 
     Args:
-        decisions: decision facts (`facts.DECISION_FACTS`).
+        decisions: whole start groups.
         weights: weight of each component; `final_` before a name means its undiscounted sum.
         discount: factor per later decision.
     """
@@ -97,16 +135,12 @@ def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: floa
 
 def _forks_in_order(decisions: pa.Table) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
     """An order that puts the decisions of one power in one fork together, and for each the number of later ones."""
-    shard = as_array(decisions["shard"]).dictionary_encode().indices.to_numpy()
-    start_group = as_array(decisions["start_group"]).to_numpy()
+    start_group, fork, ply = (as_array(decisions[name]).to_numpy() for name in ("start_group", "fork", "ply"))
     power = as_array(decisions["power"]).dictionary_encode().indices.to_numpy().astype(np.int64)
-    fork, ply = (as_array(decisions[name]).to_numpy() for name in ("fork", "ply"))
     fork_and_power = (fork.astype(np.int64) << 32) + power
-    order = np.lexsort((ply, fork_and_power, start_group, shard))
+    order = np.lexsort((ply, fork_and_power, start_group))
     ends = np.ones(len(order), bool)
-    ends[:-1] = False
-    for key in (fork_and_power, start_group, shard):
-        ends[:-1] |= np.diff(key[order]) != 0
+    ends[:-1] = (np.diff(fork_and_power[order]) != 0) | (np.diff(start_group[order]) != 0)
     lasts = np.flatnonzero(ends)
     return order, np.repeat(lasts, np.diff(lasts, prepend=-1)) - np.arange(len(order))
 

@@ -39,11 +39,7 @@ SELECT
     count(DISTINCT (d.producer, d.start_group))::INTEGER AS start_groups,
     count(DISTINCT (d.producer, d.start_group, d.fork))::INTEGER AS forks,
     avg(d."return") AS mean_return,
-    (
-        SELECT avg(g.spread) FROM advantage_groups AS g
-        SEMI JOIN decisions AS of_it
-            ON of_it.snapshot_id = d.snapshot_id AND of_it.shard = g.shard AND of_it.start_group = g.start_group
-    ) AS mean_spread,
+    (SELECT avg(g.spread) FROM advantage_groups AS g WHERE g.snapshot_id = d.snapshot_id) AS mean_spread,
     max(d.policy_version) AS newest_version
 FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
 

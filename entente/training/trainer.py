@@ -35,13 +35,12 @@ from entente.training.step_metrics import (
 from entente.training.update import Updater
 from storage.adapters import publish_adapter
 from storage.files import set_aside
-from storage.gather import Batch
+from storage.gather import Batch, ShardDamaged
 from storage.index import Index
 from storage.ledger import Eligible, read_ledger, recorded_steps, write_ledger
 from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
-from storage.mapped import ShardDamaged
 from storage.outcome import Outcome, write_outcome
 from storage.own_selection import keys_of
 from storage.retention import RetentionSettings, RunAge, retire

@@ -11,10 +11,10 @@ import pytest
 
 from entente.records.lesson import Lesson
 from entente.telemetry.errors import DataError
+from storage.gather import ShardDamaged
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.lesson_shelf import LessonQuery, LessonShelf, choose_lessons, lesson_uses
 from storage.lessons import LessonRef, ledger_entry, lesson_path, open_lessons, publish_lessons
-from storage.mapped import ShardDamaged
 from storage.runs import RunPaths
 from tests.storage.make_rows import make_lesson
 
