@@ -2,7 +2,7 @@
 
 Every ratio compares two arms that take turns in one process, on one thread, in CPU seconds; it is the median over the rounds. The
 engine is the one that runs use, with the tiny model. Requests are those of whole rollouts: all decisions of the start groups of a
-step, as a run plays them (`benchmarks/played_steps.py`). Every arm draws them from an empty prefix cache.
+step, as a run plays them (`benchmarks/decode_cases.py`). Every arm draws them from an empty prefix cache.
 """
 
 import asyncio
@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.decode_cases import Case, requests_for
-from benchmarks.outcome import Outcome, Target
-from benchmarks.played_steps import RunInputs, record_step, uncached_per_decision
+from benchmarks.decode_cases import Case, RunInputs, draw, record_step, requests_for
+from benchmarks.outcome import Outcome, Target, check_rounds
 from entente.decoding.codec import Codec
 from entente.decoding.legal_table import TableBuilder
 from entente.game.legal import LegalOrders
@@ -25,7 +24,7 @@ from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_wire import throwaway_request
 from entente.records.generation import GenerationRequest
 from entente.rollouts.fork import Tokens
-from entente.telemetry.errors import EngineError, InputError
+from entente.telemetry.errors import EngineError
 from entente.telemetry.progress import reporter
 
 TARGETS = {
@@ -42,24 +41,22 @@ RATES_AT = (1, 8, 32, 64, 128)
 """Decisions in flight for which rates are measured."""
 
 
-def bench_decode(*, rounds: int = 5, model: Path, inputs: RunInputs, settings: InferenceSettings | None = None) -> Outcome:
-    """Measure the engine that runs of these settings have here.
+def bench_decode(*, rounds: int = 5, model: Path, inputs: RunInputs) -> Outcome:
+    """Measure the engine that runs have here by default.
 
     Args:
         model: folder of the model.
         inputs: the run whose rollouts are measured.
-        settings: settings of the engine.
 
     Raises:
         InputError: `rounds` is below 1.
     """
-    if rounds < 1:
-        raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
-    return asyncio.run(_measure(model, settings or InferenceSettings(), inputs, rounds=rounds))
+    check_rounds(rounds)
+    return asyncio.run(_measure(model, inputs, rounds=rounds))
 
 
-async def _measure(model: Path, settings: InferenceSettings, inputs: RunInputs, *, rounds: int) -> Outcome:
-    engine, tokens = choose_engine(settings, model, name="decode"), Tokens(Codec(model))
+async def _measure(model: Path, inputs: RunInputs, *, rounds: int) -> Outcome:
+    engine, tokens = choose_engine(InferenceSettings(), model, name="decode"), Tokens(Codec(model))
     await engine.start()
     try:
         reporter().say("measuring whole rollouts")
@@ -90,9 +87,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
     return {
         "prefix_hit_share": cached_tokens / prompt_tokens,
         "prompt_tokens_per_decision_rollouts": prompt_tokens / decisions,
-        "uncached_tokens_per_decision": uncached_per_decision(
-            prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, decisions=decisions
-        ),
+        "uncached_tokens_per_decision": (prompt_tokens - cached_tokens) / decisions,  # warm-ups included
         "completion_tokens_per_decision_rollouts": completion_tokens / decisions,
         "forced_token_share_rollouts": forced / completion_tokens,
         "table_ms_rollouts": table_ms(tokens, first, [legal for asked in others for legal in asked], rounds=rounds),
@@ -128,26 +123,15 @@ def gpu_aware_clock() -> float:
     return time.perf_counter() if torch.cuda.is_available() else time.process_time()
 
 
-async def _draw(engine: Any, requests: Sequence[GenerationRequest], in_flight: int) -> float:
-    """CPU seconds to draw `requests`, `in_flight` at a time, from an empty prefix cache."""
-    await forget_prefixes(engine)
-    limit = asyncio.Semaphore(in_flight)
-
-    async def draw(request: GenerationRequest) -> None:
-        async with limit:
-            await engine.generate(request)
-
-    began = gpu_aware_clock()
-    await asyncio.gather(*(draw(request) for request in requests))
-    return gpu_aware_clock() - began
-
-
 async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *, rounds: int) -> dict[str, float]:
-    """Decisions a CPU second with 1, 8, 32, 64 and 128 in flight, and the gain from one to 64."""
-    seconds: dict[int, list[float]] = {}
+    """Decisions a CPU second with 1, 8, 32, 64 and 128 in flight, and the gain from one to 64; each from an empty cache."""
+    seconds: dict[int, list[float]] = {in_flight: [] for in_flight in RATES_AT}
     for _ in range(rounds):
-        for in_flight in RATES_AT:
-            seconds.setdefault(in_flight, []).append(await _draw(engine, requests, in_flight) / len(requests))
+        for in_flight, spent in seconds.items():
+            await forget_prefixes(engine)
+            began = gpu_aware_clock()
+            await draw(engine, requests, in_flight)
+            spent.append((gpu_aware_clock() - began) / len(requests))
     ratios = [alone / together for alone, together in zip(seconds[1], seconds[IN_FLIGHT], strict=True)]
     return {
         "batched_over_sequential_rollouts": median(ratios),

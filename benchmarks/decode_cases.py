@@ -1,8 +1,10 @@
-"""Requests of the decode benchmark: decisions of real rollouts."""
+"""Requests of benchmarks: decisions in forks that random players play, and whole rollouts of a step as a run plays them."""
 
+import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from entente.game.board import Board
@@ -11,6 +13,9 @@ from entente.game.players import player
 from entente.game.snapshot import Snapshot
 from entente.records.generation import Generation, GenerationRequest
 from entente.rollouts.fork import Tokens
+from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
+from entente.rollouts.settings import RolloutSettings
+from state_cache.sampling import sample_start_positions
 
 
 def played_positions(games: int, seed: int) -> list[Snapshot]:
@@ -67,6 +72,41 @@ def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[Gene
     ]
 
 
+async def draw(engine: Any, requests: Sequence[GenerationRequest], in_flight: int = 0) -> list[Generation]:
+    """Draw all requests, at most `in_flight` at a time; 0: all at once."""
+    limit = asyncio.Semaphore(in_flight or len(requests))
+
+    async def one(request: GenerationRequest) -> Generation:
+        async with limit:
+            return await engine.generate(request)
+
+    return await asyncio.gather(*map(one, requests))
+
+
+# -- whole rollouts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """What the rollouts of a run start from."""
+
+    positions: Sequence[Snapshot]
+    rollouts: RolloutSettings
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedStep:
+    """The rollouts of one step. Plies occur in their real proportions."""
+
+    cases: list[Case]
+    """Every decision, in the order in which they were asked for."""
+    drawn: list[tuple[GenerationRequest, Generation]]
+    """In the same order."""
+    decisions: int
+    """Decisions kept for training."""
+
+
 @dataclass(slots=True)
 class RecordingEngine:
     """Passes requests to an engine and keeps them with their generations."""
@@ -74,14 +114,34 @@ class RecordingEngine:
     engine: Any
     asked: list[GenerationRequest] = field(default_factory=list)
     """In the order in which they arrived."""
-    drawn: list[tuple[GenerationRequest, Generation]] = field(default_factory=list)
-    """In the order in which they were drawn."""
+    drawn: dict[str, Generation] = field(default_factory=dict)
+    """By request id."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
-        generation = await self.engine.generate(request)
-        self.drawn.append((request, generation))
+        self.drawn[request.request_id] = generation = await self.engine.generate(request)
         return generation
+
+
+async def record_step(inputs: RunInputs, step: int, engine: Any, model_tokens: Tokens) -> PlayedStep:
+    """Roll out the start groups of `step`, from 1, as a run does; every decision is kept with its own copy of the board."""
+    recording, tokens, rollouts = RecordingEngine(engine), copy(model_tokens), inputs.rollouts
+    cases: list[Case] = []
+
+    def prompt_ids(board: Board, legal: LegalOrders, shown: str | None = None) -> list[int]:
+        cases.append(Case(board=board.fork(), legal=legal, snapshot_id=""))
+        return model_tokens.prompt_ids(board, legal, shown)
+
+    tokens.prompt_ids = prompt_ids  # type: ignore[method-assign]
+    positions = sample_start_positions(inputs.positions, rollouts.start_groups, inputs.seed, step)
+    groups = plan_start_groups(positions, (step - 1) * rollouts.start_groups, rollouts)
+    played = await roll_out(groups, recording, tokens, rollouts, producer="benchmark", seed=inputs.seed)
+    return PlayedStep(
+        # A rollout makes a prompt right before its request, so both lists have the same order.
+        cases=[replace(case, snapshot_id=asked.snapshot_id) for case, asked in zip(cases, recording.asked, strict=True)],
+        drawn=[(request, recording.drawn[request.request_id]) for request in recording.asked],
+        decisions=len(decisions_of(played)),
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from entente.telemetry.errors import DataError
+from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.machine import environment
 
 
@@ -56,6 +56,16 @@ class Outcome:
             "ok": self.ok,
             "machine": environment(),
         }
+
+
+def check_rounds(rounds: int) -> None:
+    """Check that something is measured.
+
+    Raises:
+        InputError: `rounds` is below 1.
+    """
+    if rounds < 1:
+        raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
 
 
 def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.process_time()) -> tuple[float, Any]:

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.entente_run import short_run
 from benchmarks.laptop_run import record_rows
-from benchmarks.outcome import Outcome, Target, cpu_seconds
-from benchmarks.trainer_arms import Arms, Steps, relative_error, update_rows
+from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds
+from benchmarks.trainer_arms import Steps, random_steps, update_rows
 from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape, made_up_batch
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
@@ -66,8 +66,7 @@ def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
         InputError: `repeats` is below 1, a name in `only` is unknown, or rows would be recorded with a model that is not tiny.
     """
     known = (RECORDED, *CASES, *CHECKS, PROCESSES)
-    if repeats < 1:
-        raise InputError(f"There is nothing to measure in {repeats} repeats: at least 1.")
+    check_rounds(repeats)
     if unknown := sorted(set(only) - set(known)):
         raise InputError(f"The trainer benchmark measures no '{unknown[0]}', but {', '.join(known)}.")
     if model != "tiny" and (RECORDED in only or not only):
@@ -112,20 +111,16 @@ def bench_trainer(
                 metrics |= two_process_figures(settings, arguments, repeats=repeats)
             elif name in CASES:
                 metrics |= made_up_figures(name, repeats=repeats, seed=seed)
+            elif name == "exactness":
+                metrics |= exactness(Case(positions=3, forks=6, spread=0.5), TINY, seed=seed)
             else:
-                metrics |= _check(name, repeats=repeats, seed=seed)
+                metrics |= {"planner_share": planner_share(CASES["g6"], TINY, repeats=repeats, seed=seed)}
         reporter().stage("measuring", len(wanted), len(wanted))
     return Outcome(
         benchmark="trainer",
         metrics=metrics,
         targets={name: target for name, target in TARGETS.items() if name in metrics},
     )
-
-
-def _check(name: str, *, repeats: int, seed: int) -> dict[str, float]:
-    if name == "exactness":
-        return exactness(Case(positions=3, forks=6, spread=0.5), TINY, seed=seed)
-    return {"planner_share": planner_share(CASES["g6"], TINY, repeats=repeats, seed=seed)}
 
 
 @contextmanager
@@ -175,9 +170,11 @@ def two_process_figures(settings: RunSettings, arguments: Sequence[str], *, repe
 
 def made_up_figures(name: str, *, repeats: int, seed: int) -> dict[str, float]:
     """The step on the made-up rows of `CASES[name]`."""
-    arms = Arms(TINY_32K if name.endswith("32k") else TINY)
-    batch, warm_up = arms.batch(CASES[name], seed), arms.batch(Case(positions=1, forks=2), seed)
-    return speedups(f"made_up_{name}", arms, batch, warm_up, repeats=repeats)
+    shape = TINY_32K if name.endswith("32k") else TINY
+    batch, warm_up = (
+        made_up_batch(case, vocabulary=shape.vocabulary, seed=seed) for case in (CASES[name], Case(positions=1, forks=2))
+    )
+    return speedups(f"made_up_{name}", random_steps(shape), batch, warm_up, repeats=repeats)
 
 
 def speedups(name: str, steps: Steps, batch: Batch, warm_up: Batch, *, repeats: int) -> dict[str, float]:
@@ -196,8 +193,7 @@ def speedups(name: str, steps: Steps, batch: Batch, warm_up: Batch, *, repeats: 
 
 def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float:
     """CPU seconds of planning over those of our whole step."""
-    arms = Arms(shape)
-    batch, step, shares = arms.batch(case, seed), arms.ours(), []
+    batch, step, shares = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed), random_steps(shape).ours(), []
     step(batch)
     for _ in range(repeats):
         step_s = cpu_s(lambda: step(batch))
@@ -207,10 +203,11 @@ def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float
 
 def exactness(case: Case, shape: Shape, *, seed: int) -> dict[str, float]:
     """Differences of loss and gradient between packed and padded rows, in float32."""
-    arms = Arms(shape)
-    loss, gradient = arms.loss_and_gradient(arms.ours(layout="packed"), batch := arms.batch(case, seed))
-    expected_loss, expected = arms.loss_and_gradient(arms.ours(layout="padded"), batch)
-    return {"loss_diff": abs(loss - expected_loss), "grad_rel_error": relative_error(gradient, expected)}
+    steps, batch = random_steps(shape), made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
+    loss, gradient = steps.loss_and_gradient(steps.ours(layout="packed"), batch)
+    expected_loss, expected = steps.loss_and_gradient(steps.ours(layout="padded"), batch)
+    error = np.linalg.norm(gradient - expected) / np.linalg.norm(expected)
+    return {"loss_diff": abs(loss - expected_loss), "grad_rel_error": float(error)}
 
 
 def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:

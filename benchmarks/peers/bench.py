@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.laptop_run import record_rows
-from benchmarks.outcome import Outcome, Target, cpu_seconds, require_found
+from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds, require_found
 from entente.decoding.model_files import resolve_model
 from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
@@ -71,8 +71,7 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
         InputError: `rounds` is below 1, or there is no such environment.
         DataError: TRL's arm trained on other rows.
     """
-    if rounds < 1:
-        raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
+    check_rounds(rounds)
     check_python(trl_python)
     batch, advantages = record_rows(settings, arguments)
     training, model = settings.training, model_of(settings)

@@ -2,7 +2,7 @@
 
 It has the positions of a run's steps, in their order, and the run's prompts, groups, forks, updates, adapter and rate. An answer
 is read as an endpoint's is, and played against the run's opponents to the run's horizon; the reward is the number of centres
-gained. Two arms run at the same time, on one thread each:
+gained. Two arms run one after the other, on one thread:
 
     free    draws from the whole vocabulary; a unit without a legal order in the answer holds
     masked  draws under our legal tables
@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ from state_cache.store import StateCache, open_cache
 
 ARMS = ("free", "masked")
 _ROWS_A_FORWARD = 4
-"""With 8, TRL's default, each arm takes 8 GiB or more with SmolLM2, and both run at once."""
+"""With 8, TRL's default, an arm takes 8 GiB or more with SmolLM2."""
 _ANSWER = "answer"
 
 
@@ -207,22 +206,14 @@ def _train(
     }
     names = ("offsets", "token_ids", "next_nodes")
     tables = {f"{name}_{number}": getattr(each.table, name) for number, each in enumerate(questions) for name in names}
-    programs, threads = dict[str, "subprocess.Popen[str]"](), ThreadPoolExecutor(len(ARMS))
-    try:
-        for arm in ARMS:
-            (given := folder / f"for-{arm}").mkdir()
-            np.savez(given / "tables.npz", **tables)
-            own = {"whole": whole | {"masked": arm == "masked", "adapter": str(folder / arm)}}
-            (given / "settings.json").write_text(json.dumps(trl_settings(model, training, [_ROWS_A_FORWARD]) | own))
-            programs[arm] = start(trl_python, str(given))
-        trained = {arm: threads.submit(Arm(arm, questions, rollouts).train, programs[arm]) for arm in ARMS}
-        wait(trained.values(), return_when=FIRST_EXCEPTION)
-        return {f"{arm}_{name}": value for arm in ARMS if trained[arm].done() for name, value in trained[arm].result().items()}
-    finally:
-        for program in programs.values():
-            program.kill()
-            program.wait()
-        threads.shutdown()
+    figures = dict[str, float]()
+    np.savez(folder / "tables.npz", **tables)
+    for arm in ARMS:
+        own = {"whole": whole | {"masked": arm == "masked", "adapter": str(folder / arm)}}
+        (folder / "settings.json").write_text(json.dumps(trl_settings(model, training, [_ROWS_A_FORWARD]) | own))
+        with start(trl_python, str(folder)) as program:
+            figures |= {f"{arm}_{name}": value for name, value in Arm(arm, questions, rollouts).train(program).items()}
+    return figures
 
 
 async def _scores(settings: RunSettings, cache: StateCache, model: Path, tokens: Tokens, folder: Path) -> dict[str, Score]:

@@ -20,7 +20,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.decode_cases import played_positions, requests_for, rollout_cases
+from benchmarks.decode_cases import draw, played_positions, requests_for, rollout_cases
 from benchmarks.smoke.job import Found, Job, StageFailed
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
@@ -67,25 +67,19 @@ def model_folder(job: Job) -> Path:
 
 
 def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
-    """Policy version `version` with random weights; the same for the same number."""
-    folder = job.folder / "adapters" / f"{model.name}-{version}"
+    """Policy version `version`: random weights on all LoRA targets of the model's family; the same for the same number."""
+    folder, architecture, tensors = job.folder / "adapters" / f"{model.name}-{version}", read_architecture(model), {}
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(version)
-    scale = math.sqrt(_MOVED / math.sqrt(read_architecture(model).hidden * RANK))
-    return version_in(write_random_adapter(folder, model, RANK, scale), version)
-
-
-def write_random_adapter(folder: Path, model: Path, rank: int, spread: float) -> Path:
-    """Write a peft adapter with weights from N(0, spread) on all LoRA targets of the model's family; return `folder`."""
-    architecture, tensors = read_architecture(model), {}
+    spread = math.sqrt(_MOVED / math.sqrt(architecture.hidden * RANK))
     for path, (out_features, in_features) in architecture.linear_layers().items():
-        tensors[f"base_model.model.{path}.lora_A.weight"] = spread * torch.randn(rank, in_features)
-        tensors[f"base_model.model.{path}.lora_B.weight"] = spread * torch.randn(out_features, rank)
+        tensors[f"base_model.model.{path}.lora_A.weight"] = spread * torch.randn(RANK, in_features)
+        tensors[f"base_model.model.{path}.lora_B.weight"] = spread * torch.randn(out_features, RANK)
     save_file(tensors, folder / WEIGHTS_FILE)
     targets = sorted(architecture.targets())
-    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
+    described = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": targets, "bias": "none"}
     (folder / CONFIG_FILE).write_text(json.dumps(described | {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM"}))
-    return folder
+    return version_in(folder, version)
 
 
 def engine_settings(job: Job) -> InferenceSettings:
@@ -130,22 +124,16 @@ def make_requests(model: Path, count: int, label: str) -> list[GenerationRequest
     return requests_for(cases[:: max(1, len(cases) // count)][:count], tokens, label)
 
 
-async def draw(engine: Any, requests: Sequence[GenerationRequest], label: str = "", in_flight: int = 0) -> list[Generation]:
-    """Draw all requests, with new ids if there is a label; `in_flight`: most at a time, 0: all at once."""
-    limit = asyncio.Semaphore(in_flight or len(requests))
-
-    async def one(number: int, request: GenerationRequest) -> Generation:
-        async with limit:
-            return await engine.generate(replace(request, request_id=f"{label}/{number}") if label else request)
-
-    return await asyncio.gather(*(one(number, request) for number, request in enumerate(requests)))
+def renamed(requests: Sequence[GenerationRequest], label: str) -> list[GenerationRequest]:
+    """The requests with new ids, so that they can be drawn again."""
+    return [replace(request, request_id=f"{label}/{number}") for number, request in enumerate(requests)]
 
 
 async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, in_flight: int) -> float:
     """Decisions a second with so many in flight, from an empty prefix cache."""
     await engine.forget_prefixes()
-    some, began = requests[: 8 + 4 * in_flight], time.perf_counter()
-    await draw(engine, some, label, in_flight)
+    some, began = renamed(requests[: 8 + 4 * in_flight], label), time.perf_counter()
+    await draw(engine, some, in_flight)
     return len(some) / (time.perf_counter() - began)
 
 
@@ -230,7 +218,7 @@ def engine(job: Job) -> Found:
         for version, request in enumerate(requests[:4], 1):  # the first warms up
             swap = time.perf_counter()
             await engine.publish(random_policy(job, model, version))
-            await draw(engine, [request], f"swap-{version}")
+            await draw(engine, renamed([request], f"swap-{version}"))
             swaps.append(1e3 * (time.perf_counter() - swap))
         figures["swap_ms"] = median(swaps[1:])
         most = max(batches, key=lambda batch: figures[f"decisions_per_s.{batch}"])
@@ -252,7 +240,7 @@ def legal_mask(job: Job) -> Found:
     async def measure(engine: Any) -> tuple[list[Generation], list[Generation]]:
         base = await draw(engine, requests)
         await engine.publish(policy)
-        return base, await draw(engine, requests, "adapter")
+        return base, await draw(engine, renamed(requests, "adapter"))
 
     base, adapted = with_engine(job, measure)
     if {generation.policy.version for generation in adapted} != {1}:

@@ -100,9 +100,9 @@ class StageResult:
 class StageFailed(EntenteError):
     """A stage found something wrong. `advice`: the setting to try; empty: the stage's own."""
 
-    def __init__(self, sentence: str, advice: str = "", figures: Figures | None = None) -> None:
+    def __init__(self, sentence: str, advice: str = "") -> None:
         super().__init__(sentence)
-        self.advice, self.figures = advice, dict(figures or {})
+        self.advice = advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def run_stage(given: dict[str, Any]) -> dict[str, Any]:
         module = importlib.import_module(f"benchmarks.smoke.{stage.module}_stages")
         found = getattr(module, stage.name.replace("-", "_"))(Job.from_object(given))
     except StageFailed as error:
-        return {"passed": False, "sentence": str(error), "advice": error.advice, "figures": error.figures}
+        return {"passed": False, "sentence": str(error), "advice": error.advice}
     except Exception as error:
         traceback.print_exc()
         return {"passed": False, "sentence": in_a_sentence(error)}

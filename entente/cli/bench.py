@@ -90,8 +90,8 @@ def _storage(rounds: int = 15, scale: float = 1.0, seed: int = 0) -> "Outcome":
 def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
     run = _settings((), runs_root, seed)
     from benchmarks.decode import bench_decode
+    from benchmarks.decode_cases import RunInputs
     from benchmarks.laptop_run import cache_of
-    from benchmarks.played_steps import RunInputs
     from entente.decoding.model_files import resolve_model
     from entente.training.tiny_model import make_tiny_model
     from state_cache.store import open_cache

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import decode
-from benchmarks.decode_cases import requests_for
-from benchmarks.played_steps import RunInputs, record_step
+from benchmarks.decode_cases import RunInputs, record_step, requests_for
 from entente.game.snapshot import Snapshot
 from entente.rollouts.settings import RolloutSettings
 from tests.instant_engine import InstantEngine

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from benchmarks import trainer
-from benchmarks.old_step import OldTrainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
-from benchmarks.trainer_arms import Arms, Steps
+from benchmarks.trainer_arms import Steps, random_steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
 from entente.decoding.architectures import read_architecture
 from entente.settings.run_settings import layered_settings
@@ -31,26 +30,17 @@ def batch():
 
 def test_the_old_loss_is_that_of_a_plain_loop(batch):
     """Row by row, without padding or chunks, over the whole vocabulary."""
-    policy_under_test, advantages = Arms(SHAPE).policy, batch.returns.astype(np.float32)
-    model, total = policy_under_test.model, 0.0
-    with torch.no_grad():  # far from the reference, so that the divergence counts
-        for number, weight in enumerate(policy_under_test.parameters()):
-            weight.add_(0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
+    steps, total = random_steps(SHAPE), 0.0
     for row in range(SMALL.rows):
         ids = torch.from_numpy(batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].astype(np.int64))[None]
         completion = slice(int(batch.prompt_lens[row]) - 1, ids.shape[1] - 1)
         with torch.no_grad():
-            with model.disable_adapter():
-                reference = torch.log_softmax(model(ids).logits[0, completion].double(), -1)
-            policy = torch.log_softmax(model(ids).logits[0, completion].double(), -1)
-        drawn = ids[0, int(batch.prompt_lens[row]) :, None]
-        now, then = policy.gather(1, drawn)[:, 0], reference.gather(1, drawn)[:, 0]
+            policy = torch.log_softmax(steps.policy.model(ids).logits[0, completion].double(), -1)
+        now = policy.gather(1, ids[0, int(batch.prompt_lens[row]) :, None])[:, 0]
         behaviour = torch.from_numpy(batch.behaviour_logprobs[batch.completion_offsets[row] : batch.completion_offsets[row + 1]])
-        ratio, advantage = torch.exp(now - behaviour), float(advantages[row])
-        gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        total += float((0.01 * (torch.exp(then - now) - (then - now) - 1) - gain).sum())
-    old = OldTrainer(model, divergence=True)
-    assert old.accumulate(batch, advantages) == pytest.approx(total / int(batch.completion_offsets[-1]), rel=1e-4)
+        ratio, advantage = torch.exp(now - behaviour), float(batch.returns[row])
+        total -= float(torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum())
+    assert steps.old()(batch) == pytest.approx(total / int(batch.completion_offsets[-1]), rel=1e-4)
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------------
@@ -91,7 +81,7 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytes
     monkeypatch.setattr(trainer.gc, "collect", lambda: 0)  # takes long among the objects of a whole suite
     monkeypatch.setattr(Steps, "ours", lambda self: arm("ours"))
     monkeypatch.setattr(Steps, "old", lambda self: arm("old"))
-    found = speedups("x", Arms(SHAPE), batch, batch, repeats=3)
+    found = speedups("x", random_steps(SHAPE), batch, batch, repeats=3)
     assert found["speedup_x"] == 4.0  # of 4, 2 and 6
     assert order == list(speeds) * 4
     assert 0 < found["unique_token_share_x"] < 1
@@ -99,7 +89,7 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [({"repeats": 0}, "nothing to measure in 0 repeats"), ({"only": ["g6", "g7"]}, "measures no 'g7', but recorded, g6")],
+    [({"repeats": 0}, "nothing to measure in 0 rounds"), ({"only": ["g6", "g7"]}, "measures no 'g7', but recorded, g6")],
 )
 def test_nothing_to_measure_is_the_users_mistake(given: dict, sentence: str):
     with pytest.raises(InputError, match=sentence):
