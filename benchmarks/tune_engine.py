@@ -39,8 +39,6 @@ class TuneSettings(Settings):
     """Values of inference.max_batched_tokens (vLLM's max_num_batched_tokens); on a GPU 4096, 8192 and 16384."""
     gpu_memory_share: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
     """Values of inference.gpu_memory_share, such as 0.85, 0.89 and 0.93; for a GPU."""
-    max_in_flight: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = ()
-    """Values of inference.max_in_flight."""
     max_latency_ms: Annotated[float, Field(gt=0)] = 13_000.0
     """Upper bound of the P99 latency in milliseconds, to the whole completion."""
     min_cache_hit: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -53,7 +51,7 @@ class TuneSettings(Settings):
     """Time limit of a candidate in seconds, beside the limit of its engine's start."""
 
 
-AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share", "max_in_flight")
+AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share")
 """Settings that are varied."""
 
 

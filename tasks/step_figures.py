@@ -3,7 +3,7 @@
 import os
 import time
 
-from entente.inference.engine import EngineStats, EngineWithEvents, EngineWithWorkerFigures
+from entente.inference.engine import EngineStats, EngineWithEvents
 from entente.players.read_answer import AnswerCounts
 from entente.rollouts.play import Figures, add_up
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, resident_mib
@@ -38,8 +38,6 @@ class StepClock:
         before, self._events = self._events, _events(self._resources)
         figures |= rolled.queue | outside_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
-        if isinstance(self._resources.engine, EngineWithWorkerFigures):
-            figures |= self._resources.engine.scraped()
         self._steps += 1
         if self._steps % GIVE_BACK_STEPS == 0:
             give_back_memory()

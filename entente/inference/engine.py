@@ -45,15 +45,6 @@ class EngineWithEvents(Protocol):
 
 
 @runtime_checkable
-class EngineWithWorkerFigures(Protocol):
-    """An engine that reads metrics pages of vLLM servers."""
-
-    def scraped(self) -> dict[str, float]:
-        """Registered `workers/` figures since the last call."""
-        ...
-
-
-@runtime_checkable
 class EngineWithPrefixes(Protocol):
     """An engine that keeps the key-value blocks of prompts for later prompts."""
 

@@ -5,23 +5,16 @@ publishes the versions again.
 """
 
 import asyncio
-import contextlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import Collection, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
 
 from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment, start_limit_s
 from entente.inference.server_process import LOOPBACK, ServerProcess
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_client import VllmClient
-from entente.records.generation import Generation, GenerationRequest
-from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import EngineLostError
-
-T = TypeVar("T")
 
 
 class ServedVllm(VllmClient):
@@ -49,22 +42,11 @@ class ServedVllm(VllmClient):
             self._scratch.mkdir(mode=0o700)
         try:
             await self.server.start(limit_s=start_limit_s(self._settings))
-            await self._while_it_runs(super().start())
+            self.server.end.add_done_callback(self._end)
+            await super().start()
         except BaseException:
             await asyncio.shield(self.close())
             raise
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """See `Engine.generate`."""
-        return await self._while_it_runs(super().generate(request))
-
-    async def publish(self, policy: PolicyVersion) -> None:
-        """See `Engine.publish`."""
-        await self._while_it_runs(super().publish(policy))
-
-    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """See `Engine.retire`."""
-        await self._while_it_runs(super().retire(oldest, keep))
 
     async def close(self) -> None:
         """See `Engine.close`."""
@@ -75,15 +57,6 @@ class ServedVllm(VllmClient):
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
-    async def _while_it_runs(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, unless the server ends first."""
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self.server.end}, return_when=asyncio.FIRST_COMPLETED)
-            if not self.server.end.done():
-                return task.result()
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
-        raise EngineLostError(f"engine '{self.name}' is lost: its server ended {self.server.ending()}")
+    def _end(self, _: asyncio.Future[int]) -> None:
+        """Fail what is in flight, because the server has ended."""
+        self.give_up(EngineLostError(f"engine '{self.name}' is lost: its server ended {self.server.ending()}"))

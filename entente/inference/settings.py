@@ -44,7 +44,3 @@ class InferenceSettings(Settings):
     """GPUs over which the engine splits each layer."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the engine; 0: planned."""
-    max_in_flight: Annotated[int, MAY_CHANGE, Field(ge=1, le=4096)] = 128
-    """Most requests in flight at one server; further ones wait in the client, older versions first."""
-    long_prompt_tokens: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
-    """Prompts of at least this many tokens go to the last server of `urls`; 0: any prompt to any server."""

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
-from entente.inference.engine import Engine, EngineStats, EngineWithEvents, EngineWithPrefixes, EngineWithWorkerFigures
+from entente.inference.engine import Engine, EngineStats, EngineWithEvents, EngineWithPrefixes
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import DataError, EngineError, EngineLostError
@@ -117,10 +117,6 @@ class EngineSupervisor:
         """Counts since the start, by event name, over all engines so far."""
         own = {name: count + self._earlier_events[name] for name, count in _events_of(self._engine).items()}
         return {"engine_restarts": self.restarts, **own}
-
-    def scraped(self) -> dict[str, float]:
-        """See `EngineWithWorkerFigures`."""
-        return self._engine.scraped() if isinstance(self._engine, EngineWithWorkerFigures) else {}
 
     async def close(self) -> None:
         """See `Engine.close`."""

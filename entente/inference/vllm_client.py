@@ -1,19 +1,16 @@
 """The client of vLLM servers: an `Engine` whose completions are drawn by stock vLLM with our processor, over HTTP.
 
 Every request is answered once. A failed one is repeated at another server with the same seed, so with the same answer. No answer
-becomes a generation unchecked (`vllm_wire.read_answer`). Requests wait here, not at the servers: older versions first, then in
-the order of arrival. Requests of one position go to the same server, whose prefix cache has it, unless it is much busier than
-others. The client runs on one event loop.
+becomes a generation unchecked (`vllm_wire.read_answer`). Requests wait in the servers' own queues. Those of one position go to
+the same server, whose prefix cache has it, unless it is much busier than others. A server gets work only while it passes
+`Server.check` and has all versions; one that fails gets no more until it passes again. The client runs on one event loop.
 """
 
 import asyncio
-import heapq
-import itertools
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,31 +18,22 @@ import numpy as np
 from entente.decoding.legal_table import END
 from entente.decoding.model_files import read_config
 from entente.inference.engine import EngineStats
+from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
-from entente.inference.vllm_roster import ClientTimes, Roster
-from entente.inference.vllm_server import PREEMPTED, RUNNING, STEPS, WAITING, CallFailed, Server
+from entente.inference.vllm_server import PREEMPTED, STEPS, Call, CallFailed, ClientTimes, Server
 from entente.records.generation import Generation, GenerationRequest
-from entente.records.policy_version import PolicyVersion
-from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, InputError, VersionGoneError
+from entente.telemetry.progress import reporter
 
 AFFINITY_MARGIN = 16
 """Requests that a position's preferred server may have in flight beyond the least loaded one. A smaller margin balances better; a
 larger one keeps prefixes cached."""
 ATTEMPTS = 4
 """Failed attempts after which a request fails."""
-MAX_SKIPPED = 64
-"""Requests that one dispatch may skip because no server that may answer them has room."""
 EVENTS = ("retries", "ejections", "readmissions", "timeouts", "rejected_answers", "publish_refusals")
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request that waits for a server with room."""
-
-    request: GenerationRequest
-    policy: PolicyVersion
-    failed_on: Collection[Server]
-    place: asyncio.Future[Server] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
+"""Seconds until the first look at a server that failed; seconds of refused connections at the start after which it is absent."""
 
 
 class VllmClient:
@@ -63,18 +51,44 @@ class VllmClient:
     ) -> None:
         """`model`: folder of the base model."""
         self.name = name
-        self._settings, self._key, self._times = settings, key, times or ClientTimes()
-        self._roster = Roster(urls, settings, model, self._times)
-        self._roster.on_change, self._roster.on_lost = self._dispatch, self._fail_waiting
+        self._settings, self._model, self._key, self._times = settings, model, key, times or ClientTimes()
+        self._probes: dict[PolicyVersion, Generation] = {}
+        self._servers = [Server(url, model, settings, self._times, self._probes) for url in urls]
         config = read_config(model)
         self._vocabulary = int(config.get("text_config", config)["vocab_size"])
-        self._waiting: list[tuple[int, int, _Waiting]] = []
-        self._numbers = itertools.count()
-        self._counts = Counter[str]()
+        self._newest, self._versions = BASE, {BASE.version: BASE}
+        self._zero: set[PolicyVersion] = set()
+        """Versions that draw as the base model does."""
+        self._counts, self._events = Counter[str](), Counter[str]()
+        self._lost: EngineLostError | None = None
+        """Why requests fail: no server came back, or the client was closed."""
+        self._any_living, self._changing = asyncio.Event(), asyncio.Lock()
+        self._last_living = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Wait until the servers are ready; see `Roster.start`."""
-        await self._roster.start(self._key)
+        """Wait until the servers are ready. If at least one is, those that are not ready in time join later.
+
+        Raises:
+            InputError: none became ready, or one rejects the key, serves another model, or does not draw under our mask.
+        """
+        for server in self._servers:
+            server.open(self._key)
+        waits = [asyncio.create_task(self._await_first(server)) for server in self._servers]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._lost is not None:
+            raise self._lost
+        if not self._living:
+            reasons = "; ".join(f"vLLM server {server.url} is not ready: {server.reason}" for server in self._servers)
+            raise InputError(f"{reasons}; is `entente serve` running there?")
+        for server in self._servers:
+            if not server.living:
+                self._say_ejected(server)
+            self._tasks.append(asyncio.create_task(self._attend(server)))
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion at some server; see `Engine.generate`."""
@@ -97,107 +111,113 @@ class VllmClient:
             return self._counted(request, Generation(token_ids=tokens, logprobs=logprobs, policy=policy, worker=self.name))
         self._counts["running"] += 1
         try:
-            return self._counted(request, await self._draw(request, time.monotonic()))
+            return self._counted(request, await self._draw(request))
         finally:
             self._counts["running"] -= 1
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` at all servers; see `Roster.publish`."""
-        await self._roster.publish(policy)
+        """Serve `policy` at all servers, which must see its folder under the same path; see `Engine.publish`."""
+        async with self._changing:
+            if self._versions.get(policy.version) != policy:
+                if policy != BASE:
+                    from entente.inference.adapter_check import check_adapter
+
+                    facts = await asyncio.to_thread(check_adapter, policy, self._model, self._settings.adapter_rank)
+                    if facts.is_zero:
+                        self._zero.add(policy)
+                    await self._load_everywhere(policy)
+                replaced = self._versions.get(policy.version)
+                self._versions[policy.version] = self._newest = policy
+                if replaced is not None:
+                    await self._drop([replaced])
+            self._newest = policy
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """Unload old versions at all servers; see `Roster.retire`."""
-        await self._roster.retire(oldest, keep)
+        """Unload versions at all servers once nothing of this client is in flight under them; see `Engine.retire`."""
+        async with self._changing:
+            kept = {*keep, self._newest.version}
+            gone = [policy for version, policy in self._versions.items() if version < oldest and version not in kept]
+            for policy in gone:
+                del self._versions[policy.version]
+            await self._drop(gone)
 
     async def stats(self) -> EngineStats:
         """Counts of this client. Forward passes and preemptions are the servers', for whichever client they were."""
         with suppress(CallFailed, EngineError):  # then the last known
-            await asyncio.gather(*(server.read(self._times.heartbeat) for server in self._roster.living))
-        steps, preempted = (int(sum(each.counts[name] for each in self._roster.servers)) for name in (STEPS, PREEMPTED))
-        version = self._roster.newest.version
+            await asyncio.gather(*(server.count() for server in self._living))
+        steps, preempted = (int(sum(each.counts[name] for each in self._servers)) for name in (STEPS, PREEMPTED))
+        version = self._newest.version
         return EngineStats(policy_version=version, engine_steps=steps, preemptions=preempted, **self._counts)
 
     def events(self) -> dict[str, int]:
         """Counts of failures since the start, by event name."""
-        return {name: self._roster.events[name] for name in EVENTS}
-
-    def scraped(self) -> dict[str, float]:
-        """Registered `workers/` figures of the pages read since the last call."""
-        roster = self._roster
-        readings, roster.readings, unread, roster.unread = roster.readings, [], roster.unread, 0
-        figures = {"pages_read": float(len(readings)), "pages_unread": float(unread)}
-        for name, series, fold in (
-            ("running_mean", RUNNING, np.mean),
-            ("waiting_mean", WAITING, np.mean),
-            ("waiting_max", WAITING, max),
-            ("kv_cache_share_max", "vllm:kv_cache_usage_perc", max),
-        ):
-            if values := [reading[series] for reading in readings if series in reading]:
-                figures[name] = float(fold(values))
-        return {f"workers/{name}": value for name, value in figures.items()}
+        return {name: self._events[name] for name in EVENTS}
 
     async def close(self) -> None:
-        """Close the connections and fail what is in flight; see `Roster.close`."""
-        await self._roster.close()
+        """Fail what is in flight and close the connections. The servers keep running, and keep their adapters."""
+        self.give_up(EngineLostError(f"engine '{self.name}' was closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(
+            *self._tasks, *(call.task for server in self._servers for call in server.calls), return_exceptions=True
+        )
+        for server in self._servers:
+            await server.close()
 
     # -- requests -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _living(self) -> list[Server]:
+        """Servers that get work, in the order of the settings."""
+        return [server for server in self._servers if server.living]
+
     def _find(self, request: GenerationRequest) -> PolicyVersion:
         """The version that must draw the request now."""
-        if self._roster.lost is not None:
-            raise self._roster.lost
-        newest = self._roster.newest
-        found = newest if request.version is None else self._roster.versions.get(request.version)
+        if self._lost is not None:
+            raise self._lost
+        found = self._newest if request.version is None else self._versions.get(request.version)
         if found is None:
             raise VersionGoneError(
-                f"version {request.version} of request '{request.request_id}' is not published: ask for {newest.version}"
+                f"version {request.version} of request '{request.request_id}' is not published: ask for {self._newest.version}"
             )
         return found
 
-    async def _draw(self, request: GenerationRequest, arrived: float) -> Generation:
-        failed_on, failures, reason = set[Server](), 0, ""
-        while failures < ATTEMPTS:
-            server = await self._await_place(_Waiting(request, self._find(request), failed_on))
+    async def _draw(self, request: GenerationRequest) -> Generation:
+        failed_on: list[Server] = []
+        while True:
+            server = self._choose(await self._await_living(), failed_on, request.snapshot_id)
             try:
-                return await self._call(server, request, arrived)
-            except VersionGoneError:
-                if request.version is not None:
-                    raise
+                generation = await self._ask(server, request)
             except CallFailed as error:
-                failures, reason = failures + 1, f"{server.url}: {error}"
-                failed_on.add(server)
-                self._roster.events["retries"] += failures < ATTEMPTS
-                self._roster.blame(server, error)
-        raise EngineLostError(f"request '{request.request_id}' failed {failures} times; the last, {reason}")
+                failed_on.append(server)
+                self._blame(server, error)
+                if len(failed_on) == ATTEMPTS:
+                    reason = f"request '{request.request_id}' failed {ATTEMPTS} times; the last, {server.url}: {error}"
+                    raise EngineLostError(reason) from error
+                self._events["retries"] += 1
+            else:
+                server.failures = 0
+                return generation
 
-    async def _call(self, server: Server, request: GenerationRequest, arrived: float) -> Generation:
-        """Send a request to a server that has a place for it, and give the place back."""
-        call = None
+    @staticmethod
+    def _choose(living: list[Server], failed_on: Sequence[Server], position: str) -> Server:
+        """The server that the position prefers among those within AFFINITY_MARGIN of the least loaded."""
+        able = [server for server in living if server not in failed_on] or living
+        bound = min(len(server.calls) for server in able) + AFFINITY_MARGIN
+        return max((server for server in able if len(server.calls) <= bound), key=lambda server: server.rank(position))
+
+    async def _ask(self, server: Server, request: GenerationRequest) -> Generation:
+        policy = self._find(request)
+        call = Call(asyncio.ensure_future(server.ask(request, policy)), policy)
+        server.calls.add(call)
         try:
-            policy, sent = self._find(request), time.monotonic()
-            call = asyncio.ensure_future(server.ask(request, policy, self._times.request))
-            server.calls[call] = policy
-            await asyncio.wait({call})
-            reason = self._roster.reason_for(call)
-            if call.cancelled():
-                raise reason or self._roster.lost or EngineLostError(f"engine '{self.name}' ends")
-            answer = call.result()
+            await asyncio.wait({call.task})
         finally:
-            if call is not None:
-                call.cancel()
-                del server.calls[call]
-            self._free(server)
-        server.failures = 0
-        waited, took = 1e3 * (sent - arrived), 1e3 * (time.monotonic() - sent)
-        return Generation(
-            token_ids=answer.token_ids,
-            logprobs=answer.logprobs,
-            policy=policy,
-            worker=server.name,
-            queue_ms=waited,
-            decode_ms=took,
-            cached_tokens=answer.cached_tokens,
-        )
+            call.task.cancel()
+            server.calls.discard(call)
+        if call.reason is not None:
+            raise call.reason
+        return call.task.result()
 
     def _counted(self, request: GenerationRequest, generation: Generation) -> Generation:
         tokens, forced = len(generation.token_ids), int(np.count_nonzero(generation.logprobs == 0))
@@ -210,54 +230,134 @@ class VllmClient:
         )
         return generation
 
-    # -- which server ---------------------------------------------------------------------------------------------------
+    # -- versions -------------------------------------------------------------------------------------------------------
 
-    async def _await_place(self, waiting: _Waiting) -> Server:
-        heapq.heappush(self._waiting, (waiting.policy.version, next(self._numbers), waiting))
-        self._dispatch()
+    async def _load_everywhere(self, policy: PolicyVersion) -> None:
+        """Load a version at every living server. One that refuses what another accepts gets no more work."""
+        refusals: dict[Server, DataError] = {}
+        while outdated := [each for each in await self._await_living() if policy not in each.loaded and each not in refusals]:
+            await asyncio.gather(*(self._load_or_eject(server, policy, refusals) for server in outdated))
+        self._events["publish_refusals"] += len(refusals)
+        if refusals and all(server in refusals for server in self._living):
+            raise next(iter(refusals.values()))
+        for server, refusal in refusals.items():
+            self._eject(server, f"it refused an adapter that others accepted: {refusal}")
+
+    async def _load_or_eject(self, server: Server, policy: PolicyVersion, refusals: dict[Server, DataError]) -> None:
         try:
-            return await waiting.place
-        except asyncio.CancelledError:
-            if waiting.place.done() and not waiting.place.cancelled() and waiting.place.exception() is None:
-                self._free(waiting.place.result())
-            raise
+            await server.load(policy, is_zero=policy in self._zero)
+        except DataError as error:
+            refusals[server] = error
+        except (CallFailed, EngineError) as error:
+            self._eject(server, f"it could not load version {policy.version}: {error}")
 
-    def _free(self, server: Server) -> None:
-        server.in_flight -= 1
-        self._dispatch()
+    async def _drop(self, gone: Sequence[PolicyVersion]) -> None:
+        """Fail requests in flight under these versions, then unload them."""
+        calls = [call for server in self._servers for call in server.calls if call.policy in gone]
+        for call in calls:
+            call.end(VersionGoneError(f"{call.policy} was retired: ask for version {self._newest.version}"))
+        await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
+        for policy in gone:
+            self._probes.pop(policy, None)
+            self._zero.discard(policy)
+        await asyncio.gather(*(self._unload_or_eject(server, policy) for server in self._servers for policy in gone))
 
-    def _dispatch(self) -> None:
-        """Give places to waiting requests in order while servers have room."""
-        passed = []
-        while self._waiting and len(passed) < MAX_SKIPPED and any(server.has_room for server in self._roster.servers):
-            entry = heapq.heappop(self._waiting)
-            waiting = entry[2]
-            if waiting.place.done():
-                continue
-            server = self._choose(waiting)
-            if server is None:
-                passed.append(entry)
-            else:
-                server.in_flight += 1
-                waiting.place.set_result(server)
-        for entry in passed:
-            heapq.heappush(self._waiting, entry)
+    async def _unload_or_eject(self, server: Server, policy: PolicyVersion) -> None:
+        try:
+            await server.unload(policy)
+        except (CallFailed, EngineError) as error:
+            self._eject(server, f"it could not unload version {policy.version}: {error}")
 
-    def _choose(self, waiting: _Waiting) -> Server | None:
-        """The server that the position prefers among those within AFFINITY_MARGIN of the least loaded; None: no room."""
-        request, long = waiting.request, self._settings.long_prompt_tokens
-        able = self._roster.living
-        if long and len(self._roster.servers) > 1:
-            is_long, last = len(request.prompt_ids) >= long, self._roster.servers[-1]
-            able = [server for server in able if (server is last) == is_long] or able
-        able = [server for server in able if server not in waiting.failed_on] or able
-        able = [server for server in able if server.has_room]
-        bound = min((server.in_flight for server in able), default=0) + AFFINITY_MARGIN
-        near = [server for server in able if server.in_flight <= bound]
-        return max(near, key=lambda server: server.rank(request.snapshot_id), default=None)
+    # -- servers that come and go ---------------------------------------------------------------------------------------
 
-    def _fail_waiting(self, error: EngineLostError) -> None:
-        for _, _, waiting in self._waiting:
-            if not waiting.place.done():
-                waiting.place.set_exception(error)
-        self._waiting.clear()
+    async def _admit(self, server: Server) -> None:
+        """Check a server, load all versions there, and give it work; raises as `Server.check` and `Server.load`."""
+        await server.check()
+        while missing := [each for each in self._versions.values() if each != BASE and each not in server.loaded]:
+            await server.load(missing[0], is_zero=missing[0] in self._zero)
+        # There was no await since the last look at the versions, so nothing was published meanwhile.
+        server.living, self._lost = True, None
+        self._any_living.set()
+
+    async def _await_first(self, server: Server) -> None:
+        began = time.monotonic()
+        while self._lost is None:
+            try:
+                await self._admit(server)
+                reporter().stage("vLLM servers ready", len(self._living), len(self._servers))
+                return
+            except CallFailed as error:
+                if error.cure:
+                    raise InputError(f"vLLM server {server.url}: {error}; {error.cure}") from error
+                server.reason = str(error)
+                # The caller's limit is as long but has no explanation, so this one ends a little earlier.
+                limit = GONE_AFTER_S if error.lost else 0.95 * start_limit_s(self._settings)
+            except (DataError, EngineError) as error:
+                raise InputError(str(error)) from error
+            if time.monotonic() - began > limit:
+                return
+            await asyncio.sleep(2 * FIRST_LOOK_S)
+
+    async def _attend(self, server: Server) -> None:
+        """Look at a server until the client is closed; admit one without work again, with growing delays."""
+        delay = FIRST_LOOK_S
+        while True:
+            await asyncio.sleep(self._times.look if server.living else delay)
+            try:
+                if server.living:
+                    await server.look()
+                    delay = FIRST_LOOK_S
+                else:
+                    delay = min(self._times.heartbeat, 2 * delay)
+                    await self._admit(server)
+                    self._events["readmissions"] += 1
+                    reporter().say(f"vLLM server {server.url} gets work again, under policy version {self._newest.version}")
+            except (CallFailed, EntenteError) as error:
+                if server.living:
+                    self._eject(server, str(error))
+                server.reason = str(error)
+            except Exception as error:
+                # A mistake here must not look like absent servers.
+                self.give_up(EngineLostError(f"a background task of the vLLM client failed: {error!r}"))
+                raise
+            if not self._living and time.monotonic() - self._last_living > self._times.no_server:
+                reasons = "; ".join(f"{server.url}: {server.reason}" for server in self._servers)
+                self.give_up(EngineLostError(f"no vLLM server came back within {self._times.no_server:g} s ({reasons})"))
+
+    def _blame(self, server: Server, error: CallFailed) -> None:
+        """Count a failed request, and give the server no more work if it is lost or failed too often."""
+        self._events[error.event] += 1
+        server.failures += 1
+        if error.lost or server.failures >= 3:
+            self._eject(server, str(error))
+
+    def _eject(self, server: Server, reason: str) -> None:
+        """Give a server no more work until it is admitted again. What is in flight there is repeated elsewhere."""
+        if server.living:
+            server.living, server.reason = False, reason
+            self._say_ejected(server)
+            for call in server.calls:
+                call.end(CallFailed(reason))
+
+    def _say_ejected(self, server: Server) -> None:
+        self._events["ejections"] += 1
+        left = len(self._living)
+        reporter().say(f"vLLM server {server.url} gets no more work: {server.reason}; {left} of {len(self._servers)} left")
+        if not left:
+            self._any_living.clear()
+            self._last_living = time.monotonic()
+
+    async def _await_living(self) -> list[Server]:
+        """The servers that get work, once there is one; raises EngineLostError if none comes back."""
+        while self._lost is None and not self._living:
+            await self._any_living.wait()
+        if self._lost is not None:
+            raise self._lost
+        return self._living
+
+    def give_up(self, error: EngineLostError) -> None:
+        """Fail all requests, until a server comes back."""
+        self._lost = self._lost or error
+        self._any_living.set()
+        for call in [call for server in self._servers for call in server.calls]:
+            call.end(error)

@@ -1,6 +1,8 @@
-"""One vLLM server as its client sees it: its calls over HTTP, what is loaded there, and how many requests are in flight.
+"""One vLLM server as its client sees it: calls over HTTP, the policy versions loaded there, and probes of what it draws.
 
-Every failure of HTTP becomes one of a few errors; the client decides what follows. The key is sent in a header only.
+A policy version is an adapter with a name of its own. A probe shows that the server draws under the mask, by the weights that the
+other servers have, and not by the base model's under an adapter's name. Every failure of HTTP becomes one of a few errors; the
+client decides what follows. The key is sent in a header only.
 """
 
 import asyncio
@@ -8,18 +10,33 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from entente.inference.vllm_wire import Answer, adapter_name, error_message, read_answer, read_series, request_body
-from entente.records.generation import GenerationRequest
-from entente.records.policy_version import PolicyVersion
-from entente.telemetry.errors import DataError, EngineError
+from entente.decoding.model_files import eos_token_id, model_fingerprint
+from entente.inference.server_arguments import START_S
+from entente.inference.settings import KEY_VARIABLE, InferenceSettings
+from entente.inference.vllm_wire import (
+    FLOAT32,
+    ROUNDED,
+    SIDE_BY_SIDE,
+    adapter_name,
+    error_message,
+    probe_request,
+    read_answer,
+    read_counter,
+    request_body,
+    same_weights,
+)
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE, PolicyVersion
+from entente.telemetry.errors import DataError, EngineError, InputError
 
-RUNNING, WAITING, PREEMPTED = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_preemptions_total"
-STEPS = "vllm:iteration_tokens_total_count"
+STEPS, PREEMPTED = "vllm:iteration_tokens_total_count", "vllm:num_preemptions_total"
 LARGE_BODY = 1 << 20
 """Bytes above which a body is sent in parts, so that it does not block the event loop."""
 
@@ -27,47 +44,76 @@ LARGE_BODY = 1 << 20
 class CallFailed(Exception):
     """A server failed one call; another one may answer it."""
 
-    def __init__(self, reason: str, *, lost: bool = False, timed_out: bool = False) -> None:
+    def __init__(self, reason: str, *, lost: bool = False, cure: str = "", event: str = "") -> None:
+        """
+        Args:
+            lost: the server can answer nothing before it is looked at again.
+            cure: what mends a server that fails so at the first look.
+            event: name of the event that this counts as.
+        """
         super().__init__(reason)
-        self.lost, self.timed_out = lost, timed_out
-        """`lost`: it can answer nothing before it is looked at again. `timed_out`: it did not answer in time."""
+        self.lost, self.cure, self.event = lost, cure, event
 
 
-class KeyRefused(CallFailed):
-    """The server rejects the key."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTimes:
+    """How long a client waits, seconds. Tests wait less."""
+
+    request: float = 300.0
+    """For the answer to a request, which may wait in the server's queue."""
+    look: float = 2.0
+    """Between two looks at a server."""
+    heartbeat: float = 10.0
+    """For the answer to a look; after two without one the server gets no work until it recovers."""
+    no_server: float = START_S
+    """Without a living server until requests fail."""
 
 
-class NotThere(CallFailed):
-    """The server has no such route, or no adapter of that name: it may have been started again."""
+@dataclass(slots=True, eq=False)
+class Call:
+    """A request in flight at a server."""
 
+    task: asyncio.Task[Generation]
+    policy: PolicyVersion
+    """The version that draws it."""
+    reason: Exception | None = None
+    """Why it was ended from here."""
 
-class AnswerRejected(CallFailed):
-    """The answer must not become a row."""
+    def end(self, reason: Exception) -> None:
+        """Cancel it; whoever waits for it gets `reason`."""
+        self.reason = reason
+        self.task.cancel()
 
 
 class Server:
     """A server's address and state, and the calls to it."""
 
-    def __init__(self, url: str, most: int, eos_id: int) -> None:
-        """`most`: requests that may be in flight there."""
+    def __init__(
+        self, url: str, model: Path, settings: InferenceSettings, times: ClientTimes, probes: dict[PolicyVersion, Generation]
+    ) -> None:
+        """
+        Args:
+            model: folder of the base model.
+            probes: what the first server that was asked drew under each version; all servers of a client share it.
+        """
         self.url = url.rstrip("/")
         self.name = self.url.partition("://")[2]
-        self.living, self.ejected = False, False
-        """It gets work; it gets none until it is admitted again."""
+        self.living = False
+        """It gets work: it passed all checks and has all versions."""
         self.reason = "nobody has looked yet"
         """Why it gets no work."""
-        self.loaded: dict[str, PolicyVersion] = {}
-        """Adapters by name."""
-        self.calls: dict[asyncio.Task[Any], PolicyVersion] = {}
-        """Requests in flight, and the version that draws each."""
-        self.in_flight = 0
-        self.failures, self.missed = 0, 0
-        """Failures and looks without an answer since the last good one."""
+        self.loaded: set[PolicyVersion] = set()
+        self.calls: set[Call] = set()
+        self.failures = 0
+        """Failed requests since the last good one."""
         self.counts = {STEPS: 0.0, PREEMPTED: 0.0}
         """Sums since the start of this client, over restarts of the server."""
-        self.base = ""
+        self._model, self._settings, self._times, self._probes = model, settings, times, probes
+        self._eos_id = eos_token_id(model)
+        self._tolerance = FLOAT32 if settings.dtype == "float32" else ROUNDED
+        self._base = ""
         """Its name of the base model."""
-        self._most, self._eos_id = most, eos_id
+        self._missed = 0
         self._last: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -78,85 +124,169 @@ class Server:
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. The server keeps its adapters."""
         if self._session is not None:
             await self._session.close()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more request may be sent."""
-        return self.living and self.in_flight < self._most
 
     def rank(self, position: str) -> bytes:
         """Preference of a position for this server (rendezvous hashing): the same in every process and for any other servers."""
         return hashlib.blake2b(f"{self.url}\0{position}".encode(), digest_size=8).digest()
 
-    def forget(self) -> None:
-        """Forget what a process said, because another one may answer from now on."""
-        self.loaded.clear()
-        self.failures, self.missed = 0, 0
-
-    async def ask(self, request: GenerationRequest, policy: PolicyVersion, timeout_s: float) -> Answer:
+    async def ask(self, request: GenerationRequest, policy: PolicyVersion) -> Generation:
         """The checked answer to a request under a version.
 
         Raises:
-            CallFailed: no answer, or one that must not become a row (`AnswerRejected`).
+            CallFailed: no answer, or one that must not become a row.
             EngineError: the server refused the request.
         """
-        model = adapter_name(policy, self.base)
-        content = await self.call("POST", "/inference/v1/generate", timeout_s, request_body(request, model, self._eos_id))
+        model, sent = adapter_name(policy, self._base), time.monotonic()
+        body = request_body(request, model, self._eos_id)
+        content = await self._call("POST", "/inference/v1/generate", self._times.request, body)
+        took_ms = 1e3 * (time.monotonic() - sent)
         try:
-            return read_answer(content, request, model)
+            return read_answer(content, request, policy, model=model, worker=self.name, took_ms=took_ms)
         except DataError as error:
-            raise AnswerRejected(f"its answer was rejected: {error}") from error
+            raise _rejected(str(error)) from error
 
-    async def read(self, timeout_s: float) -> dict[str, float]:
-        """Its metrics page, added to `counts`; raises as `call`."""
-        page = await self.call("GET", "/metrics", timeout_s)
+    async def look(self) -> None:
+        """Ask whether it is well; raises CallFailed at the second look without an answer, or if nobody listens."""
         try:
-            series = read_series(page)
-        except DataError as error:
-            raise CallFailed(str(error)) from error
+            await self._call("GET", "/health", self._times.heartbeat)
+            self._missed = 0
+        except CallFailed as error:
+            self._missed += 1
+            if self._missed >= 2 or error.lost:
+                raise
+
+    async def count(self) -> None:
+        """Add what its metrics page says to `counts`; raises CallFailed if it cannot be read."""
+        page = await self._call("GET", "/metrics", self._times.heartbeat)
         for name in self.counts:
-            now, last = series.get(name, 0.0), self._last.get(name)
+            try:
+                now, last = read_counter(page, name), self._last.get(name)
+            except ValueError as error:
+                raise CallFailed(f"its metrics page cannot be read ({error})") from error
             # What a first page counts came before this client; a smaller number comes from a new process.
             self.counts[name] += 0.0 if last is None else now - last if now >= last else now
             self._last[name] = now
-        return series
 
-    async def post(self, path: str, fields: Mapping[str, str], timeout_s: float) -> None:
-        """Send JSON; raises as `call`."""
-        await self.call("POST", path, timeout_s, json.dumps(fields).encode())
+    # -- checks and versions --------------------------------------------------------------------------------------------
 
-    async def models(self, timeout_s: float) -> list[dict[str, Any]]:
-        """The base model, then the adapters; raises as `call`."""
+    async def check(self) -> None:
+        """See whether a server that may be another process than before can serve this run.
+
+        Raises:
+            CallFailed: it is not ready.
+            InputError: it is no server for this run.
+            DataError: it has other weights.
+        """
+        self.loaded.clear()
+        self.failures = self._missed = 0
+        await self._call("GET", "/health", self._times.heartbeat)
+        base, *_ = await self._models()
+        self._base = base["id"]
+        length, root = base.get("max_model_len"), Path(str(base.get("root")))
+        if not isinstance(length, int) or length < self._settings.max_model_length:
+            raise InputError(
+                f"vLLM server {self.url} takes {length} tokens but inference.max_model_length is "
+                f"{self._settings.max_model_length}: start it with --max-model-len {self._settings.max_model_length}"
+            )
+        # A folder that is not on this machine cannot be compared; the trainer's check of the first rows notices another model.
+        if (root / "config.json").is_file() and model_fingerprint(root) != model_fingerprint(self._model):
+            raise InputError(f"vLLM server {self.url} serves '{root}', which is another model than '{self._model}'")
+        probe = await self.ask(probe_request(self._eos_id, BASE.version), BASE)
+        if not probe.logprobs.any():
+            raise _rejected("every log-probability is 0")
+        self._compare(BASE, probe)
+        await self.count()
+
+    async def load(self, policy: PolicyVersion, *, is_zero: bool) -> None:
+        """Load a version, and make sure that the server draws by it.
+
+        Args:
+            is_zero: the adapter changes nothing, so it may draw as the base model does.
+
+        Raises:
+            CallFailed: the server failed.
+            DataError: the server refused it, or draws by other weights.
+        """
+        name = adapter_name(policy, self._base)
         try:
-            models = json.loads(await self.call("GET", "/v1/models", timeout_s))["data"]
+            await self._post("/v1/load_lora_adapter", lora_name=name, lora_path=str(policy.folder.absolute()))
+        except (EngineError, CallFailed) as error:
+            # Another client may have loaded it, or this one before its connection broke.
+            if not await self._has(name):
+                raise DataError(
+                    f"vLLM server {self.url} cannot serve adapter '{policy.folder}': {error}; it must see that folder, and run "
+                    "with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                ) from error
+        probe = probe_request(self._eos_id, policy.version)
+        drawn, base = await asyncio.gather(self.ask(probe, policy), self.ask(probe, BASE))
+        if not is_zero and same_weights(drawn, base, SIDE_BY_SIDE):
+            # Kernels for CPUs take the slot of a request without an adapter, -1, for the last one. Those for GPUs do not.
+            raise DataError(
+                f"vLLM server {self.url} draws by the same weights under the adapter's name '{name}' and the base model's: start "
+                "it again; on a CPU with one more of --max-loras, because vLLM 0.32 draws the base model by the last slot there"
+            )
+        self._compare(policy, drawn)
+        self.loaded.add(policy)
+
+    async def unload(self, policy: PolicyVersion) -> None:
+        """Unload a version.
+
+        Raises:
+            CallFailed, EngineError: the server failed.
+        """
+        if policy not in self.loaded:
+            return
+        self.loaded.discard(policy)
+        name = adapter_name(policy, self._base)
+        try:
+            await self._post("/v1/unload_lora_adapter", lora_name=name)
+        except CallFailed:
+            if await self._has(name):  # else another client of the same run was faster
+                raise
+
+    def _compare(self, policy: PolicyVersion, drawn: Generation) -> None:
+        """Raises DataError if a probe is not what the first server drew under this version."""
+        if not same_weights(drawn, self._probes.setdefault(policy, drawn), self._tolerance):
+            raise DataError(f"vLLM server {self.url} has other weights under {policy} than the server that was asked first")
+
+    # -- HTTP -----------------------------------------------------------------------------------------------------------
+
+    async def _post(self, path: str, **fields: str) -> None:
+        await self._call("POST", path, self._times.request, json.dumps(fields).encode())
+
+    async def _has(self, name: str) -> bool:
+        return name in [card["id"] for card in await self._models()]
+
+    async def _models(self) -> list[dict[str, Any]]:
+        """The base model, then the adapters."""
+        try:
+            models = json.loads(await self._call("GET", "/v1/models", self._times.heartbeat))["data"]
             return [{**card, "id": str(card["id"])} for card in models]
         except (ValueError, TypeError, KeyError) as error:
             raise CallFailed(f"its list of models cannot be read ({error!r})") from error
 
-    async def call(self, method: str, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
+    async def _call(self, method: str, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
         """Make one call. It is made again if a kept connection closes before a byte of answer: the server closes idle ones.
 
         Raises:
             CallFailed: no answer, or an answer that is not this server's.
             EngineError: the server refused the call.
         """
-        try:
+        for last in (False, True):
             try:
                 return await self._send(method, path, timeout_s, body)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                if isinstance(error, aiohttp.ClientConnectorError):
-                    raise
-                return await self._send(method, path, timeout_s, body)
-        except aiohttp.ClientConnectorError as error:
-            reason = os.strerror(error.errno).lower() if error.errno else "no connection"
-            raise CallFailed(f"nobody listens there ({reason})", lost=True) from error
-        except TimeoutError as error:
-            raise CallFailed(f"it did not answer {path} in time", timed_out=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise CallFailed(f"the connection broke at {path} ({type(error).__name__})") from error
+            except aiohttp.ClientConnectorError as error:
+                reason = os.strerror(error.errno).lower() if error.errno else "no connection"
+                raise CallFailed(f"nobody listens there ({reason})", lost=True) from error
+            except TimeoutError as error:
+                raise CallFailed(f"it did not answer {path} in time", event="timeouts") from error
+            except (aiohttp.ClientError, OSError) as error:
+                if last or not isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+                    raise CallFailed(f"the connection broke at {path} ({type(error).__name__})") from error
+        raise AssertionError
 
     async def _send(self, method: str, path: str, timeout_s: float, body: bytes | None) -> bytes:
         if self._session is None or self._session.closed:
@@ -171,9 +301,14 @@ class Server:
         sentence = f"it answered {path} with {answer.status}: {error_message(text)}"
         match answer.status:
             case 401 | 403:
-                raise KeyRefused(sentence, lost=True)
-            case 404:
-                raise NotThere(sentence, lost=True)
+                raise CallFailed(sentence, lost=True, cure=f"set {KEY_VARIABLE} to its --api-key")
+            case 404:  # no such route, or no adapter of that name: it may have been started again
+                raise CallFailed(sentence, lost=True, cure="start it with --enable-scale-out")
             case 400 | 413 | 422:
                 raise EngineError(f"vLLM server {self.url} refused {path} with {answer.status}: {error_message(text)}")
         raise CallFailed(sentence)
+
+
+def _rejected(reason: str) -> CallFailed:
+    cure = "start it as `entente serve` does, with our processor and --logprobs-mode processed_logits"
+    return CallFailed(f"its answer was rejected: {reason}", cure=cure, event="rejected_answers")

@@ -1,4 +1,4 @@
-"""What a vLLM server reads and answers: bodies of requests, checks of answers, series of its metrics page. Nothing here waits.
+"""What a vLLM server reads and answers: bodies of requests, checks of answers, probes. Nothing here waits.
 
 A decision goes to `/inference/v1/generate`, which takes and gives token ids. Only the mask and the temperature change the
 distribution: our logits processor draws, by seed and temperature of the request, and leaves vLLM one token to take. A seed given
@@ -7,14 +7,14 @@ vLLM as the end of the prompt.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from entente.decoding.legal_table import END, LegalTable
 from entente.inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY, table_cache
-from entente.records.generation import GenerationRequest
+from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE_HASH, PolicyVersion
 from entente.telemetry.errors import DataError
 
@@ -23,18 +23,6 @@ PROBE_TEMPERATURE = 2.0
 SIDE_BY_SIDE, FLOAT32, ROUNDED = 1e-6, 1e-3, 0.1
 """Largest differences of two probes that the same weights drew, nats: at one server in one batch, at two servers in float32, at
 two servers in a shorter format, where a token may also be another one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A checked answer."""
-
-    token_ids: np.ndarray
-    """int32 [completion tokens], forced ones included."""
-    logprobs: np.ndarray
-    """float32 [completion tokens], nats."""
-    cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache; 0 if the server does not say."""
 
 
 def adapter_name(policy: PolicyVersion, base: str) -> str:
@@ -51,17 +39,10 @@ def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
     return ([], 0) if start == END else (head, start)
 
 
-def prompt_ids(request: GenerationRequest) -> list[int]:
-    """The prompt and the forced tokens after it."""
-    return [*request.prompt_ids, *forced_prefix(request.table)[0]]
-
-
-def sampling_fields(request: GenerationRequest, eos_id: int) -> dict[str, Any]:
-    """Fields of vLLM's `SamplingParams` for `request`, to be used with its `prompt_ids`; vLLM returns the log-probability of each
-    drawn token.
-    """
+def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
+    """The JSON of a request to the model or adapter named `model`; vLLM returns the log-probability of each drawn token."""
     head, start = forced_prefix(request.table)
-    return {
+    sampling = {
         "temperature": 0.0,
         "top_p": 1.0,
         "top_k": 0,
@@ -77,17 +58,19 @@ def sampling_fields(request: GenerationRequest, eos_id: int) -> dict[str, Any]:
             DRAW_KEY: [request.seed, request.temperature],
         },
     }
-
-
-def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
-    """The JSON of a request to the model or adapter named `model`."""
-    ids = np.asarray(prompt_ids(request)).tolist()
-    fields = {"model": model, "token_ids": ids, "sampling_params": sampling_fields(request, eos_id)}
+    token_ids = np.asarray([*request.prompt_ids, *head]).tolist()
+    fields = {"model": model, "token_ids": token_ids, "sampling_params": sampling}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answer:
-    """The answer to `request`, if the model or adapter named `model` drew it and it may become a row.
+def read_answer(
+    content: bytes, request: GenerationRequest, policy: PolicyVersion, *, model: str, worker: str, took_ms: float
+) -> Generation:
+    """The answer to `request`, if the model or adapter named `model`, which is `policy`, drew it and it may become a row.
+
+    Args:
+        worker: name of the server.
+        took_ms: milliseconds from sending to the answer.
 
     Raises:
         DataError: something else drew it, its tokens are not a complete path through the table, or a log-probability is
@@ -116,9 +99,12 @@ def read_answer(content: bytes, request: GenerationRequest, model: str) -> Answe
         position = int(np.argmax(impossible))
         raise DataError(f"the log-probability at position {position} is {values[position]}, which is impossible")
     values[forced] = 0.0
-    return Answer(
+    return Generation(
         token_ids=np.array(tokens, np.int32),
         logprobs=np.minimum(values, 0.0),
+        policy=policy,
+        worker=worker,
+        decode_ms=took_ms,
         cached_tokens=max(0, min(cached, len(request.prompt_ids))),
     )
 
@@ -146,7 +132,7 @@ def probe_request(eos_id: int, version: int) -> GenerationRequest:
     return replace(request, temperature=PROBE_TEMPERATURE)
 
 
-def same_weights(one: Answer, other: Answer, tolerance: float) -> bool:
+def same_weights(one: Generation, other: Generation, tolerance: float) -> bool:
     """Whether the same weights may have drawn both answers to a probe."""
     different = np.flatnonzero(one.token_ids != other.token_ids)
     if len(different) and tolerance < ROUNDED:
@@ -155,21 +141,10 @@ def same_weights(one: Answer, other: Answer, tolerance: float) -> bool:
     return bool((np.abs(one.logprobs[:common] - other.logprobs[:common]) <= tolerance).all())
 
 
-def read_series(page: bytes) -> dict[str, float]:
-    """vLLM's series of a Prometheus page by name, without labels: of shares the largest value, of others the sum.
-
-    Raises:
-        DataError: `page` is not a Prometheus page.
-    """
-    found: dict[str, float] = {}
-    try:
-        for line in page.decode().splitlines():
-            if line.startswith("vllm:") and "_bucket{" not in line:
-                name, value = line.partition("{")[0].partition(" ")[0], float(line.rpartition(" ")[2])
-                found[name] = max(found.get(name, 0.0), value) if name.endswith("_perc") else found.get(name, 0.0) + value
-    except ValueError as error:
-        raise DataError(f"its metrics page cannot be read ({error})") from error
-    return found
+def read_counter(page: bytes, name: str) -> float:
+    """The sum of one series of a Prometheus page over its labels."""
+    lines = (line for line in page.decode().splitlines() if line.startswith((name + "{", name + " ")))
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def error_message(content: bytes) -> str:

@@ -45,9 +45,9 @@ class Generation:
     worker: str
     """Name of the engine that drew it."""
     queue_ms: float = 0.0
-    """Milliseconds from the request's arrival at the engine to its first scheduling."""
+    """Milliseconds from the request's arrival at the engine to its first scheduling; 0 of a vLLM server, which does not say."""
     prefill_ms: float = 0.0
-    """Milliseconds from first scheduling to the first token; 0 of a vLLM server, which does not say."""
+    """Milliseconds from first scheduling to the first token; 0 of a vLLM server."""
     decode_ms: float = 0.0
     """Milliseconds from the first token to the last; of a vLLM server, from sending to the answer."""
     cached_tokens: int = 0

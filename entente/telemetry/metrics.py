@@ -58,15 +58,6 @@ METRICS: dict[str, Metric] = (
         publish_refusals=("servers", "that could not serve a new version"),
     )
     | _group(
-        "workers",
-        pages_read=("pages", "metrics pages of vLLM servers that were read"),
-        pages_unread=("pages", "that did not come, or not in Prometheus's format"),
-        running_mean=("requests", "mean requests in flight at a vLLM server, over its readings"),
-        waiting_mean=("requests", "mean requests in a server's own queue"),
-        waiting_max=("requests", "the most of them"),
-        kv_cache_share_max=("share", "the fullest key-value cache of any server"),
-    )
-    | _group(
         "train",
         loss=("nats", "loss by training.loss over branching tokens, with the terms that have a weight"),
         gradient_norm=("", "largest of the step's updates, before clipping"),

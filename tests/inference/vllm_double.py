@@ -82,8 +82,8 @@ class VllmDouble:
         self.fault = ""
         self.serves_base_only, self.mixes_slots = False, False
         """Draws by the base under every name; draws by the adapter loaded last under the base's name."""
-        self.faults, self.in_flight, self.most_in_flight, self.in_flight_at_unload = 0, 0, 0, 0
-        self.waiting, self.preemptions, self.delay_s = 0, 0, 0.0
+        self.faults, self.in_flight, self.in_flight_at_unload = 0, 0, 0
+        self.preemptions, self.delay_s = 0, 0.0
         self.adapters: dict[str, int] = {}
         self.unloaded: list[str] = []
         self.drawn: list[tuple[str, int]] = []
@@ -149,10 +149,7 @@ class VllmDouble:
     async def _metrics(self, request: web.Request) -> web.Response:
         stats = await self._engine.stats()
         return web.Response(
-            text="# HELP vllm:num_requests_running n\n"
-            f'vllm:num_requests_running{{engine="0",model_name="m"}} {stats.running}.0\n'
-            f'vllm:num_requests_waiting{{engine="0",model_name="m"}} {self.waiting}.0\n'
-            f'vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.25\n'
+            text="# HELP vllm:num_preemptions_total n\n"
             f'vllm:num_preemptions_total{{engine="0",model_name="m"}} {self.preemptions}.0\n'
             f'vllm:iteration_tokens_total_bucket{{le="1.0"}} 7.0\n'
             f'vllm:iteration_tokens_total_count{{engine="0",model_name="m"}} {stats.engine_steps}.0\n'
@@ -197,7 +194,6 @@ class VllmDouble:
         assert (parameters["temperature"], parameters["logprobs"]) == (0.0, 0)
         self.drawn.append((model, extra[DRAW_KEY][0]))
         self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             await asyncio.sleep(self.delay_s)
             table = LegalTable.from_bytes(b64decode(extra[TABLE_KEY]), vocabulary_size=10**5)
