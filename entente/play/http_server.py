@@ -1,7 +1,7 @@
-"""What the HTTP servers of this project share: their socket, the checks and bounds of requests, and their end by a signal.
+"""What the HTTP servers of this project share: their socket, the checks of headers, and their end by a signal.
 
-Keys are compared in constant time. A body is not read before its length is known; it is read whole, within a time and a budget
-of bytes, before the app sees the request. uvicorn bounds headers and connections. On an open network a proxy belongs before it.
+Keys are compared in constant time. A body is not read before its key and its length are known. uvicorn bounds headers and
+connections. On an open network a proxy belongs before it.
 """
 
 import asyncio
@@ -16,15 +16,11 @@ from typing import Literal
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from entente.telemetry.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-BODY_TIMEOUT_S = 30.0
-"""Seconds for a complete body: 2 MiB at 70 KB a second."""
-MAX_BYTES_IN_FLIGHT = 64 << 20
-"""Total bytes of the bodies that are being read or answered."""
 MAX_CONNECTIONS = 768
 """Most connections, below the usual 1,024 open files of a process; uvicorn answers more with 503."""
 MAX_HEAD = 1 << 16
@@ -82,64 +78,17 @@ def is_too_long(scope: Scope, headers: Headers, most: int) -> bool:
     return not length.isdigit() or int(length) > most or b"transfer-encoding" in headers
 
 
-class BoundedBodies:
-    """ASGI middleware that reads each body completely before the app handles the request."""
+class CheckedHeaders:
+    """ASGI middleware that refuses a request by its headers, before its body is read."""
 
-    def __init__(
-        self, app: ASGIApp, refuse: Callable[[Scope], Response | None], say: Callable[[int, str, str], Response]
-    ) -> None:
-        """`refuse` checks a header; it must refuse a body of unknown length. `say` makes a refusal of status, kind, sentence."""
-        self._app, self._refuse, self._say = app, refuse, say
-        self._bytes = 0
+    def __init__(self, app: ASGIApp, refuse: Callable[[Scope], Response | None]) -> None:
+        """`refuse` must refuse a body of unknown length; see `is_too_long`."""
+        self._app, self._refuse = app, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. uvicorn discards what is left of a refused body."""
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        refusal, length = self._refuse(scope), 0
-        if refusal is None:
-            length = int(headers_of(scope).get(b"content-length", b"0"))
-            if self._bytes + length > MAX_BYTES_IN_FLIGHT:
-                text = f"requests of nearly {MAX_BYTES_IN_FLIGHT:,} bytes are in flight here: try again"
-                refusal = self._say(429, "busy", text)
-        if refusal is None:
-            self._bytes += length
-            try:
-                refusal = await self._serve(scope, receive, send)
-            finally:
-                self._bytes -= length
-        if refusal is not None:
-            await refusal(scope, receive, send)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
-        """Read the body and have the request answered; a refusal if the body is late."""
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await _read(receive)
-        except TimeoutError:
-            return self._say(408, "slow", f"the body of a request must be whole within {BODY_TIMEOUT_S:g} s")
-        if body is None:  # the client disconnected
-            return None
-        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        del body
-
-        async def replay() -> Message:
-            return given.pop() if given else await receive()
-
-        await self._app(scope, replay, send)
-        return None
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """The complete body; None if the client disconnected before its end."""
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        """Serve one request. uvicorn discards the body of a refused one."""
+        refusal = self._refuse(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
 
 
 class _Server(uvicorn.Server):

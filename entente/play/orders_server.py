@@ -3,7 +3,7 @@
 The answer is a complete legal order set of the power that the message names, one order a line, drawn by one policy version.
 Log-probabilities are those of the drawn tokens, under the mask and at the request's temperature. A client that disconnects
 cancels its draws. On a loopback address, requests that name another host or come from another page are refused; on any other
-address, those without the key, and those of any page. Bodies are bounded. Nothing is stored.
+address, those without the key, and those of any page. Nothing is stored.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from entente.game.board import Board
@@ -26,7 +27,7 @@ from entente.game.prompts import board_text
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.inference.supervisor import EngineSupervisor
-from entente.play.http_server import BoundedBodies, foreign_header, has_key, headers_of, is_too_long
+from entente.play.http_server import CheckedHeaders, foreign_header, has_key, headers_of, is_too_long
 from entente.play.orders_request import ApiError, ChatRequest, read_question, read_request
 from entente.players.deciders import DecisionRequest, Tokens, draw
 from entente.records.rows import Decision
@@ -36,8 +37,6 @@ MOST_DRAWS = 512
 """Order sets drawn at the same time: four times what an engine decodes together by default, so that it has always work."""
 LARGEST_BODY = 2 << 20
 """Bytes; a whole game as the diplomacy package saves it has some hundred thousand."""
-_CODES = {"key": "invalid_api_key", "busy": "rate_limit_exceeded", "slow": "request_timeout", "too_long": "request_too_large"}
-"""Kind of a refusal of `entente.play.http_server` -> code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
     """
     policy, began = draws.policy, int(time.time())
     app = FastAPI(title="entente orders", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BoundedBodies, refuse=partial(_refusal, key=key, own_names=own_names), say=refusal)
+    app.add_middleware(CheckedHeaders, refuse=partial(_refusal, key=key, own_names=own_names))
 
     @app.exception_handler(EntenteError)
     async def refused(request: Request, error: EntenteError) -> Response:
@@ -163,6 +162,10 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
     async def no_route(request: Request, error: HTTPException) -> Response:
         text = f"there is no {request.method} {request.url.path[:60]!r} here: ask for /v1/models or /v1/chat/completions"
         return ApiError(error.status_code, text, code="unknown_url").response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
@@ -202,27 +205,22 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
     return app
 
 
-def refusal(status: int, kind: str, text: str) -> JSONResponse:
-    """A refusal of the server's guards."""
-    return ApiError(status, text, code=_CODES.get(kind, kind)).response()
-
-
 def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Response | None:
     """The refusal of a request for another host, from a page, without the key, or with a large body; None: accepted."""
     headers = headers_of(scope)
-    if own_names:
-        match foreign_header(headers, own_names):
-            case "host":
-                return refusal(403, "foreign_host", f"this server is on this machine only: ask http://{own_names[0]}")
-            case "origin":
-                return refusal(403, "foreign_origin", "another page asks in its place: a page may not use this server")
-    elif b"origin" in headers:
-        return refusal(403, "foreign_origin", "a page in a browser may not use this server")
-    if key and not has_key(headers, key):
-        return refusal(401, "key", "the server's key is missing or wrong: send it as 'Authorization: Bearer KEY'")
-    if is_too_long(scope, headers, LARGEST_BODY):
-        return refusal(413, "too_long", f"a request may have at most {LARGEST_BODY} bytes, and must state its length")
-    return None
+    foreign = foreign_header(headers, own_names) if own_names else "origin" if b"origin" in headers else None
+    refusal = None
+    if foreign == "host":
+        refusal = ApiError(403, f"this server is on this machine only: ask http://{own_names[0]}", code="foreign_host")
+    elif foreign == "origin":
+        refusal = ApiError(403, "a page in a browser may not use this server", code="foreign_origin")
+    elif key and not has_key(headers, key):
+        text = "the server's key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+        refusal = ApiError(401, text, code="invalid_api_key")
+    elif is_too_long(scope, headers, LARGEST_BODY):
+        text = f"a request may have at most {LARGEST_BODY} bytes, and must state its length"
+        refusal = ApiError(413, text, code="request_too_large")
+    return refusal and refusal.response()
 
 
 # ---- the answer in the form of the API ----

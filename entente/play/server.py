@@ -26,7 +26,7 @@ from starlette.types import Scope
 from entente.game.recorded import as_recorded
 from entente.play.game import PlayedGame, StaleError
 from entente.play.game_file import saved
-from entente.play.http_server import BoundedBodies, foreign_header, headers_of, is_too_long
+from entente.play.http_server import CheckedHeaders, foreign_header, headers_of, is_too_long
 from entente.play.page import as_data, page_html
 from entente.telemetry.errors import EntenteError, InputError
 
@@ -76,8 +76,7 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
         file: where the game is stored, as a shell reads it; empty: nowhere.
     """
     app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
-    say = lambda status, _, text: _sentence(status, text)  # noqa: E731
-    app.add_middleware(BoundedBodies, refuse=partial(_refusal, key=key, address=address), say=say)
+    app.add_middleware(CheckedHeaders, refuse=partial(_refusal, key=key, address=address))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:

@@ -292,6 +292,13 @@ def test_a_client_that_leaves_cancels_its_draws(api, engine):
     wait_until(lambda: engine.cancelled == 5 and not api.draws.in_flight)
 
 
+def test_a_client_that_leaves_within_its_request_is_no_defect(api, caplog):
+    line = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
+    line.request("POST", "/v1/chat/completions", b"half", {"Content-Length": "1000"})
+    line.close()
+    assert knock(api.port)[0] == 200 and caplog.text == ""
+
+
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
