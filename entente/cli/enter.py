@@ -4,14 +4,13 @@ import asyncio
 import getpass
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import Parameter, validators
 
 from entente.cli.options import Run, RunsRoot
-from entente.players.search_settings import SearchSettings
+from entente.cli.players import Search, Temperature, how_they_play, named_powers, resolve_players, with_open_players, with_run
 from entente.telemetry.errors import EntenteError, InputError
 from storage.runs import GAMES_FOLDER, LATEST
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from entente.play.enter import Entry
 
 _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
-_SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
 
 
 def enter(
@@ -37,9 +35,9 @@ def enter(
         int, Parameter(help="Vote for a draw in each phase after this game year; 0: never.", validator=validators.Number(gte=0))
     ] = 0,
     seed: Annotated[int, Parameter(help="Seed of the dice.")] = 0,
-    temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
+    temperature: Temperature = 1.0,
     runs_root: RunsRoot = Path("runs"),
-    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
+    search: Search = None,
 ) -> None:
     """Play on the diplomacy package's own server, several games at once, until they are over; the results come home.
 
@@ -53,18 +51,16 @@ def enter(
 
         entente enter 127.0.0.1:8432 --game a,b --player models/dumbbot-192 --draw-after 1910
     """
-    from entente.evaluation.settings import PlaySettings
-
-    how = PlaySettings.model_validate(
-        {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
-    )
+    how = how_they_play(temperature, search)
     _check_address(address)
     ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
-    wanted = _power(power)
+    wanted = named_powers(power)
     account, password = _secret(_ACCOUNT, "account", hidden=False), _secret(_PASSWORD, "password")
+    if len(wanted) > 1:
+        raise InputError(f"--power names {' and '.join(wanted)}: name one")
     if not ids:
         raise InputError("--game names no game: give the ids of games, with commas")
-    who = _resolved(player, run, runs_root)
+    _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
     from entente.play.enter import Entry
 
     entry = Entry(
@@ -72,7 +68,7 @@ def enter(
         account=account,
         password=password,
         games=ids,
-        power=wanted,
+        power="".join(wanted),
         game_password=os.environ.get(_GAME_PASSWORD) or None,
         draw_after=draw_after,
         player=who.name,
@@ -87,36 +83,11 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
     entered = EnteredGames(entry, runs_root / GAMES_FOLDER, _say)
     asyncio.run(entered.check())  # before seconds of imports
 
-    from entente.cli.prefect_server import prefect_server
     from entente.play.seats import SeatedPlayers
-    from flows.open_players import open_players
 
-    async def play() -> None:
-        async with open_players([who], runs_root, how) as opened:
-            await entered.play(SeatedPlayers([who.name], opened, how.temperature))
-
-    with prefect_server() if who.run else nullcontext():  # a run may have to make its tiny model
-        asyncio.run(play())
+    with_open_players([who], runs_root, how, lambda opened: entered.play(SeatedPlayers([who.name], opened, how.temperature)))
     if entered.lost:
         raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
-
-
-def _resolved(player: str, run: str, runs_root: Path) -> "Contestant":
-    from entente.cli.play import with_run
-    from entente.evaluation.contestants import resolve_contestant
-
-    found = resolve_contestant(with_run(player, run, runs_root), "", runs_root)
-    if found.is_endpoint:
-        raise InputError(f"'{found.name}' plays in matches and rollouts only: name another player")
-    return found
-
-
-def _power(text: str) -> str:
-    from entente.game.snapshot import POWERS
-
-    if text and text.strip().upper() not in POWERS:
-        raise InputError(f"there is no power '{text.strip().upper()}': the powers are {', '.join(POWERS)}")
-    return text.strip().upper()
 
 
 def _check_address(address: str) -> None:

@@ -1,24 +1,22 @@
 """`entente play`: a game against policy versions and scripted players, in the browser."""
 
-import asyncio
 import random
 import shlex
 import webbrowser
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import Parameter, validators
 
-from entente.cli.options import Run, RunsRoot, which_run
-from entente.players.search_settings import SearchSettings
+from entente.cli.options import Run, RunsRoot
+from entente.cli.players import Search, Temperature, how_they_play, named_powers, resolve_players, with_open_players, with_run
+from entente.telemetry.errors import InputError
 from storage.runs import GAMES_FOLDER, LATEST
 
 if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
     from entente.evaluation.settings import PlaySettings
-
-_SEARCH = Group("Search", help="For players such as v20+search and dumbbot+search.")
+    from flows.open_players import OpenPlayers
 
 
 def play(
@@ -38,11 +36,11 @@ def play(
             help="Game years until a new game ends; 0: when somebody has won.", validator=validators.Number(gte=0, lte=100)
         ),
     ] = 0,
-    temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
+    temperature: Temperature = 1.0,
     port: Annotated[int, Parameter(help="Port; 0: any free one.", validator=validators.Number(gte=0, lte=65535))] = 0,
     browser: Annotated[bool, Parameter(help="Open the page in the browser.")] = True,
     runs_root: RunsRoot = Path("runs"),
-    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
+    search: Search = None,
 ) -> None:
     """Play a game in the browser, or watch one, until Ctrl-C. Every phase is stored, so a game can be continued at any time.
 
@@ -64,14 +62,11 @@ def play(
 
         entente play --against ./exported/mine      an adapter or a model, by its folder
     """
-    from entente.evaluation.settings import PlaySettings
-    from entente.telemetry.errors import InputError
     from storage.files import held, make_directory
     from storage.played_games import read_game
 
     file = _file(game, runs_root)
-    given = {"temperature": temperature} | ({"search": search.model_dump(exclude_unset=True)} if search else {})
-    how = PlaySettings.model_validate(given)
+    how = how_they_play(temperature, search)
     seats: dict[str, str] = {}
     if file.exists():
         read_game(file)  # a file that is none is refused before anything is written
@@ -86,18 +81,13 @@ def play(
 
 
 def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """The seats with what their players' names mean today ('newest' may be another version tomorrow), and all players."""
+    """The seats with what their players' names mean today, and all players."""
     from entente.evaluation.contestants import resolve_contestants
     from entente.game.players import SEARCHES
     from entente.play.game import HUMAN
-    from entente.telemetry.errors import InputError
 
-    names = list(dict.fromkeys(who for who in seats.values() if who != HUMAN))
-    players = resolve_contestants(names, "", runs_root)
-    if endpoint := next((player.name for player in players if player.is_endpoint), ""):
-        raise InputError(f"'{endpoint}' plays in matches and rollouts only: name another player")
-    meant = dict(zip(names, (player.name for player in players), strict=True))
-    if (helper := "dumbbot" + SEARCHES) not in names:  # gives hints
+    meant, players = resolve_players((who for who in seats.values() if who != HUMAN), "", runs_root)
+    if (helper := "dumbbot" + SEARCHES) not in meant:  # gives hints
         players += resolve_contestants([helper], "", runs_root)
     return {power: meant.get(who, who) for power, who in seats.items()}, players
 
@@ -106,52 +96,39 @@ def _play(
     file: Path, seats: dict[str, str], how: "PlaySettings", seed: int, years: int, port: int, runs_root: Path, *, browser: bool
 ) -> None:
     """Serve a new game with these seats, or without seats the one in `file`."""
-    from entente.cli.prefect_server import prefect_server
     from entente.play.game import PlayedGame
     from entente.play.game_file import GameFile, open_game
     from entente.play.http_server import bind, make_server, serve
     from entente.play.seats import SeatedPlayers
     from entente.play.server import new_key, play_app
-    from flows.open_players import open_players
     from storage.played_games import read_game
 
     stored = None if seats else read_game(file)
     seats, players = _resolved(seats or dict(stored.seats if stored else {}), runs_root)
 
-    async def serve_game() -> None:
-        async with open_players(players, runs_root, how) as opened:
-            seated = SeatedPlayers([player.name for player in players], opened, how.temperature)
-            if stored:
-                game = open_game(stored.model_copy(update={"seats": seats}), seated, file)
-            else:
-                game = PlayedGame(file.stem, seats, seated, seed=seed, years=years)
-            kept = GameFile(file)
-            game.keep = lambda: kept.write(game)
-            await game.keep()
-            key, address = new_key(), f"127.0.0.1:{listener.getsockname()[1]}"
-            app = play_app(game, seated.names, key, address, shlex.quote(str(file)))
-            url = f"http://{address}/?key={key}"
-            server = make_server(app, drain_s=1, on_shutdown=lambda: game.changed.set())
-            await serve(server, listener, on_ready=lambda: _announce(url, file, browser=browser))
+    async def serve_game(opened: "OpenPlayers") -> None:
+        seated = SeatedPlayers([player.name for player in players], opened, how.temperature)
+        if stored:
+            game = open_game(stored.model_copy(update={"seats": seats}), seated, file)
+        else:
+            game = PlayedGame(file.stem, seats, seated, seed=seed, years=years)
+        kept = GameFile(file)
+        game.keep = lambda: kept.write(game)
+        await game.keep()
+        key, address = new_key(), f"127.0.0.1:{listener.getsockname()[1]}"
+        app = play_app(game, seated.names, key, address, shlex.quote(str(file)))
+        url = f"http://{address}/?key={key}"
+        server = make_server(app, drain_s=1, on_shutdown=lambda: game.changed.set())
+        await serve(server, listener, on_ready=lambda: _announce(url, file, browser=browser))
 
-    around = prefect_server() if any(player.run for player in players) else nullcontext()  # a run may have to make its tiny model
-    with bind("127.0.0.1", port, None) as listener, around:
-        asyncio.run(serve_game())
+    with bind("127.0.0.1", port, None) as listener:
+        with_open_players(players, runs_root, how, serve_game)
 
 
 def _announce(url: str, file: Path, *, browser: bool) -> None:
     print(f"{url}\nThe game is stored in {file}. Ctrl-C ends it here.", flush=True)
     if browser:
         webbrowser.open(url)
-
-
-def with_run(who: str, run: str, runs_root: Path) -> str:
-    """A version's name with its run, so that a stored game can be continued by its name alone; other names as they are."""
-    from entente.game.players import SEARCHES
-
-    version = who.removesuffix(SEARCHES)
-    is_version = version in ("base", "newest") or (version[:1] == "v" and version[1:].isdigit())
-    return f"{which_run(run, runs_root)}:{who}" if is_version else who
 
 
 def _file(game: str, runs_root: Path) -> Path:
@@ -173,12 +150,8 @@ def _seats(people: str, against: str, seed: int) -> dict[str, str]:
     """Who plays each power: people, and the other players dealt to the rest."""
     from entente.game.snapshot import POWERS
     from entente.play.game import HUMAN
-    from entente.telemetry.errors import InputError
 
-    wanted = [power.strip().upper() for power in people.split(",") if power.strip()]
-    for power in wanted:
-        if power not in POWERS:
-            raise InputError(f"there is no power '{power}': the powers are {', '.join(POWERS)}")
+    wanted = named_powers(people)
     names = [name.strip() for name in against.split(",") if name.strip()]
     if not names:
         raise InputError("somebody must play the other powers: give --against, as 'dumbbot'")

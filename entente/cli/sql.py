@@ -31,8 +31,6 @@ _SECONDS, _MEMORY_GIB = 600.0, 2.0
 """Default limits. A query that needs more is usually a join without its condition."""
 _AT_MOST = validators.Number(gt=0, lte=1_000_000)
 """Seconds or GiB beyond this would mean no limit, and overflow a counter of the system."""
-_CELL = 10_000
-"""Characters of a cell that a table shows."""
 
 
 def sql(
@@ -41,8 +39,8 @@ def sql(
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     format: Annotated[
-        Format | None,
-        Parameter(help="Format of the answer; json: one object per line; default: by the ending of --output, else table."),
+        Literal["table", "csv", "json"] | None,
+        Parameter(help="Format of the answer, without --output: table, csv, or json, one object per line."),
     ] = None,
     output: Annotated[Path | None, Parameter(help="File to write the answer to, as .csv, .json or .parquet.")] = None,
     max_seconds: Annotated[float, Parameter(help="Time limit of the query, in seconds.", validator=_AT_MOST)] = _SECONDS,
@@ -75,8 +73,6 @@ def sql(
             ((f"@{name}", text.splitlines()[0].removeprefix("-- ")) for name, text in QUERIES.items()),
         )
     form = _form(format, output)
-    if output is not None:
-        _check_outside_runs(output)
     question = ready_query(query[1:]) if query.startswith("@") else query
     first = _ROWS_SHOWN + 1 if form == "table" else None
 
@@ -100,29 +96,15 @@ def sql(
         sys.stderr.write(f'{text.missing}, so the column "text" is empty\n')
 
 
-def _check_outside_runs(output: Path) -> None:
-    """Refuse to write where a run keeps its files."""
-    for folder in output.absolute().resolve().parents:
-        if (folder / "settings.json").is_file() and (folder / "shards").is_dir():
-            raise InputError(
-                f"--output '{output}' lies in run '{folder.name}', whose files a query never changes: write elsewhere"
-            )
-
-
 def _form(format: Format | None, output: Path | None) -> Format:
-    """The format of the answer, from --format and --output."""
+    """The format of the answer, from --format or the ending of --output."""
     if output is None:
-        if format == "parquet":
-            raise InputError("--format parquet needs a file: name one with --output answer.parquet")
         return format or "table"
-    by_suffix = _BY_SUFFIX.get(output.suffix.lower())
-    if format == "table" or (format is None and by_suffix is None):
-        raise InputError(f"--output takes an answer as csv, json or parquet: end '{output}' in one of these, or give --format")
-    if format is not None and by_suffix not in (None, format):
-        raise InputError(
-            f"--format {format} and --output '{output}' contradict each other: leave --format out, or rename the file"
-        )
-    return format or by_suffix or "table"
+    if format is not None:
+        raise InputError("--format is of an answer without --output, whose ending says the format: leave one of them out")
+    if (found := _BY_SUFFIX.get(output.suffix.lower())) is None:
+        raise InputError(f"--output takes an answer as csv, json or parquet: end '{output}' in one of these")
+    return found
 
 
 def asked_run(settings: "RunSettings", run: Path) -> "tuple[AskedRun, RunText]":
@@ -179,14 +161,9 @@ def _show(names: list[str], rows: Iterable[tuple[object, ...]]) -> None:
     for name in names:
         table.add_column(cell(name))
     for row in rows:
-        texts = ("" if value is None else f"{value:.4g}" if isinstance(value, float) else _in_short(value) for value in row)
+        texts = ("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
         table.add_row(*(cell(text, keep=keep) for text in texts))
     output_console(200).print(table)
-
-
-def _in_short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _CELL else f"{text[:_CELL]}... ({len(text):,} characters; --output answer.csv takes all)"
 
 
 def _write(answer: pa.Table, form: Format, output: Path | None) -> None:

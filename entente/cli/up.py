@@ -22,7 +22,6 @@ import psutil
 from cyclopts import Parameter
 
 from entente.cli.automations import apply, asker, limit_queue
-from entente.cli.serve_prefect import ENTER
 from entente.cli.server_key import key_file, send_key, want_key
 from entente.telemetry.errors import InputError
 
@@ -89,16 +88,12 @@ def up(
     _say("deployments", ", ".join(sorted(names.values())))
     _worker(pool)
     key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
-    page = f"{address}{ENTER if key and _has_own_page(address) else '/dashboard'}"
+    print(f"\n{address}/dashboard")
     if key and key_file().is_file() and key_file().read_text().strip() == key:
-        page = f"{page}#{key}" if page.endswith(ENTER) else page
-        print(f"\n{page}")
-        print("keep that address for yourself: with its key one runs programs as you" if key in page else f"its key: {key}")
+        print(f"the page asks once for its key; keep it for yourself, since with it one runs programs as you: {key}")
         prefix = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
-    else:
-        print(f"\n{page}")
-        if key:
-            print("the page asks once for what PREFECT_API_AUTH_STRING holds")
+    elif key:
+        print("the page asks once for what PREFECT_API_AUTH_STRING holds")
     first = (names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
     print(f"run one there, or: PREFECT_API_URL={address}/api {prefix}prefect deployment run {next(first, 'NAME')}")
     print("end all of it with: entente down")
@@ -127,15 +122,6 @@ def down() -> None:
 def _say(what: str, words: str) -> None:
     """Print a line at once, also into a pipe: a step may take half a minute."""
     print(f"{what:<16}{words}", flush=True)
-
-
-def _has_own_page(address: str) -> bool:
-    """Whether the server is one that `entente up` started, which has a page for the key."""
-    try:
-        with urllib.request.urlopen(f"{address}{ENTER}", timeout=5) as answer:
-            return b"entente up" in answer.read()
-    except OSError:
-        return False
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------------

@@ -3,13 +3,13 @@
 import asyncio
 import json as jsonlib
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
 from entente.cli.options import AsJson, Run, RunsRoot, which_run
+from entente.cli.players import Temperature, resolve_players, with_open_players
 from storage.runs import GAMES_FOLDER, LATEST
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def what_if(
     forks: Annotated[int, Parameter(help="Pairs of forks.", validator=validators.Number(gte=2, lte=4096))] = 64,
     years: Annotated[int, Parameter(help="Game years to the end of a fork.", validator=validators.Number(gte=1, lte=20))] = 2,
     seed: Annotated[int, Parameter(help="Seed of the luck.")] = 0,
-    temperature: Annotated[float, Parameter(help="Temperature of a version's draws.")] = 1.0,
+    temperature: Temperature = 1.0,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
@@ -68,7 +68,7 @@ def what_if(
     given = [order for text in orders for order in text.replace(";", ",").split(",") if order.strip()]
     changed = other_orders(position, given, power) if orders else None
     power = asked_power(position, power, changed)
-    meant, contestants = _resolved([*([version] if version else []), *_split(players)], owner or run, runs_root)
+    meant, contestants = resolve_players([*([version] if version else []), *_split(players)], owner or run, runs_root)
     version = meant.get(version, "")
     how = Continuation(
         forks=forks, years=years, players=tuple(meant[who] for who in _split(players)), seed=seed, temperature=temperature
@@ -109,18 +109,6 @@ def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[Record
     return position_of_played_game(file, phase), ""
 
 
-def _resolved(names: list[str], run: str, runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """What each name means today, and the players."""
-    from entente.evaluation.contestants import needs_run, resolve_contestants
-    from entente.telemetry.errors import InputError
-
-    names = list(dict.fromkeys(names))
-    players = resolve_contestants(names, which_run(run, runs_root) if needs_run(names) else "", runs_root)
-    if endpoint := next((player.name for player in players if player.is_endpoint), ""):
-        raise InputError(f"'{endpoint}' plays in matches and rollouts only: name another player")
-    return dict(zip(names, (player.name for player in players), strict=True)), players
-
-
 def _ask(
     position: "RecordedPosition",
     power: str,
@@ -143,16 +131,7 @@ def _ask(
 
     if not any(player.is_policy or player.searches for player in contestants):
         return asyncio.run(ask({}))
-    from entente.cli.prefect_server import prefect_server
-    from entente.evaluation.settings import PlaySettings
-    from flows.open_players import open_players
-
-    async def ask_engines() -> "WhatIf":
-        async with open_players(contestants, runs_root, PlaySettings()) as opened:
-            return await opened.host.run(ask(opened.deciders))
-
-    with prefect_server() if any(player.run for player in contestants) else nullcontext():
-        return asyncio.run(ask_engines())
+    return with_open_players(contestants, runs_root, None, lambda opened: opened.host.run(ask(opened.deciders)))
 
 
 def _show(found: "WhatIf", change: str) -> None:

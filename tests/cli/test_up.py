@@ -83,7 +83,11 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     assert "server          started" in first.stdout and "worker          started" in first.stdout
     server, worker = begun(folder)
     api, key = f"http://127.0.0.1:{port}/api", (folder / ".prefect" / "key").read_text().strip()
-    assert f"http://127.0.0.1:{port}/enter#{key}" in first.stdout and first.stdout.count("work pool       local") == 1
+    assert (
+        f"http://127.0.0.1:{port}/dashboard" in first.stdout
+        and f": {key}\n" in first.stdout
+        and first.stdout.count("work pool       local") == 1
+    )
     assert (folder / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
     monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     for said in ({}, {"origin": "http://evil.example"}, {"host": "evil.example"}):
