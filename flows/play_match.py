@@ -1,5 +1,6 @@
 """Plays a match: counts the games, reads those already played, plays the rest, and writes the table."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -30,6 +31,7 @@ from entente.telemetry.machine import environment
 from entente.telemetry.progress import reporter
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
+from storage.files import durable_write
 from storage.runs import RunPaths, matches_folder
 from tasks.artifacts import show_table
 from tasks.evaluation import play_games
@@ -78,6 +80,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         environment=environment(),
     )
     write_match(folder, record)
+    plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
     words = f"{run or 'match'}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
     await show_table(f"match-{run and run + '-'}{label[-8:]}", words, table_rows(table))
     return {
@@ -86,7 +89,18 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         "how": _how(match),
         "seconds": record.seconds,
         "told": conclusions(table, match),
+        "plot": plot,
     } | asdict(table)
+
+
+def _write_plot(file: Path, record: MatchRecord) -> str:
+    """Draw the players' centres by year; returns the file, or nothing where there is too little to draw."""
+    from entente.reports.drawing import stand_alone
+    from entente.reports.plots import match_by_year
+
+    if drawn := match_by_year(record):
+        durable_write(file, stand_alone(drawn).encode())
+    return str(file) if drawn else ""
 
 
 async def _play(

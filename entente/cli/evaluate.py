@@ -10,6 +10,7 @@ from entente.cli.options import AsJson, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
 from entente.evaluation.protocols import protocols
 from entente.players.endpoint import OutsideSettings
+from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
 from storage.runs import LATEST
 
@@ -86,7 +87,9 @@ def evaluate(
 
         entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
 
-        entente evaluate --players models/small --protocol six-dumbbots-1908
+        entente evaluate --players models/small             the protocol whole-game, to 1920
+
+        entente evaluate --players models/small --protocol whole-game-reverse
 
         entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
 
@@ -94,8 +97,6 @@ def evaluate(
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
-    from entente.players.opponents import is_endpoint
-
     asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     play = _play(temperature, pick, search)
@@ -180,11 +181,17 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
     if opponents and len(opponents) > 1:
         raise InputError(f"a match has one kind of opponents in the six other seats, not {len(opponents)}: name one")
     named = tuple(name.strip() for name in players.split(",") if name.strip())
+    if not protocol and not opponents and not set(asked) - {"games", "at_once"} and any(map(_is_folder, named)):
+        protocol = "whole-game"
     if protocol:
         return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
     if named:
         asked["players"] = named
     return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
+
+
+def _is_folder(name: str) -> bool:
+    return "/" in name and not is_endpoint(name)
 
 
 def _show_score(result: dict[str, Any]) -> None:
@@ -210,17 +217,20 @@ def _show_match(result: dict[str, Any]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), title=Text(f"{result['games']} games, {result['how']}"), title_justify="left")
     table.add_column("player", overflow="fold")
     answers = result["answers"]
-    for name in ("seats", "centres", "squares", "win", "survival", "solo", *(["default"] if answers else [])):
+    for name in ("seats", "centres", "squares", "win", "survival", "solo", "years", *(["default"] if answers else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for player in result["players"]:
         cells = [
             _cell(player["measures"][name], share=name != "centres") for name in ("centres", "sos", "win", "survival", "solo")
         ]
+        cells.append(_cell(player["years"], share=False) if player["years"] else "")
         counts = answers.get(player["player"])
         default = [f"{counts['missing'] / max(1, counts['orders']):.1%}" if counts else ""] if answers else []
         table.add_row(cell(player["player"]), str(player["seats"]), *cells, *default)
     Console(width=160).print(table)
     print("intervals: 95 %; win: most centres, ties split")
+    if result["plot"]:
+        print(f"centres by year: {result['plot']}")
     for sentence in result["told"]:
         print(sentence)
 

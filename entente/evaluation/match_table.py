@@ -41,6 +41,10 @@ class PlayerResult:
     seats: int
     """Number of measured seats."""
     measures: dict[str, Estimate]
+    years: Estimate | None = None
+    """Years that its games lasted; None where games do not say."""
+    by_year: tuple[Estimate, ...] = ()
+    """Centres at the end of each year; a game that has ended stays as it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,7 @@ class _Seat:
     cluster: str
     pair: str
     value: dict[str, float]
+    by_year: tuple[int, ...]
 
 
 def match_table(results: Sequence[GameResult], settings: MatchSettings) -> MatchTable:
@@ -128,6 +133,7 @@ def _seats(result: GameResult) -> list[_Seat]:
             result.cluster,
             result.pair,
             {name: measure(start, end, power) for name, (_, _, measure) in MEASURES.items()},
+            tuple(centres[POWERS.index(power)] for centres in result.by_year),
         )
         for power in result.measured
     ]
@@ -140,7 +146,19 @@ def _player_result(player: str, seats: Sequence[_Seat], settings: MatchSettings)
     for name, (_, share, _) in MEASURES.items():
         values = [seat.value[name] for seat in own]
         measures[name] = estimate(values, clusters, settings.seed, share=share)
-    return PlayerResult(player=player, seats=len(own), measures=measures)
+    if not all(seat.by_year for seat in own):
+        return PlayerResult(player=player, seats=len(own), measures=measures)
+    longest = max(len(seat.by_year) for seat in own)
+    return PlayerResult(
+        player=player,
+        seats=len(own),
+        measures=measures,
+        years=estimate([len(seat.by_year) for seat in own], clusters, settings.seed),
+        by_year=tuple(
+            estimate([seat.by_year[min(year, len(seat.by_year) - 1)] for seat in own], clusters, settings.seed)
+            for year in range(longest)
+        ),
+    )
 
 
 def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> PairDifference:

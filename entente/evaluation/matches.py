@@ -67,6 +67,8 @@ class GameResult:
     """horizon | won | drawn."""
     rejected: int
     """Orders that the board rejected; more than 0 means an error in the program."""
+    by_year: tuple[tuple[int, ...], ...] = ()
+    """Centres at the end of each year played, int per power of POWERS."""
     answers: dict[str, AnswerCounts] = field(default_factory=dict)
     """Endpoint -> how it answered in this game; empty if none played."""
 
@@ -163,6 +165,13 @@ async def play_game(
     """Play one game to a solo, or until its years are over."""
     board = Board.start() if plan.start is None else Board.restore(plan.start)
     dice_name = f"match/{settings.seed}/{plan.pair}"
+    by_year: dict[str, tuple[int, ...]] = {}
+
+    def on_phase(phase: str) -> None:
+        by_year[phase[1:-1]] = board.centre_counts()  # the last phase of a year counts
+        if progress is not None:
+            progress.played(plan.key, phase)
+
     fork = await play_fork(
         ForkPlan(
             name=f"match/{settings.seed}/{plan.key}",
@@ -177,7 +186,7 @@ async def play_game(
         None,
         None,
         deciders=deciders,
-        on_phase=lambda phase: progress.played(plan.key, phase) if progress is not None else None,
+        on_phase=on_phase,
     )
     answers = {
         name: decider.take(f"match/{settings.seed}/{plan.key}")
@@ -197,5 +206,6 @@ async def play_game(
         phase="" if board.is_over else board.phase,
         ended=fork.ended,
         rejected=fork.rejected,
+        by_year=tuple(by_year.values()),
         answers=answers,
     )

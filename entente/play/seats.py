@@ -42,9 +42,9 @@ async def _drawn(decider: PolicyDecider, request: DecisionRequest) -> Choice:
 async def _searched(decider: SearchDecider, request: DecisionRequest) -> Choice:
     found, drawn = await decider.look(request)
     if len(found.proposals) == 1:
-        return Choice(orders=tuple(found.orders), probability=drawn[found.proposals[0]])
+        return Choice(orders=tuple(found.orders), probability=drawn.get(found.proposals[0]))
     tried = (
-        SavedProposal(orders=orders, value=value, playouts=playouts, probability=drawn[orders])
+        SavedProposal(orders=orders, value=value, playouts=playouts, probability=drawn.get(orders))
         for orders, value, playouts in zip(found.proposals, found.values, found.visits, strict=True)
     )
-    return Choice(orders=tuple(found.orders), probability=drawn[found.proposals[found.best]], proposals=tuple(tried))
+    return Choice(orders=tuple(found.orders), probability=drawn.get(found.proposals[found.best]), proposals=tuple(tried))

@@ -1,4 +1,4 @@
-"""Search of one decision: proposals, their playouts by sequential halving, and the best of them.
+"""Search of one decision: proposals, their playouts by sequential halving, changes of the best, and the best of all.
 
 A proposal that is not legal is refused, so what is played is legal. All random numbers derive from the request's dice name: the
 same request has the same result. Between playouts other tasks of the event loop run.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from entente.game.players import check_player, player
 from entente.game.prompts import board_text
+from entente.players.changed_orders import changed_orders
 from entente.players.deciders import CompletionSource, DecisionRequest, Tokens, draw
 from entente.players.halving import Pull, halve
 from entente.players.playouts import play_out, play_out_apart
@@ -18,13 +19,17 @@ from entente.players.seeds import dice
 from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
 
+PLAYOUTS_OF_A_CHANGE = 3
+"""Playouts of a later round for each change that it tries; halving gives most of them to the better ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search found; lists have one entry per distinct proposal, in the order of the proposals."""
+    """What the last round of a search found; lists have one entry per order set that it tried."""
 
     proposals: tuple[tuple[str, ...], ...]
-    """Legal order sets without repetitions."""
+    """Legal order sets without repetitions: in a first round the proposals in their order, in a later one the best so far and
+    its changes."""
     values: tuple[float, ...]
     """Mean value of each over its playouts, in centres or as a share. 0 for a single proposal, which is not played out."""
     visits: tuple[int, ...]
@@ -82,7 +87,7 @@ async def search(
     settings: SearchSettings,
     processes: ProcessPool | None = None,
 ) -> SearchResult:
-    """Play out the proposals and find the best.
+    """Play out the proposals, in later rounds the best and its changes, and find the best.
 
     Args:
         proposals: order sets; equal ones count once. More than `settings.playouts` distinct ones are cut off at the end.
@@ -92,15 +97,29 @@ async def search(
         InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
         EngineError: a process ended.
     """
-    arms = _distinct(request, proposals)[: settings.playouts]
+    found = await _round(request, _distinct(request, proposals)[: settings.playouts], 0, settings, processes)
+    for number in range(1, settings.rounds):
+        rng = dice(request.dice, request.ply, request.power, "changes", number)
+        most = max(1, settings.playouts // PLAYOUTS_OF_A_CHANGE)
+        changed = changed_orders(request.legal, found.orders, most, rng)
+        found = await _round(request, [tuple(found.orders), *changed], number, settings, processes)
+    return found
+
+
+async def _round(
+    request: DecisionRequest,
+    arms: Sequence[tuple[str, ...]],
+    number: int,
+    settings: SearchSettings,
+    processes: ProcessPool | None,
+) -> SearchResult:
+    """Divide `settings.playouts` among the order sets. Each round has dice of its own, so that luck does not choose twice."""
     if len(arms) == 1:
         return SearchResult(proposals=tuple(arms), values=(0.0,), visits=(0,), best=0)
-
-    def name_of(number: int) -> str:
-        return f"{request.dice}/{request.ply}/{request.power}/playout/{number}"
+    named = f"{request.dice}/{request.ply}/{request.power}/playout"
 
     async def play_round(pulls: Sequence[Pull]) -> list[float]:
-        sets = [(arms[arm], name_of(number)) for arm, number in pulls]
+        sets = [(arms[arm], f"{named}/{number * settings.playouts + turn}") for arm, turn in pulls]
         if processes is not None:
             return await play_out_apart(processes, request.board, request.power, sets, settings)
         values = []

@@ -31,7 +31,10 @@ class SearchSettings(Settings):
     scripted: Names = ()
     """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
     playouts: Annotated[int, Field(ge=1, le=65536)] = 16
-    """Playouts of one decision in all; sequential halving divides them among its proposals."""
+    """Playouts of a round; sequential halving divides them among its order sets."""
+    rounds: Annotated[int, Field(ge=1, le=100)] = 1
+    """Rounds: the first among the proposals, each later one among the best so far and sets that differ from it in an order or
+    two."""
     years: Annotated[int, Field(ge=1, le=20)] = 1
     """Horizon of a playout: game years, counted from the position's phase."""
     player: Names = ("dumbbot",)

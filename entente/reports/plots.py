@@ -238,6 +238,23 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
     return dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
 
 
+def match_by_year(record: MatchRecord, number: int = 0) -> str | None:
+    """Mean centres of each player at the end of each game year; None if the match has less than two years."""
+    players = [player for player in record.table.players if len(player.by_year) > 1]
+    if not players:
+        return None
+    figure, (axes,) = new_plot(high=3.2)
+    colours = (BLUE, ORANGE, GREEN, PURPLE, RED, TEAL, BROWN, GREY)
+    for player, colour in zip(players, colours, strict=False):
+        band(axes, range(1901, 1901 + len(player.by_year)), player.by_year, colour, player.player)
+    axes.axhline(34 / 7, color=INK, alpha=0.35, linewidth=0.8)
+    whole_axis(axes, "year")
+    axes.set_ylabel("mean centres at its end")
+    legend_above(axes)
+    summary = "; ".join(f"{player.player} {player.by_year[-1].mean:.2f}" for player in players)
+    return to_svg(figure, f"years-{number}", f"Centres by year, at last {summary}.")
+
+
 def league(found: LeagueStep | None) -> str | None:
     """The policy's win share against each member of the newest league; None if the run has none."""
     if found is None:

@@ -82,6 +82,7 @@ def test_a_game_is_what_playing_it_out_gives():
         }
         board.step(orders)
     assert game.centres == board.centre_counts() and game.ended == "horizon" and game.start == (3, 3, 3, 3, 3, 4, 3)
+    assert game.by_year == (game.centres,)
 
 
 def test_a_failed_game_is_no_result(uniform_engine, tokens):

@@ -18,11 +18,11 @@ def test_each_is_a_match_of_whole_rounds_that_holds_to_itself(name: str):
     match = asked(name, "mover")
     check_protocol(match)
     assert match.games % GAMES_PER_ROUND == 0 and match.how() == f"protocol {name}" and not part_of_protocol(match)
-    assert match.years == int(name[-4:]) - 1900 if name[-4:].isdigit() else (match.games, match.years) == (70, 6)
+    assert (match.games, match.years) == ((70, 6) if name == "one-table" else (210, 20))
 
 
 def test_the_reverse_seats_one_dumbbot_on_every_power_among_six_of_ours():
-    plans = plan_match(asked("one-dumbbot-1908", "mover"), 1)
+    plans = plan_match(asked("whole-game-reverse", "mover"), 1)
     assert [plan.measured for plan in plans] == [(power,) for power in (POWERS[0], *reversed(POWERS[1:]))]
     for plan in plans:
         (power,) = plan.measured
@@ -32,10 +32,10 @@ def test_the_reverse_seats_one_dumbbot_on_every_power_among_six_of_ours():
 @pytest.mark.parametrize(
     ("words", "settings", "sentence"),
     [
-        (("seven-dumbbots", "mover"), {}, "there is no protocol 'seven-dumbbots': the protocols are one-table, six-"),
+        (("seven-dumbbots", "mover"), {}, "there is no protocol 'seven-dumbbots': the protocols are one-table, whole-game"),
         (("one-table",), {}, "takes players"),
-        (("one-dumbbot-1908", "mover", "random"), {}, "one player has six seats: name one player, not 2"),
-        (("six-dumbbots-1908", "mover"), {"years": 3, "opponents": "random"}, "fixes what --years, --opponents would set"),
+        (("whole-game-reverse", "mover", "random"), {}, "one player has six seats: name one player, not 2"),
+        (("whole-game", "mover"), {"years": 3, "opponents": "random"}, "fixes what --years, --opponents would set"),
     ],
 )
 def test_what_a_protocol_does_not_take_is_one_sentence(words: tuple[str, ...], settings: dict, sentence: str):
@@ -45,6 +45,6 @@ def test_what_a_protocol_does_not_take_is_one_sentence(words: tuple[str, ...], s
 
 @pytest.mark.parametrize("change", [{"years": 9}, {"opponents": "random"}, {"measure": "win"}])
 def test_a_match_cannot_bear_the_name_of_a_protocol_that_it_does_not_follow(change: dict):
-    match = asked("six-dumbbots-1908", "mover").model_copy(update=change)
+    match = asked("whole-game", "mover").model_copy(update=change)
     with pytest.raises(InputError, match=f"but its {next(iter(change))} are not that protocol's"):
         check_protocol(match)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 import entente.players.search as search_module
 from entente.game.board import Board
 from entente.game.players import player
+from entente.players.changed_orders import changed_orders
 from entente.players.deciders import DecisionRequest, PolicyDecider
 from entente.players.playouts import play_out
 from entente.players.search import SearchDecider, check_search, propose, search
@@ -69,6 +70,32 @@ def test_one_proposal_is_not_played_out(autumn: DecisionRequest, monkeypatch):
     monkeypatch.setattr(search_module, "play_out", lambda *_: pytest.fail("there is nothing to choose"))
     found = asyncio.run(search(autumn, [holding(autumn)] * 3, QUICK))
     assert (found.orders, found.visits, found.values) == (holding(autumn), (0,), (0.0,))
+
+
+def test_a_later_round_finds_a_set_that_nobody_proposed(autumn: DecisionRequest):
+    """Proposed is to hold; an army is next to an empty centre."""
+    still = SearchSettings(proposals=1, playouts=60, player=("hold",), rounds=2)
+    found = asyncio.run(search(autumn, [holding(autumn)], still))
+    assert "A PIC - BEL" in found.orders
+    assert len(found.proposals) > 10 and found.values[found.best] == found.values[0] + 1
+
+
+def test_changed_orders_are_legal_distinct_and_their_supports_fit_the_set():
+    """In every kind of phase of a game, and a support among the changes names what its set orders."""
+    board, rng, kinds = Board.start(), random.Random(1), set()
+    while board.year < 1905:
+        for legal in board.legal_orders().values():
+            given = tuple(player("random")(legal, rng))
+            found = changed_orders(legal, given, 40, rng)
+            kinds.add(legal.kind)
+            assert len(found) == len(set(found)) <= 40 and given not in found and all(map(legal.admits, found))
+            for orders in found if legal.kind == "movement" else ():
+                new = set(orders) - set(given)
+                acts = {" ".join(order.split()[:words]) for order in orders for words in (2, 4)}
+                assert 1 <= len(new) <= 2
+                assert all(order.split(" ", 3)[3] in acts for order in new if order.split()[2] == "S")
+        board.step({power: player("mover")(legal, rng, board) for power, legal in board.legal_orders().items()})
+    assert len(kinds) == 4
 
 
 def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, tokens, positions):

@@ -1,0 +1,60 @@
+"""Order sets near a given one: one order changed, or two that work together. Search tries them after its proposals.
+
+A proposer that looks at each unit alone, as DumbBot does, seldom finds a move and its support together. Here a changed support
+fits the rest of the set: it supports a move or a hold that is ordered, so few changes are wasted.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from entente.game.legal import LegalOrders, OrderKind
+from entente.game.players import player
+
+
+def changed_orders(legal: LegalOrders, orders: Sequence[str], count: int, rng: random.Random) -> list[tuple[str, ...]]:
+    """At most `count` distinct legal order sets near `orders`, which is not among them, in random order.
+
+    Args:
+        orders: a legal order set in canonical form.
+    """
+    given = tuple(orders)
+    if legal.kind is OrderKind.MOVEMENT:
+        found = list(dict.fromkeys(_movements(legal, given)))
+    elif legal.kind is OrderKind.RETREAT:
+        found = [_with(given, {site: order}) for site, options in enumerate(legal.options) for order in options]
+    else:  # builds and disbands depend on one another, and there are few
+        found = list(dict.fromkeys(tuple(player("random")(legal, rng)) for _ in range(2 * count)))
+    found = [orders for orders in found if orders != given]
+    rng.shuffle(found)
+    return found[:count]
+
+
+def _movements(legal: LegalOrders, orders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Each unit's moves and hold, alone and with a support by another unit; and its supports of what others are ordered to do."""
+    supports = [_supports(options) for options in legal.options]
+    for site, options in enumerate(legal.options):
+        for order in options:
+            if order.split(" ", 3)[2] not in ("-", "H"):
+                continue
+            yield _with(orders, {site: order})
+            for other, by_what in enumerate(supports):
+                if other != site and (support := by_what.get(_supported(order))):
+                    yield _with(orders, {site: order, other: support})
+        for other, order in enumerate(orders):
+            if other != site and (support := supports[site].get(_supported(order))):
+                yield _with(orders, {site: support})
+
+
+def _supports(options: Sequence[str]) -> dict[str, str]:
+    """Support orders of a unit by what they support: "A MAR - BUR", or "A MAR" for a hold."""
+    return {words[3]: order for order in options if (words := order.split(" ", 3))[2] == "S"}
+
+
+def _supported(order: str) -> str:
+    """What a support of the unit with this order names: its move without "VIA", or the unit alone if it stays."""
+    words = order.split(" ")
+    return " ".join(words[:4]) if words[2] == "-" else " ".join(words[:2])
+
+
+def _with(orders: tuple[str, ...], changes: dict[int, str]) -> tuple[str, ...]:
+    return tuple(changes.get(site, order) for site, order in enumerate(orders))
