@@ -9,7 +9,7 @@ from benchmarks.entente_run import short_run
 from entente.settings.run_settings import RunSettings, layered_settings
 from entente.telemetry.errors import TrainingError
 from entente.telemetry.progress import reporter
-from entente.training.advantages import advantages_of
+from entente.training.objective import advantages_of
 from storage.gather import Batch
 from storage.index import open_index
 from storage.ledger import last_step, read_ledger

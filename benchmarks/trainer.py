@@ -9,7 +9,7 @@ Exactness compares packed with padded rows of our step, in float32. `entente smo
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -187,8 +187,13 @@ def speedups(name: str, steps: Steps, batch: Batch, warm_up: Batch, *, repeats: 
         spent = {arm: cpu_s(lambda arm=arm: arms[arm](batch)) for arm in arms}
         ratios.append(spent["old"] / spent["ours"])
         reporter().say(f"{name}, round {number + 1} of {repeats}: ours {spent['ours']:.2f} s, old {spent['old']:.2f} s")
-    unique = sum(plan(batch, rows, CPU_TOKENS).unique_tokens for rows in update_rows(batch, steps.settings))
+    unique = unique_tokens(batch, update_rows(batch, steps.settings))
     return {f"speedup_{name}": median(ratios), f"unique_token_share_{name}": unique / len(batch.input_ids)}
+
+
+def unique_tokens(batch: Batch, updates: Iterable[Sequence[int]]) -> int:
+    """Unique tokens of the micro-batches of all updates."""
+    return sum(micro.tokens for rows in updates for micro in plan(batch, rows, CPU_TOKENS))
 
 
 def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float:
@@ -225,7 +230,7 @@ def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:
     sizes, settings = read_architecture(model), TrainingSettings(device="cpu")
     batch = made_up_batch(CASES["trie"], vocabulary=Codec(model).vocabulary_size, seed=seed)
     steps = Steps(Policy(model, settings), settings)
-    unique = sum(plan(batch, rows, CPU_TOKENS).unique_tokens for rows in update_rows(batch, settings))
+    unique = unique_tokens(batch, update_rows(batch, settings))
     arithmetic = unique * (4 * sizes.linear_parameters + 6 * sizes.lora_parameters(settings.lora_rank))
     step, products, spent, rates = steps.ours(), block_products(sizes, rows=unique), [], []
     for number in range(repeats + 1):

@@ -1,7 +1,6 @@
 """A policy loss: a value for each drawn token, and what their sum is divided by. Settings name one as `module:attribute`."""
 
-from entente.training.choose_loss import PolicyLoss
-from entente.training.losses import DrawnTokens, TokenLoss, clipped, decision_means, log_ratio, numbered, outliers
+from entente.training.losses import DrawnTokens, PolicyLoss, TokenLoss, clipped, decision_means, log_ratio, numbered, outliers
 from entente.training.settings import TrainingSettings
 
 __all__ = [

@@ -106,8 +106,7 @@ def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):
 def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
     import torch
 
-    from entente.training.choose_loss import policy_loss
-    from entente.training.losses import DrawnTokens
+    from entente.training.losses import DrawnTokens, policy_loss
     from entente.training.settings import TrainingSettings
 
     now, then, worth = [-0.1, -2.0, -1.0], [-0.4, -1.0, -900.0], [1.0, -2.0, 1.0]
@@ -169,7 +168,7 @@ DETACHED = "TokenLoss(loss=torch.ones(4), clipped_low=no, clipped_high=no, left_
     ],
 )
 def test_a_part_that_cannot_be_used_is_refused_in_one_sentence(package, kind: str, code: str, said: str):
-    from entente.training.choose_loss import policy_loss
+    from entente.training.losses import policy_loss
 
     package({"broken.py": code})
     get = {"bot": player, "loss": policy_loss, "reward": reward_of}[kind]

@@ -95,7 +95,7 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
         "trl_step_s": median(spent["trl"] for spent in turns),
         "ours_step_s": median(spent["ours"] for spent in turns),
         "step_decisions": float(len(rows)),
-        "step_unique_token_share": plan(batch, rows, updater.budget.tokens).unique_tokens / len(batch.input_ids),
+        "step_unique_token_share": sum(micro.tokens for micro in plan(batch, rows, updater.layout.tokens)) / len(batch.input_ids),
         "trl_step_rows_a_forward": float(loaded["rows_each"]),
     }
     return Outcome(benchmark="peers", metrics=metrics, targets={"trl_step": Target(at_least=1.0)})

@@ -112,7 +112,7 @@ def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str]:
         except torch.OutOfMemoryError:
             how = "even with recomputation" if recompute else "without recomputation"
             return figures, f"a budget of {budget} tokens does not fit {how}"
-        unique = plan(batch, list(range(len(batch.prompt_lens))), budget).unique_tokens
+        unique = sum(micro.tokens for micro in plan(batch, range(len(batch.prompt_lens)), budget))
         figures |= {f"step_s.{budget}": seconds, f"tokens_per_s.{budget}": unique / seconds, f"peak_gib.{budget}": peak}
         figures["recompute"] = float(recompute)
     return figures, ""

@@ -1,11 +1,11 @@
-"""The branching tokens of decisions. The loss is a sum over them, in the packed and in the padded layout.
+"""The branching tokens of decisions, over which the loss is a sum; and padded rows, the oracle of the packed layout.
 
 A token is branching if its legal set holds more than one id. A forced token has probability 1 under any weights, so it has no
 loss and no gradient. The legal set of an order token is a list of ids, that of a thought token an open set
 (entente/decoding/open_set.py). No list of the ids of an open set is ever made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,25 @@ class BranchingTokens:
         return len(self.thought_ids) > 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedRows(BranchingTokens):
+    """Decisions of a batch, padded on the right. R: rows; L: tokens of the longest row; B as in `BranchingTokens`."""
+
+    input_ids: np.ndarray
+    """int64 [R, L]; padding is 0."""
+    attention_mask: np.ndarray
+    """int64 [R, L]: 0 for padding, else 1."""
+    token_row: np.ndarray
+    """int64 [B]: row of each branching token."""
+    token_position: np.ndarray
+    """int64 [B]: position whose hidden state predicts the token: its own position minus 1."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the rows, without padding."""
+        return int(self.attention_mask.sum())
+
+
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The integers of the ranges [start, start + length), concatenated."""
     ends = np.cumsum(lengths)
@@ -70,11 +89,6 @@ def branching_counts(batch: Batch, rows: Sequence[int] | np.ndarray) -> np.ndarr
 def branching_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
     """Total branching tokens of the rows."""
     return int(branching_counts(batch, rows).sum())
-
-
-def branching_decisions(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
-    """Number of the rows that have a branching token."""
-    return int((branching_counts(batch, rows) > 0).sum())
 
 
 def thought_tokens(batch: Batch, rows: Sequence[int] | np.ndarray) -> int:
@@ -160,3 +174,33 @@ def probed(completion_index: np.ndarray) -> np.ndarray:
     every part of a batch is sampled. The choice depends only on the token's place in the batch, not on how an update is split.
     """
     return np.mod(np.asarray(completion_index, np.float64) * _GOLDEN, 1.0) < SHARE
+
+
+def padded_micro_batches(batch: Batch, rows: Sequence[int], rows_each: int) -> Iterator[PaddedRows]:
+    """Micro-batches of at most `rows_each` of the rows, in order."""
+    for first in range(0, len(rows), rows_each):
+        yield pad(batch, rows[first : first + rows_each])
+
+
+def pad(batch: Batch, rows: Sequence[int] | np.ndarray) -> PaddedRows:
+    """Pad the decisions `rows` of `batch`.
+
+    Raises:
+        ValueError: a drawn token is not in its own legal set.
+    """
+    chosen = np.asarray(rows, np.int64)
+    lengths = np.diff(batch.input_offsets)[chosen]
+    input_ids = np.zeros((len(chosen), int(lengths.max())), np.int64)
+    mask = np.zeros_like(input_ids)
+    for here, (row, length) in enumerate(zip(chosen, lengths, strict=True)):
+        input_ids[here, :length] = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
+        mask[here, :length] = 1
+    index, place = branching_indices(batch, chosen)
+    fields = branching_fields(batch, chosen[place], index)
+    return PaddedRows(
+        **fields,
+        input_ids=input_ids,
+        attention_mask=mask,
+        token_row=place,
+        token_position=positions_of(batch, chosen[place], index) - 1,
+    )

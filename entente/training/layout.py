@@ -1,25 +1,34 @@
-"""Splits the rows of an update into micro-batches, packed or padded.
+"""Splits the rows of an update into micro-batches, packed or padded, that the memory holds.
 
 Packed micro-batches need a model that the packed forward covers. Before the first use, a few rows of the run are computed in both
 layouts, and losses and gradients must agree. Otherwise rows are padded, and `fallback` says why. This module does not change
 weights or the gradients in the parameters.
+
+The number of unique tokens in a packed micro-batch is a constant, halved while the memory does not hold one: then the work is
+repeated. The result is the same, because the loss is divided by constants of the whole update. Where several processes split the
+base it is never halved: they run their forwards together, so none may repeat one alone.
 """
 
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from entente.training.branching import BranchingTokens, branching_counts
-from entente.training.padded_rows import PaddedRows, pad, padded_micro_batches
+from entente.telemetry.errors import TrainingError
+from entente.training.branching import BranchingTokens, PaddedRows, branching_counts, pad, padded_micro_batches
 from entente.training.policy import Policy
-from entente.training.settings import TrainingSettings
+from entente.training.settings import CPU_TOKENS, GPU_TOKENS, TrainingSettings
 from entente.training.trie_plan import PackedMicroBatch, plan
 from storage.gather import Batch
 
 logger = logging.getLogger("entente.trainer")
+Result = TypeVar("Result")
+MicroBatch = PackedMicroBatch | PaddedRows
+LEAST_TOKENS = 256
 MICRO_BATCH_ROWS = 32
 """Decisions of a padded forward; the loss does not depend on it."""
 _CHECKED_ROWS = 4
@@ -47,30 +56,22 @@ TOLERANCES = {
 bfloat16 the two layouts round differently: 1e-4 and 2e-2 are usual for a small model, more for a deep one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The micro-batches of some rows."""
-
-    micro_batches: tuple[PackedMicroBatch, ...] | tuple[PaddedRows, ...]
-    """Rows without a branching token may be left out."""
-    raw_tokens: int
-    """Tokens of the rows, prompts and completions."""
-    unique_tokens: int
-    """Tokens that the forwards compute, without padding."""
-
-
 class Layout:
     """The layout of one policy in one process.
 
     Attributes:
         packed: whether rows are packed.
         fallback: why rows are padded although the settings ask for packed; else empty.
+        tokens: largest number of unique tokens in a packed micro-batch.
     """
 
-    def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
+    def __init__(self, policy: Policy, settings: TrainingSettings, *, fixed: bool = False) -> None:
+        """`fixed`: `tokens` never changes; running out of memory is an error."""
         self._policy = policy
         self._settings = settings
         self._checked = False
+        self._fixed = fixed
+        self.tokens = settings.token_budget or (GPU_TOKENS if policy.device.type == "cuda" else CPU_TOKENS)
         self.packed = settings.layout == "packed"
         self.fallback = ""
         if self.packed and (reason := policy.uncovered_reason()):
@@ -81,15 +82,38 @@ class Layout:
         if self.packed and not self._checked:
             self._check(batch, rows)
 
-    def cut(self, batch: Batch, rows: Sequence[int], token_budget: int) -> Cut:
-        """Micro-batches of `rows`. The first call runs the check."""
+    def cut(self, batch: Batch, rows: Sequence[int]) -> tuple[MicroBatch, ...]:
+        """Micro-batches of `rows`; rows without a branching token may be left out. The first call runs the check."""
         self.check(batch, rows)
         if self.packed:
-            found = plan(batch, rows, token_budget)
-            return Cut(micro_batches=found.micro_batches, raw_tokens=found.raw_tokens, unique_tokens=found.unique_tokens)
-        tokens = int(np.diff(batch.input_offsets)[list(rows)].sum())
-        micro_batches = tuple(padded_micro_batches(batch, rows, MICRO_BATCH_ROWS))
-        return Cut(micro_batches=micro_batches, raw_tokens=tokens, unique_tokens=tokens)
+            return plan(batch, rows, self.tokens)
+        return tuple(padded_micro_batches(batch, rows, MICRO_BATCH_ROWS))
+
+    def within_memory(self, work: Callable[[], Result]) -> Result:
+        """Call `work`; if memory runs out, halve the budget and call it again.
+
+        Args:
+            work: can be repeated after it failed.
+
+        Raises:
+            TrainingError: the smallest budget does not fit into memory.
+        """
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                if self._fixed or self.tokens <= LEAST_TOKENS:
+                    cure = "lower training.token_budget, or " if self._fixed else "train a smaller model, or "
+                    raise TrainingError(
+                        f"a micro-batch of {self.tokens} unique tokens does not fit into the memory of {self._policy.device}: "
+                        f"{cure}set training.recompute to true"
+                    ) from error
+            # outside of the block above, where the exception keeps its frames' tensors alive
+            gc.collect()
+            if self._policy.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.tokens = max(LEAST_TOKENS, self.tokens // 2)
+            logger.warning("out of memory: micro-batches hold %d unique tokens from here on", self.tokens)
 
     def _check(self, batch: Batch, rows: Sequence[int]) -> None:
         """Use the padded layout if the results of the packed one differ."""
@@ -103,7 +127,7 @@ class Layout:
     def _compare_layouts(self, batch: Batch, few: np.ndarray, padded: tuple[float, torch.Tensor]) -> str:
         """How the packed layout differs from the padded one, in words; empty if they agree."""
         try:
-            found, gradient = self._loss_and_gradient(plan(batch, few, _CHECKED_TOKENS).micro_batches)
+            found, gradient = self._loss_and_gradient(plan(batch, few, _CHECKED_TOKENS))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a kernel that does not compile here must not end the run

@@ -13,7 +13,7 @@ BUILT_IN = ("cispo", "clipped", "dppo", "gspo", "sequence_mean")
 _TRIAL = """
 import sys
 from entente.telemetry.errors import InputError
-from entente.training.choose_loss import policy_loss
+from entente.training.losses import policy_loss
 try:
     policy_loss(sys.argv[1])
 except InputError as error:

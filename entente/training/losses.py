@@ -1,15 +1,18 @@
-"""Policy losses: their input and output, the parts that they share, and one function for each. docs/training.md has the formulas.
+"""Policy losses: input and output, shared parts, a function for each, and the one that `training.loss` names.
 
-A loss returns one value per branching token and averages nothing. The caller adds the values and divides once by a constant of
-the whole update (`entente/training/choose_loss.py`), so the loss does not depend on how an update is split into micro-batches.
-All tokens of a decision are in one micro-batch; losses over whole decisions need this.
+docs/training.md has the formulas. A loss returns one value per branching token and averages nothing. The caller adds the values
+and divides once by a constant of the whole update, so the loss does not depend on how an update is split into micro-batches. All
+tokens of a decision are in one micro-batch; losses over whole decisions need this.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from entente.telemetry.extensions import Misfit, check_arguments, check_named, load_part
 from entente.training.settings import DUAL_CLIP, OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 DIVERGENCE = 0.2
@@ -45,6 +48,20 @@ class TokenLoss:
     """bool: no gradient, because the advantage is positive and the token is already likelier than the bound allows."""
     left_out: Tensor
     """bool: the token's ratio to the policy that drew it is outside the outlier bounds, or NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """A loss function and how its sum is normalised."""
+
+    of: Callable[[DrawnTokens, TrainingSettings], TokenLoss]
+    """Loss of each branching token of a micro-batch, before the division."""
+    per_decision: bool
+    """True: divide the sum by the decisions that have a branching token. False: by the branching tokens."""
+
+    def denominator(self, branching_tokens: int, decisions: int) -> int:
+        """Denominator of the sum over the whole update."""
+        return decisions if self.per_decision else branching_tokens
 
 
 def log_ratio(tokens: DrawnTokens, left_out: Tensor) -> Tensor:
@@ -177,3 +194,53 @@ def gspo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     weight = truncated(decision_means(log_importance(tokens), place, sizes), settings)[place]
     loss = torch.where(left_out, torch.zeros_like(loss), loss * weight / sizes[place])
     return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, left_out=left_out)
+
+
+LOSSES: Mapping[str, PolicyLoss] = {
+    "cispo": PolicyLoss(of=cispo_loss, per_decision=False),
+    "clipped": PolicyLoss(of=clipped_loss, per_decision=False),
+    "dppo": PolicyLoss(of=dppo_loss, per_decision=False),
+    "gspo": PolicyLoss(of=gspo_loss, per_decision=True),
+    "sequence_mean": PolicyLoss(of=sequence_mean_loss, per_decision=True),
+}
+"""Built-in losses. `training.loss` may also name one of a user's own as `module:attribute`."""
+
+
+@cache
+def policy_loss(name: str) -> PolicyLoss:
+    """The loss of that name, built-in or a user's own (docs/extending.md).
+
+    Raises:
+        InputError: there is no such loss, or it cannot be used.
+    """
+    check_named("loss", name, LOSSES)
+    return LOSSES[name] if name in LOSSES else load_part("loss", name, _accept)
+
+
+def _accept(found: PolicyLoss, _: str) -> PolicyLoss:
+    """Check a user's loss on four tokens."""
+    if not isinstance(found, PolicyLoss):
+        raise Misfit("it is no entente.losses.PolicyLoss")
+    check_arguments(found.of, "tokens", "settings")
+    logprobs = torch.tensor([-0.1, -0.5, -1.0, -2.0], requires_grad=True)
+    tokens = DrawnTokens(
+        logprobs=logprobs,
+        behaviour=torch.tensor([-0.2, -0.4, -1.5, -1.5]),
+        advantages=torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        decisions=torch.tensor([0, 0, 1, 1]),
+    )
+    tried = found.of(tokens, TrainingSettings())
+    if not isinstance(tried, TokenLoss):
+        raise Misfit(f"it gives a {type(tried).__name__}, not an entente.losses.TokenLoss")
+    for field, kind in (
+        ("loss", torch.float32),
+        ("clipped_low", torch.bool),
+        ("clipped_high", torch.bool),
+        ("left_out", torch.bool),
+    ):
+        value = getattr(tried, field)
+        if not isinstance(value, torch.Tensor) or value.shape != logprobs.shape or value.dtype != kind:
+            raise Misfit(f"it gives a `{field}` that is no {kind} of one value for each token")
+    if not tried.loss.requires_grad or not bool(torch.isfinite(tried.loss).all()):
+        raise Misfit("it gives a loss without a gradient, or one that is not finite")
+    return found

@@ -26,8 +26,8 @@ def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
     Raises:
         TrainingError: the batch has no branching token.
     """
-    found = updater.evaluate(batch, range(len(batch.prompt_lens)))
-    gap = np.abs(found.chosen - batch.behaviour_logprobs[found.index])
+    index, logprobs = updater.evaluate(batch, range(len(batch.prompt_lens)))
+    gap = np.abs(logprobs - batch.behaviour_logprobs[index])
     if not len(gap):
         raise TrainingError("the newest rows have no branching token to compare trainer and engine on, or are all faulty")
     return Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))

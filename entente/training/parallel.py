@@ -24,10 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from entente.training.objective import Objective
+from entente.training.objective import Work
 from entente.training.trie_plan import UniqueTokens
 from storage.gather import Batch
-from storage.lesson_shelf import LessonBatch
 
 _CLOSE_ENOUGH = 0.005
 """Shares are balanced until the largest is known to this share of its smallest possible size."""
@@ -100,39 +99,12 @@ class Peers:
         return int(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateWork:
-    """The input of an update, sent to every process."""
-
-    batch: Batch
-    rows: Sequence[int]
-    """All rows of the update."""
-    advantages: np.ndarray
-    """float32 [rows of the batch]."""
-    anchors: np.ndarray | None
-    """As in `Updater.accumulate`."""
-    objective: Objective
-    """The loss, with its constants of the whole update."""
-    lessons: LessonBatch | None = None
-    """The lessons of the step; None: it has none."""
-    taught: Sequence[int] = ()
-    """All rows of `lessons` of the update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardWork:
-    """Rows of which figures are wanted without a gradient, sent to every process."""
-
-    batch: Batch
-    rows: Sequence[int]
-
-
-Compute = Callable[[UpdateWork | ForwardWork, Sequence[int], Sequence[int]], Any]
+Compute = Callable[[Work, Sequence[int], Sequence[int]], Any]
 """Computes its part of a work for some rows and some rows of the lessons; its result is sent to the leader. Of an update it
 computes the gradient into the parameters."""
 
 
-def lead(peers: Peers, work: UpdateWork | ForwardWork, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
+def lead(peers: Peers, work: Work, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     """Do a work together with the followers. After an update the parameters hold the gradient of all its rows.
 
     Returns:
@@ -152,10 +124,10 @@ def follow(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> N
         _take_part(peers, work, parameters, compute)
 
 
-def _take_part(peers: Peers, work: UpdateWork | ForwardWork, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
+def _take_part(peers: Peers, work: Work, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     peers.broadcast_weights(parameters)
     mine = split_rows(work.batch, work.rows, peers.size)[peers.rank]
-    if isinstance(work, ForwardWork):
+    if work.advantages is None:
         return peers.gather(compute(work, mine, ()))
     taught = [] if work.lessons is None else split_rows(work.lessons.batch, work.taught, peers.size)[peers.rank]
     found = compute(work, mine, taught)

@@ -22,8 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from entente.decoding.architectures import architecture_of, read_architecture
 from entente.telemetry.errors import DataError, InputError
 from entente.training.branching import BranchingTokens
-from entente.training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of
-from entente.training.packed_forward import uncovered_reason
+from entente.training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of, uncovered_reason
 from entente.training.row_checks import RowLimits
 from entente.training.settings import CARD_SHARE, TrainingSettings
 from entente.training.state_tensors import seed_generators

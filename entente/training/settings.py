@@ -1,6 +1,7 @@
 """Settings of learning, and a tiny model's name, which follows from them. docs/training.md has the sources of the defaults."""
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,6 +36,8 @@ CPU_TOKENS, GPU_TOKENS = 4096, 8192
 measures what a card takes."""
 TINY_VOCABULARY = 640
 """Tokens of a tiny model's byte-level BPE tokenizer at most: most provinces and units are then one token."""
+FINAL_SHARE = 0.1
+"""Share of the learning rate at the end of a decay, as usual for cosine schedules; later steps keep it."""
 TINY_TEACHER = "mover"
 """Scripted player that a tiny model imitates: the weakest whose orders are worth learning, so that training has much to add."""
 
@@ -127,6 +130,27 @@ class TrainingSettings(Settings):
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
             )
         return self
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of all updates of step `step`, counted from 1.
+
+            rate(s) = learning_rate * w(s) * d(s)
+            w(s) = min(1, s / warm_up_steps)                                 1 without a warm-up
+            d(s) = 1                                                         constant
+            d(s) = 1 - (1 - f) * p                                           linear;  p = part of the way from the warm-up's
+            d(s) = f + (1 - f) * (1 + cos(pi p)) / 2,  f = FINAL_SHARE       cosine      end to decay_steps, from 0 to 1
+
+        It needs no state in the checkpoint, so a resumed or replayed step has exactly the same rate.
+        """
+        rising = min(1.0, step / self.warm_up_steps) if self.warm_up_steps else 1.0
+        return self.learning_rate * rising * self._decay(step)
+
+    def _decay(self, step: int) -> float:
+        if self.rate_schedule == "constant":
+            return 1.0
+        part = min(1.0, max(0.0, (step - self.warm_up_steps) / (self.decay_steps - self.warm_up_steps)))
+        left = (1 + math.cos(math.pi * part)) / 2 if self.rate_schedule == "cosine" else 1 - part
+        return FINAL_SHARE + (1 - FINAL_SHARE) * left
 
 
 LAST_BITS = frozenset({"layout", "token_budget", "recompute"})

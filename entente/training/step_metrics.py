@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from entente.training.branching import branching_counts
-from entente.training.results import Accumulated, Gauges
+from entente.training.objective import Accumulated, Gauges
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
@@ -27,8 +27,6 @@ class Update:
     """Losses and gradient norm, as recorded for replays."""
     skipped: bool
     """True if loss or gradient was not finite, so that the weights did not change."""
-    distil_loss: float = 0.0
-    """Its distillation loss, nats per branching token of the teacher; 0 without lessons."""
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
@@ -106,7 +104,7 @@ def lesson_metrics(updates: Sequence[Update], lessons: LessonBatch | None) -> di
     if lessons is None or not updates:
         return {}
     batch = lessons.batch
-    distil = [update.distil_loss for update in updates if update.distil_loss]  # an update of the step may have no lesson
+    distil = [update.computed.distil for update in updates if update.computed.distil]  # an update of the step may have no lesson
     entropy = -float((lessons.weights * np.log(lessons.weights)).sum())
     tokens = float(branching_counts(batch, np.arange(len(lessons.weights))) @ lessons.weights)
     return {

@@ -8,7 +8,6 @@ chunk are in memory at any time, and the backward computes no logits again. The 
 bfloat16 model.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from entente.training.branching import BranchingTokens
-from entente.training.packed_forward import to_device
 
 CHUNK_LOGITS = 2**24
 """Largest number of logits in a chunk, 64 MiB in float32; a chunk has at least one token."""
@@ -24,22 +22,11 @@ _OUTSIDE = -1e30
 """Logit of an id outside the open set. Its probability is exactly 0, and unlike -inf it makes no NaN when multiplied by 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThoughtFigures:
-    """Figures of the E thought tokens of a micro-batch, float32 [E]."""
-
-    chosen: Tensor
-    """Log-probability of the drawn token, nats."""
-    entropy: Tensor
-    """Nats."""
-    kl: Tensor | None
-    """Divergence from the reference, nats; None without a reference."""
-
-
 def thought_figures(
     head: Any, hidden: Tensor, micro: BranchingTokens, reference: Tensor | None, *, entropy_gradient: bool
-) -> ThoughtFigures:
-    """Figures of the thought tokens of a micro-batch. `chosen` and `kl` have a gradient if `hidden` has one.
+) -> dict[str, Tensor]:
+    """`chosen`, `entropy` and, with a reference, `kl` of the thought tokens, float32 [E], as in `MaskedLogprobs`; the first
+    and the last have a gradient if `hidden` has one.
 
     Args:
         head: the head of the causal model.
@@ -56,14 +43,14 @@ def thought_figures(
     if torch.is_grad_enabled() and hidden.requires_grad:
         sloped = ["chosen", *(["entropy"] if entropy_gradient else []), *(["kl"] if reference is not None else [])]
     arrays = (micro.temperature[micro.in_thought], micro.thought_ids, micro.excluded, micro.end)
-    inputs = [hidden.detach(), *(to_device(values, hidden.device) for values in arrays)]
+    inputs = [hidden.detach(), *(torch.from_numpy(values).to(hidden.device) for values in arrays)]
     inputs += [] if reference is None else [reference]
     rows = chunk_rows(head)
     chunks = [_chunk(head, sloped, *parts) for parts in zip(*(values.split(rows) for values in inputs), strict=True)]
     found = {name: torch.cat([values[name] for values, _ in chunks]) for name in chunks[0][0]}
     for name in sloped:
         found[name] = _WithSlopes.apply(hidden, found[name], torch.cat([slopes[name] for _, slopes in chunks]))
-    return ThoughtFigures(chosen=found["chosen"], entropy=found["entropy"], kl=found.get("kl"))
+    return found
 
 
 def chunk_rows(head: Any) -> int:

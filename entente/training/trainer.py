@@ -21,7 +21,6 @@ from entente.training.mismatch import Mismatch, check_mismatch, measure_mismatch
 from entente.training.parallel import Peers
 from entente.training.policy import Policy
 from entente.training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
-from entente.training.schedule import rate_at, set_rate
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
     Update,
@@ -178,7 +177,7 @@ class Trainer:
         selected = time.perf_counter()
         batch, refused = self._drop_faulty_rows(batch)
         taught, refused_lessons = self._drop_faulty_lessons(taught)
-        set_rate(self._updater.optimiser, rate_at(step, self._settings))
+        rate = self._updater.set_rate(step)
         updates = list(self._updater.updates(batch, taught))
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
@@ -187,7 +186,7 @@ class Trainer:
         metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
         metrics |= {"train/refused_rows": float(refused + refused_lessons), "train/packed": float(self._updater.layout.packed)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
-        metrics |= {"train/learning_rate": rate_at(step, self._settings)}
+        metrics |= {"train/learning_rate": rate}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
         if sentence := mismatch_warning(step, metrics):
             logger.warning("%s", sentence)

@@ -58,19 +58,6 @@ class PackedMicroBatch(BranchingTokens):
         return np.repeat(self.segment_leaves, np.diff(self.segment_starts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriePlan:
-    """The micro-batches of some rows."""
-
-    micro_batches: tuple[PackedMicroBatch, ...]
-    raw_tokens: int
-    """Tokens of the rows, prompts and completions."""
-    unique_tokens: int
-    """Tokens of the micro-batches."""
-    branching_tokens: int
-    """Branching tokens of the rows."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Paths:
     """The token paths of n decisions, sorted by their tokens. A path ends before the decision's last branching token."""
@@ -89,21 +76,14 @@ class _Paths:
         return _Paths(self.rows[places], self.lengths[places], shared)
 
 
-def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> TriePlan:
+def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> tuple[PackedMicroBatch, ...]:
     """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens. Rows without a branching token are left out.
 
     Raises:
         ValueError: a drawn token is not in its own legal set.
     """
-    chosen = np.asarray(rows, np.int64)
-    paths = _sorted_paths(batch, chosen)
-    micro_batches = tuple(_micro_batch(batch, paths.part(places)) for places in _bins(paths, token_budget))
-    return TriePlan(
-        micro_batches=micro_batches,
-        raw_tokens=int((batch.input_offsets[chosen + 1] - batch.input_offsets[chosen]).sum()),
-        unique_tokens=sum(len(micro.input_ids) for micro in micro_batches),
-        branching_tokens=sum(len(micro.batch_row) for micro in micro_batches),
-    )
+    paths = _sorted_paths(batch, np.asarray(rows, np.int64))
+    return tuple(_micro_batch(batch, paths.part(places)) for places in _bins(paths, token_budget))
 
 
 class UniqueTokens:

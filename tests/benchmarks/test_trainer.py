@@ -55,7 +55,7 @@ def test_the_two_paths_agree_and_a_wrong_one_shows(monkeypatch: pytest.MonkeyPat
         def crooked(*given):
             """As if the answers of a group stood at each other's places."""
             found = plan(*given)
-            for micro in found.micro_batches:
+            for micro in found:
                 micro.positions[-1] += 1
             return found
 

@@ -67,7 +67,7 @@ def train_one_step(folder: Path, requests: Sequence[GenerationRequest], found: S
     policy, batch = Policy(folder, SETTINGS), batch_of(requests, found)
     updater = Updater(policy, SETTINGS)
     with torch.no_grad():
-        for micro in updater.cut(batch, range(len(requests))).micro_batches:
+        for micro in updater.layout.cut(batch, range(len(requests))):
             drawn = policy.masked_logprobs(micro).chosen.numpy()
             np.testing.assert_allclose(drawn, micro.behaviour, atol=BOUND)
     assert updater.layout.packed, updater.layout.fallback

@@ -53,9 +53,9 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
     batch = made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
     found: dict[str, Any] = {"losses": [], "gradients": [], "tokens": []}
     found["weights_here"] = sum(getattr(weight, "_local_tensor", weight).numel() for weight in policy.model.parameters())
-    evaluated = updater.evaluate(batch, range(CASE.rows))
-    order = np.argsort(evaluated.index)
-    found["logprobs"] = (evaluated.index[order], evaluated.chosen[order])
+    index, logprobs = updater.evaluate(batch, range(CASE.rows))
+    order = np.argsort(index)
+    found["logprobs"] = (index[order], logprobs[order])
     for update in updater.updates(batch):
         found["losses"].append(update.outcome.loss)
         found["gradients"].append(gradient_of(policy.parameters()))

@@ -56,7 +56,7 @@ def model_without_memory(family: str, sizes: Mapping[str, Any], dtype: torch.dty
 def packed(positions: int) -> PackedMicroBatch:
     """A packed micro-batch of six forks for each of so many positions."""
     batch = made_up_batch(Case(positions=positions, forks=6), vocabulary=4096)
-    (micro,) = plan(batch, range(len(batch.returns)), 10**6).micro_batches
+    (micro,) = plan(batch, range(len(batch.returns)), 10**6)
     return micro
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from entente.telemetry.errors import DataError
-from entente.training.advantages import leave_one_out
+from entente.training.objective import Accumulated, leave_one_out
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
-from entente.training.results import Accumulated
 from entente.training.row_checks import RowLimits, find_trainable_lessons
 from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer

@@ -8,9 +8,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from entente.training.choose_loss import LOSSES
 from entente.training.loss_name import BUILT_IN
-from entente.training.losses import DrawnTokens
+from entente.training.losses import LOSSES, DrawnTokens
 from entente.training.settings import TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token
 

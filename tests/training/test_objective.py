@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from entente.training.choose_loss import LOSSES
-from entente.training.losses import DrawnTokens
+from entente.training.losses import LOSSES, DrawnTokens
 from entente.training.masked_logprobs import MaskedLogprobs, exact_kl, legal_entropy
-from entente.training.objective import Objective
-from entente.training.results import Gauges
+from entente.training.objective import Gauges, Objective
 from entente.training.settings import TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
 

@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from entente.training import layout, packed_attention
+from entente.training.branching import pad
+from entente.training.masked_logprobs import packed_hidden, uncovered_reason
 from entente.training.packed_attention import RangeAttention
-from entente.training.packed_forward import packed_hidden, uncovered_reason
-from entente.training.padded_rows import pad
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.trie_plan import plan
@@ -162,7 +162,7 @@ def ranges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("window", [None, 7, 1000])
 def test_every_attention_is_that_of_the_mask(window: int | None):
     batch, scale, found = three_levels(positions=6, powers=3, forks=4), 0.25, []
-    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    (micro,) = plan(batch, range(len(batch.returns)), 4096)
     tokens = len(micro.input_ids)
     place = np.arange(tokens)
     near = micro.positions[:, None] - micro.positions[None, :] < (window or tokens)
@@ -183,7 +183,7 @@ def test_every_attention_is_that_of_the_mask(window: int | None):
 
 def test_the_last_layer_multiplies_only_tokens_that_are_read():
     batch = three_levels(positions=2, powers=3, forks=4)
-    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    (micro,) = plan(batch, range(len(batch.returns)), 4096)
     causal: Any = policy_of(base()).model.base_model.model
     rows: list[int] = []
     for layer in causal.model.layers:
@@ -198,7 +198,7 @@ def test_the_last_layer_multiplies_only_tokens_that_are_read():
 def test_no_gathered_key_is_kept_for_the_backward_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packed_attention, "_CpuRanges", packed_attention._Ranges)
     batch, kept = three_levels(positions=3, powers=3, forks=5), []
-    (micro,) = plan(batch, range(len(batch.returns)), 4096).micro_batches
+    (micro,) = plan(batch, range(len(batch.returns)), 4096)
     given = [values.clone().requires_grad_() for values in queries(len(micro.input_ids))]
     with torch.autograd.graph.saved_tensors_hooks(lambda values: kept.append(values.numel()) or values, lambda values: values):
         RangeAttention(micro, CPU)(given[0], given[1], given[2], 0.25)
@@ -227,10 +227,8 @@ def test_a_packed_forward_that_is_wrong_is_found_at_the_start_and_not_used(monke
 
     def wrong(*arguments: Any) -> Any:
         made = honest(*arguments)
-        leaves = [np.where(np.arange(len(m.segment_leaves)) == 1, len(m.input_ids), m.segment_leaves) for m in made.micro_batches]
-        return replace(
-            made, micro_batches=tuple(replace(m, segment_leaves=to) for m, to in zip(made.micro_batches, leaves, strict=True))
-        )
+        leaves = [np.where(np.arange(len(m.segment_leaves)) == 1, len(m.input_ids), m.segment_leaves) for m in made]
+        return tuple(replace(m, segment_leaves=to) for m, to in zip(made, leaves, strict=True))
 
     monkeypatch.setattr(layout, "plan", wrong)
     _, gradient, updater = step(policy, batch)

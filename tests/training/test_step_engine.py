@@ -46,15 +46,15 @@ def test_an_update_that_runs_out_of_memory_half_way_is_done_again_in_halves_with
     honest = type(small.policy).masked_logprobs
 
     def with_little_memory(self, micro, reference):
-        if small.budget.tokens > 128 and (small.budget.tokens > 256 or small.budget.tokens in done):
+        if small.layout.tokens > 128 and (small.layout.tokens > 256 or small.layout.tokens in done):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        done.append(small.budget.tokens)
+        done.append(small.layout.tokens)
         return honest(self, micro, reference)
 
-    monkeypatch.setattr("entente.training.token_budget.LEAST", 64)
+    monkeypatch.setattr("entente.training.layout.LEAST_TOKENS", 64)
     monkeypatch.setattr(type(small.policy), "masked_logprobs", with_little_memory)
     assert off(gradient_of(small, batch), expected) < 1e-6
-    assert small.budget.tokens == 128 and done.count(256) == 1 and done.count(128) > 2
+    assert small.layout.tokens == 128 and done.count(256) == 1 and done.count(128) > 2
 
 
 def blocks_run(updater: Updater) -> list[int]:

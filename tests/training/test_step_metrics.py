@@ -11,7 +11,7 @@ import pytest
 
 from entente.telemetry.metrics import check
 from entente.training.branching import SHARE, probed
-from entente.training.results import Accumulated, Gauges
+from entente.training.objective import Accumulated, Gauges
 from entente.training.step_metrics import (
     MISMATCH_ALARM,
     Update,

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from entente.training import thought_logprobs
-from entente.training.branching import branching_tokens, probed, probed_tokens, thought_tokens
-from entente.training.padded_rows import pad
+from entente.training.branching import branching_tokens, pad, probed, probed_tokens, thought_tokens
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.trie_plan import plan
@@ -143,7 +142,7 @@ def test_thought_tokens_are_counted_as_branching_tokens_and_take_no_list_of_ids(
     assert thought_tokens(batch, rows) == thoughts and thought_tokens(plain, rows) == 0
     beyond = np.setdiff1d(np.arange(len(batch.behaviour_logprobs)), at)
     assert branching_tokens(batch, rows) >= thoughts + int((np.diff(plain.legal_offsets)[beyond] > 1).sum())
-    for micro in (*plan(batch, rows, 4096).micro_batches, pad(batch, rows)):
+    for micro in (*plan(batch, rows, 4096), pad(batch, rows)):
         assert micro.in_thought.sum() == len(micro.thought_ids) == len(micro.end) == thoughts
         assert len(micro.legal_ids) == len(micro.chosen) == len(micro.batch_row) - thoughts
         assert micro.legal_ids.shape[1] <= 5 and set(zip(micro.excluded, micro.end, strict=True)) == {(7, 60), (8, 64)}

@@ -9,7 +9,7 @@ from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position
 from entente.decoding.thinking import thinking_of
 from entente.game.prompts import PromptSettings
-from entente.training.imitation.loss import pack
+from entente.training.imitation.loss import backward
 from entente.training.settings import TinyModelSettings, longest_sequence, recipe_hash
 from entente.training.tiny_model import make_tiny_model
 
@@ -40,7 +40,8 @@ def test_a_base_that_thinks_has_seen_thoughts_of_centres_and_the_orders_that_go_
     budget, seen = 8, []
     prompts = PromptSettings(thinking_tokens=budget)
     monkeypatch.setattr(
-        "entente.training.imitation.imitate.pack", lambda found, weight: (seen.extend(found), pack(found, weight))[1]
+        "entente.training.imitation.imitate.backward",
+        lambda net, found, weight: (seen.extend(found), backward(net, found, weight))[1],
     )
     folder = make_tiny_model(tmp_path, recipe, prompts=prompts)
     assert folder.name == f"tiny-{recipe_hash(recipe, prompts)}"

@@ -1,19 +1,25 @@
 """The budget is what fits; where memory runs out it is halved, and the work done again."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from entente.telemetry.errors import TrainingError
-from entente.training import token_budget
+from entente.training import layout
+from entente.training.layout import LEAST_TOKENS, Layout
 from entente.training.settings import CPU_TOKENS, GPU_TOKENS, TrainingSettings
-from entente.training.token_budget import LEAST, TokenBudget
 
-CPU = torch.device("cpu")
+
+def budget_of(tokens: int, device: str = "cpu", *, fixed: bool = False) -> Layout:
+    policy: Any = SimpleNamespace(device=torch.device(device))
+    return Layout(policy, TrainingSettings(layout="padded", token_budget=tokens), fixed=fixed)
 
 
 def test_a_budget_that_is_given_is_used():
     for device, given, expected in (("cpu", 0, CPU_TOKENS), ("cuda", 0, GPU_TOKENS), ("cuda", 700, 700)):
-        assert TokenBudget(TrainingSettings(token_budget=given), torch.device(device)).tokens == expected
+        assert budget_of(given, device).tokens == expected
 
 
 def out_of_memory() -> None:
@@ -21,7 +27,7 @@ def out_of_memory() -> None:
 
 
 def test_work_that_runs_out_of_memory_is_done_again_in_halves():
-    budget, tried = TokenBudget(TrainingSettings(token_budget=4000), CPU), []
+    budget, tried = budget_of(4000), []
 
     def work() -> str:
         tried.append(budget.tokens)
@@ -34,12 +40,12 @@ def test_work_that_runs_out_of_memory_is_done_again_in_halves():
 
 
 def test_the_smallest_micro_batch_that_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(token_budget.gc, "collect", lambda: 0)  # seconds, in a process with many modules
+    monkeypatch.setattr(layout.gc, "collect", lambda: 0)  # seconds, in a process with many modules
 
-    with pytest.raises(TrainingError, match=rf"{LEAST} unique tokens does not fit .* training.recompute"):
-        TokenBudget(TrainingSettings(token_budget=4096), CPU).within_memory(out_of_memory)
+    with pytest.raises(TrainingError, match=rf"{LEAST_TOKENS} unique tokens does not fit .* training.recompute"):
+        budget_of(4096).within_memory(out_of_memory)
 
 
 def test_processes_that_split_the_base_do_not_repeat_a_forward():
     with pytest.raises(TrainingError, match=r"4096 unique tokens does not fit .* lower training.token_budget"):
-        TokenBudget(TrainingSettings(), CPU, fixed=True).within_memory(out_of_memory)
+        budget_of(0, fixed=True).within_memory(out_of_memory)

@@ -10,8 +10,8 @@ import torch
 
 from entente.telemetry.errors import InputError, TrainingError
 from entente.training import trainer as trainer_module
-from entente.training.advantages import leave_one_out
-from entente.training.padded_rows import padded_micro_batches
+from entente.training.branching import padded_micro_batches
+from entente.training.objective import leave_one_out
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer

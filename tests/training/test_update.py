@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from entente.training.advantages import leave_one_out
+from entente.training.objective import leave_one_out
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
 from entente.training.settings import TrainingSettings
@@ -124,7 +124,7 @@ def test_the_reference_is_the_base_and_not_the_sampler(paths, model):
     settings = SETTINGS.model_copy(update={"kl_weight": 0.1})
     policy, batch = stirred(model, settings), batch_of(paths)
     updater = Updater(policy, settings)
-    micro = updater.cut(batch, range(len(batch.returns))).micro_batches[0]
+    micro = updater.layout.cut(batch, range(len(batch.returns)))[0]
     base = policy.reference(micro)
     torch.testing.assert_close(base.legal, Policy(model, settings).reference(micro).legal, rtol=0, atol=1e-6)
     assert not base.legal.requires_grad

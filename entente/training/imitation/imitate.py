@@ -28,11 +28,10 @@ from entente.telemetry.errors import InputError, TrainingError
 from entente.telemetry.progress import reporter
 from entente.training.imitation.checkpoint import CurvePoint, load_state, save_state
 from entente.training.imitation.examples import Example, Examples
-from entente.training.imitation.loss import backward, measure, pack
+from entente.training.imitation.loss import backward, measure
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder
-from entente.training.schedule import rate_at, set_rate
 from entente.training.settings import longest_sequence
 from entente.training.small_model import new_model, save_tokenizer, wanted_centres
 from storage.files import held, publish_directory
@@ -140,16 +139,16 @@ class Imitation:
         numbers = self.positions.of_step(state.step, settings.positions, settings.seed)
         found = [example for number in numbers for example in self._examples(number)]
         if found:
-            packed = pack(found, settings.prompt_weight)
             self.optimiser.zero_grad(set_to_none=True)
-            loss = backward(self.model, packed)
+            loss, tokens = backward(self.model, found, settings.prompt_weight)
             if not math.isfinite(loss):
                 raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --rate, and begin again")
             state.losses.append(loss)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
-            set_rate(self.optimiser, rate_at(state.step + 1, settings.rates))
+            (group,) = self.optimiser.param_groups
+            group["lr"] = settings.rates.rate_at(state.step + 1)
             self.optimiser.step()
-            state.tokens += packed.packed.unique_tokens
+            state.tokens += tokens
         state.step += 1
 
     def _examples(self, number: int, *, legal_sets: bool = False) -> Iterator[Example]:

@@ -15,18 +15,9 @@ import numpy as np
 import torch
 
 from entente.training.imitation.examples import Example, predicts_all, predicts_orders
-from entente.training.packed_forward import packed_hidden
+from entente.training.masked_logprobs import packed_hidden
 from entente.training.settings import CPU_TOKENS
-from entente.training.trie_plan import PackedMicroBatch, TriePlan, plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedExamples:
-    """Examples as packed micro-batches, and the weights of their tokens."""
-
-    packed: TriePlan
-    weights: np.ndarray
-    """float64 [tokens after the first of each example]: w_t, example after example."""
+from entente.training.trie_plan import PackedMicroBatch, plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +32,16 @@ class HeldOutFigures:
     """Share of orders whose tokens are all the likeliest legal ones, given the teacher's orders before."""
 
 
-def pack(examples: Sequence[Example], prompt_weight: float) -> PackedExamples:
-    """Pack examples into micro-batches of at most CPU_TOKENS unique tokens."""
-    batch = predicts_all(examples)
-    weights = [np.where(np.arange(1, len(each.ids)) < each.prompt, prompt_weight, 1.0) for each in examples]
-    return PackedExamples(
-        packed=plan(batch, range(len(examples)), CPU_TOKENS),
-        weights=np.concatenate(weights),
-    )
-
-
-def backward(model: Any, examples: PackedExamples) -> float:
-    """Add the gradient of the loss to the model's; returns the loss."""
-    total, whole = 0.0, examples.weights.sum()
-    for micro in examples.packed.micro_batches:
-        hidden = packed_hidden(model, micro)
-        loss = _weighted_sum(model, hidden, micro, examples.weights[micro.completion_index] / whole)
+def backward(model: Any, examples: Sequence[Example], prompt_weight: float) -> tuple[float, int]:
+    """Add the gradient of the loss to the model's; returns the loss, and the unique tokens that were computed."""
+    weights = np.concatenate([np.where(np.arange(1, len(each.ids)) < each.prompt, prompt_weight, 1.0) for each in examples])
+    total, tokens, weights = 0.0, 0, weights / weights.sum()
+    for micro in plan(predicts_all(examples), range(len(examples)), CPU_TOKENS):
+        loss = _weighted_sum(model, packed_hidden(model, micro), micro, weights[micro.completion_index])
         loss.backward()
         total += float(loss.detach())
-    return total
+        tokens += micro.tokens
+    return total, tokens
 
 
 def _weighted_sum(model: Any, states: torch.Tensor, micro: PackedMicroBatch, weights: np.ndarray) -> torch.Tensor:
@@ -87,7 +69,7 @@ def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutF
     """
     batch, forced = predicts_orders(examples)
     losses, legal_losses, equal = (np.zeros(len(forced)) for _ in range(3))
-    for micro in plan(batch, range(len(examples)), CPU_TOKENS).micro_batches:
+    for micro in plan(batch, range(len(examples)), CPU_TOKENS):
         logits = model.lm_head(packed_hidden(model, micro)).float()[torch.from_numpy(micro.token_hidden)]
         legal = logits.gather(1, torch.from_numpy(micro.legal_ids))
         legal = legal.masked_fill(~torch.from_numpy(micro.legal_mask), -torch.inf)

@@ -54,7 +54,7 @@ class ImitationSettings(Settings):
 
     @property
     def rates(self) -> TrainingSettings:
-        """The learning rate's schedule, as `entente.training.schedule.rate_at` reads it."""
+        """The learning rate's schedule, which `TrainingSettings.rate_at` computes."""
         return TrainingSettings(
             learning_rate=self.rate,
             rate_schedule=self.schedule if self.steps > self.warm_up_steps else "constant",

@@ -11,9 +11,9 @@ import torch
 from entente.telemetry.errors import InputError, TrainingError
 from entente.training.imitation import imitate as module
 from entente.training.imitation.imitate import Imitation, imitate
+from entente.training.imitation.loss import backward
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
-from entente.training.schedule import set_rate
 from tests.command import Entente
 from tests.training.imitation.small import SMALL
 
@@ -58,10 +58,10 @@ def test_a_resumed_imitation_gives_the_same_bytes(
     newest = max((work.root / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-9] + b"\0damaged\0")
     cut(work, games, monkeypatch, 5)
-    rates: list[float] = []
-    monkeypatch.setattr(module, "set_rate", lambda optimiser, rate: (rates.append(rate), set_rate(optimiser, rate)))
+    losses: list[tuple[float, int]] = []
+    monkeypatch.setattr(module, "backward", lambda *given: losses.append(backward(*given)) or losses[-1])
     assert imitate(work, begun_settings(work), games) == work.final
-    assert len(rates) == 1, "it went on from its checkpoint"
+    assert len(losses) == 1, "it went on from its checkpoint"
     assert content(work.final) == content(undisturbed)
     monkeypatch.setattr(Imitation, "run", None)
     assert imitate(work, begun_settings(work), games) == work.final, "a published model is not trained again"
@@ -80,7 +80,7 @@ def test_a_model_goes_on_with_the_games_that_it_began_with_or_not_at_all(tmp_pat
 def test_a_loss_that_is_not_finite_ends_the_work_before_the_weights_change(
     tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "backward", lambda *of, **how: float("nan"))
+    monkeypatch.setattr(module, "backward", lambda *given: (float("nan"), 0))
     with pytest.raises(TrainingError, match="the loss of step 1 is not finite: lower --rate"):
         made(tmp_path, games)
     assert not (tmp_path / "small").exists()

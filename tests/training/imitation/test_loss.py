@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from entente.decoding.codec import Codec
 from entente.training.imitation import loss
-from entente.training.imitation.examples import Example
-from entente.training.imitation.loss import backward, measure, pack
+from entente.training.imitation.examples import Example, predicts_all
+from entente.training.imitation.loss import backward, measure
+from entente.training.trie_plan import plan
 
 
 @pytest.fixture
@@ -39,10 +40,10 @@ def test_loss_and_gradient_are_those_of_separate_prompts(
     wanted = {name: weight.grad.clone() for name, weight in net.named_parameters()}
     net.zero_grad()
     monkeypatch.setattr(loss, "CPU_TOKENS", budget)
-    packed = pack(some, 0.2)
-    assert (len(packed.packed.micro_batches) > 1) == (budget == 300)
-    assert packed.packed.unique_tokens < packed.packed.raw_tokens or budget == 300
-    assert backward(net, packed) == pytest.approx(expected.item(), abs=1e-5)
+    packed = plan(predicts_all(some), range(len(some)), budget)
+    assert (len(packed) > 1) == (budget == 300)
+    found, tokens = backward(net, some, 0.2)
+    assert found == pytest.approx(expected.item(), abs=1e-5) and tokens == sum(micro.tokens for micro in packed)
     for name, weight in net.named_parameters():
         assert torch.allclose(weight.grad, wanted[name], atol=2e-6), name
 
