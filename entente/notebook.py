@@ -118,10 +118,9 @@ class Run:
 
     @cached_property
     def _connection(self) -> "DuckDBPyConnection":
-        from entente.cli.sql import asked_run
-        from storage.asking import connect_run
+        from entente.cli.sql import connect_run
 
-        return connect_run(asked_run(self.settings, self.paths.root)[0])
+        return connect_run(self.settings, self.paths.root)[0]
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

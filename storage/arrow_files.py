@@ -104,6 +104,22 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     return MappedFile(content, table, sums, mark)
 
 
+def map_rows(path: Path, schema: pa.Schema) -> MappedFile:
+    """Map a file of rows that have checksums, and verify that it has its own name too.
+
+    Raises:
+        DataError: see `map_arrow`; or the file is a copy.
+    """
+    file = map_arrow(path, schema)
+    written, named = metadata_of(file.table).get("shard"), f"{path.parent.name}/{path.name}"
+    if written != named:
+        raise DataError(f"{path} was written as {written}: it is a copy or was renamed; remove it, or name it so.")
+    wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
+    if len(wrong):
+        raise DataError(f"{path} is damaged: row {wrong[0]} does not have its checksum; {_CURE}")
+    return file
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file, without its rows, which may still be damaged.
 

@@ -1,19 +1,30 @@
-"""SQL queries over a run: connections, ready questions, and answers or one sentence.
+"""SQL queries over a run: connections, ready questions, and answers in a form, or one sentence.
 
 The database is in memory and has no access to files or the network. So it needs no lock, may be opened while the run writes,
-and cannot change anything.
+and cannot change anything. DuckDB itself converts to text what a table or CSV cannot hold, so an infinite date or an interval
+looks as in DuckDB's own client.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import duckdb
 import pyarrow as pa
 
 from entente.telemetry.errors import InputError
-from storage.answers import Form, convert
-from storage.run_views import VIEWS, AskedRun, make_views
+from storage.index import open_index
+from storage.run_views import VIEWS, ReadThought, TokenText, make_views
+from storage.runs import RunPaths
+
+Form = Literal["arrow", "table", "csv", "json", "parquet"]
+_FLOATS = {"float", "double"}
+_PLAIN = _FLOATS | {
+    "boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint", "varchar",
+}  # fmt: skip
+"""Types that a CSV writer can write unchanged."""
 
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Ready queries by name; the first line of each says what it answers."""
@@ -30,22 +41,23 @@ def connect(
     blend: Mapping[str, float] | None = None,
     discount: float = 1.0,
     memory_gib: float | None = None,
-    token_text: Callable[[int], str | None] = lambda token: None,
-    read_thought: Callable[[list[int]], tuple[str, bool] | None] = lambda tokens: None,
+    token_text: TokenText = lambda token: None,
+    read_thought: ReadThought = lambda tokens: None,
 ) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
 
     Args:
-        blend, discount, token_text, read_thought: see `AskedRun`.
+        blend: weights of the reward components in the column "return"; None: centres alone.
+        discount: discount factor of the return.
         memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
+        token_text, read_thought: text of tokens and thoughts; see `storage/run_views.py`.
     """
-    run = AskedRun(folder=Path(run_dir), blend=blend, discount=discount, token_text=token_text, read_thought=read_thought)
-    return connect_run(run, memory_gib=memory_gib)
-
-
-def connect_run(run: AskedRun, *, memory_gib: float | None = None) -> duckdb.DuckDBPyConnection:
-    """Like `connect`."""
-    connection = make_views(run).connection
+    paths = RunPaths(Path(run_dir))
+    if not paths.shards.is_dir():
+        raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
+    index = open_index(paths, blend=blend, discount=discount, threads=0, keep_rows=True)
+    make_views(index, paths, token_text, read_thought)
+    connection = index.connection
     connection.execute("SET temp_directory = ''")
     if memory_gib is not None:
         connection.execute(f"SET memory_limit = '{round(memory_gib * GIB)}B'")
@@ -65,7 +77,7 @@ def ask(
     """The result of one query.
 
     Args:
-        form: output format that the columns must fit; see `storage.answers`.
+        form: output format that the columns must fit; "json": one column, each row an object.
         first: stop after at least this many rows; None: all.
         memory_gib: GiB that the result may take; None: no limit.
 
@@ -75,7 +87,7 @@ def ask(
     """
     batches: list[pa.RecordBatch] = []
     try:
-        with convert(relation(connection, question), form).to_arrow_reader(_FETCHED_ROWS) as reader:
+        with _convert(relation(connection, question), form).to_arrow_reader(_FETCHED_ROWS) as reader:
             schema, rows, size = reader.schema, 0, 0
             for batch in reader:
                 batches.append(batch)
@@ -101,6 +113,30 @@ def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.Duc
         return connection.sql(question)
     except duckdb.Error as error:
         raise InputError(_refusal(str(error).strip())) from error
+
+
+def _convert(answer: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRelation:
+    """The same answer with columns that `form` can hold; files get column names that differ."""
+    if form == "arrow":
+        return answer
+    if form != "table":
+        answer = answer.set_alias("answer").project("to_json(answer)::VARCHAR AS json" if form == "json" else "*")
+    kept = _FLOATS if form == "table" else _PLAIN
+    columns = []
+    for place, (name, kind) in enumerate(zip(answer.columns, answer.types, strict=True), start=1):
+        cast = "" if form == "parquet" or str(kind.id).lower() in kept else "::VARCHAR"
+        quoted = name.replace('"', '""')
+        columns.append(f'#{place}{cast} AS "{quoted}"')
+    return answer.project(", ".join(columns))
+
+
+def json_lines(answer: pa.Table) -> Iterator[str]:
+    """Rows of an answer in the form "json", as strict ASCII JSON: NaN and infinities become null."""
+    for text in answer["json"].to_pylist():
+        if "NaN" in text or "Infinity" in text or not text.isascii():
+            yield json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
+        else:
+            yield text.replace("\x7f", "\\u007f")
 
 
 def _refusal(message: str) -> str:

@@ -253,6 +253,12 @@ class Index:
         return self.connection.sql(query, params=dict(values or {})).fetchall()
 
 
+def check_selection(selection: str) -> None:
+    """Check that a query of `storage.selection` can be run, over no candidates."""
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=1, seed=0, selection=selection)
+    Index(RunPaths(Path())).eligible(query)
+
+
 def _recorded(step: int, rows: pa.Table) -> pa.Table:
     """The rows of a ledger with the columns of `batches`: step, place from 0, then those of the ledger."""
     first = {"step": np.full(rows.num_rows, step, np.int32), "place": np.arange(rows.num_rows, dtype=np.int32)}

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from entente.records.lesson import LESSON_VERSION, Lesson
+from entente.records.lesson import Lesson
 from entente.telemetry.errors import DataError
-from storage.arrow_files import MappedFile, map_arrow, metadata_of, write_arrow
+from storage.arrow_files import MappedFile, map_rows, metadata_of, write_arrow
 from storage.runs import RunPaths, check_name
 from storage.schema import LESSON_SCHEMA, as_array, to_table
 
@@ -56,27 +56,14 @@ def publish_lessons(
                 "nothing was written. Mend the teacher."
             )
     path = lesson_path(paths, round_name, first)
-    metadata = {**provenance, "shard": f"{round_name}/{path.name}", "lesson_version": str(LESSON_VERSION)}
+    metadata = {**provenance, "shard": f"{round_name}/{path.name}"}
     table = to_table(lessons, Lesson)
     return write_arrow(table, path, metadata, as_array(table["checksum"]).to_numpy())
 
 
 def open_lessons(path: Path) -> MappedFile:
     """The verified lessons in a file, mapped."""
-    file = map_arrow(path)
-    metadata, named = metadata_of(file.table), f"{path.parent.name}/{path.name}"
-    if (version := metadata.get("lesson_version", "none")) != str(LESSON_VERSION):
-        raise DataError(
-            f"{path} has lesson version {version}, this program reads {LESSON_VERSION}; use the release that wrote it."
-        )
-    if not file.table.schema.equals(LESSON_SCHEMA):
-        raise DataError(f"{path} does not have the columns of lesson version {LESSON_VERSION}; remove it, or restore it.")
-    if (written := metadata.get("shard")) != named:
-        raise DataError(f"{path} was written as lessons {written}: it is a copy or was renamed; remove it, or name it so.")
-    wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
-    if len(wrong):
-        raise DataError(f"{path} is damaged: lesson {wrong[0]} does not have its checksum; remove the file or restore it.")
-    return file
+    return map_rows(path, LESSON_SCHEMA)
 
 
 def ledger_entry(lessons: Sequence[LessonRef]) -> dict[str, str]:

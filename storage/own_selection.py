@@ -1,8 +1,8 @@
 """A user's query chooses the start groups of a step, within rules that it cannot change (`storage.selection`).
 
-The query is one SELECT over the table `candidates` (`CANDIDATES`, made by `candidates.sql`): the start groups with an advantage
-group that the step can train on. It returns their `shard` and `start_group` in the order in which they are wanted. The step takes
-them, each with all its eligible advantage groups, until it has enough. So it cannot change lag, uses or whole groups.
+The query is one SELECT over the table `candidates` (`candidates.sql`): the start groups with an advantage group that the step
+can train on. It returns their `shard` and `start_group` in the order in which they are wanted. The step takes them, each with
+all its eligible advantage groups, until it has enough. So it cannot change lag, uses or whole groups.
 
 It runs in a database of its own, in memory, with this table alone: without files, network, settings or Python's variables, for
 `SECONDS` at most. It calls nothing that varies, so that the same rows give the same answer. One that breaks a rule ends the step
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,63 +31,27 @@ SECONDS = 10.0
 """Time limit of a query. One over ten thousand rows takes milliseconds."""
 _MEMORY_MIB = 1024
 _SQL = Path(__file__).with_name("candidates.sql").read_text()
-CANDIDATES = pa.schema(
-    {
-        "shard": pa.string(),
-        "start_group": pa.int64(),
-        "producer": pa.string(),
-        "step": pa.int32(),
-        "policy_version": pa.int32(),
-        "lag": pa.int32(),
-        "power": pa.string(),
-        "year": pa.int32(),
-        "opponents": pa.string(),
-        "snapshot_id": pa.string(),
-        "advantage_groups": pa.int32(),
-        "decisions": pa.int32(),
-        "forks": pa.int32(),
-        "branching_tokens": pa.int32(),
-        "mean_return": pa.float64(),
-        "spread": pa.float64(),
-        "uniform": pa.float64(),
-    }
-)
-"""Columns of `candidates`; docs/data-format.md says what each holds."""
 Key = tuple[str, int]
 """Shard and number of a start group."""
 
 
 def list_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuery") -> pa.Table:
-    """The start groups that the step can train on, with the columns of `CANDIDATES`, from the table `standings` of an index."""
+    """The start groups that the step can train on, from the table `standings` of an index."""
     values = asdict(query)
     (statement,) = connection.extract_statements(_SQL)
     found = connection.sql(statement.query, params={name: values[name] for name in statement.named_parameters})
-    return found.to_arrow_table().cast(CANDIDATES).combine_chunks()
+    return found.to_arrow_table().combine_chunks()
 
 
 def order_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuery") -> pa.Table:
     """The candidates that the query of the step returns, in its order."""
     candidates = list_candidates(connection, query)
-    return candidates.take(pa.array(_places(query.selection, candidates, partial(_standing, connection)), pa.int64()))
-
-
-def check_selection(selection: str) -> None:
-    """Check that a query of `storage.selection` can be run, over no candidates."""
-    _places(selection, CANDIDATES.empty_table(), lambda key: "")
-
-
-def _places(selection: str, candidates: pa.Table, standing: Callable[[Key], str]) -> list[int]:
-    """Places in `candidates` of the start groups that the query returns.
-
-    Args:
-        standing: says of a start group that is no candidate why it is none; "": it is unknown.
-    """
     place_of = {key: place for place, key in enumerate(keys_of(candidates))}
     places: dict[int, None] = {}
-    for key in _answer(selection, candidates):
+    for key in _answer(query.selection, candidates):
         shard, start_group = key
         if (place := place_of.get(key)) is None:
-            why = standing(key)
+            why = _standing(connection, key)
             known = f"which a step cannot train on: it is {why}" if why else "which is no start group that a step can choose"
             raise InputError(
                 f"storage.selection returns start group {start_group} of shard {shard}, {known}; take `candidates` alone"
@@ -96,7 +59,7 @@ def _places(selection: str, candidates: pa.Table, standing: Callable[[Key], str]
         if place in places:
             raise InputError(f"storage.selection returns start group {start_group} of shard {shard} twice: return each once")
         places[place] = None
-    return list(places)
+    return candidates.take(pa.array(list(places), pa.int64()))
 
 
 def keys_of(rows: pa.Table) -> list[Key]:
@@ -105,7 +68,7 @@ def keys_of(rows: pa.Table) -> list[Key]:
 
 
 def _standing(connection: duckdb.DuckDBPyConnection, key: Key) -> str:
-    """Standings of the advantage groups of a start group, as 'used' or 'expired and used'."""
+    """Standings of the advantage groups of a start group, as 'used' or 'expired and used'; empty if it is unknown."""
     shard, start_group = map(str, key)
     found = connection.execute(
         "SELECT DISTINCT standing FROM standings WHERE shard = ? AND start_group::VARCHAR = ? ORDER BY ALL", [shard, start_group]

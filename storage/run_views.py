@@ -5,17 +5,17 @@ Token lists stay in the mapped shards until a query reads them. `storage/asking.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from duckdb.func import ARROW, SPECIAL
 
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError
 from storage.arrow_files import metadata_of
 from storage.files import folders_in, names_in
-from storage.index import Index, open_index
+from storage.index import Index
 from storage.ledger import last_step, read_ledger
 from storage.lessons import open_lessons
 from storage.runs import RunPaths
@@ -32,31 +32,16 @@ _LESSON_COLUMNS = (
     "lesson_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher", "orders",
     "values", "visits", "probabilities",
 )  # fmt: skip
+TokenText = Callable[[int], str | None]
+"""Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""
+ReadThought = Callable[[list[int]], tuple[str, bool] | None]
+"""Text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise."""
 _THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
 _THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedRun:
-    """A run to ask, and what the answers depend on beside its files."""
-
-    folder: Path
-    blend: Mapping[str, float] | None = None
-    """Weights of the reward components in the column "return"; None: centres alone."""
-    discount: float = 1.0
-    """Discount factor of the return."""
-    token_text: Callable[[int], str | None] = lambda token: None
-    """Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""
-    read_thought: Callable[[list[int]], tuple[str, bool] | None] = lambda tokens: None
-    """Text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise."""
-
-
-def make_views(run: AskedRun) -> Index:
-    """Make the tables and views of a run; returns its index."""
-    paths = RunPaths(Path(run.folder))
-    if not paths.shards.is_dir():
-        raise InputError(f"{run.folder} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    index = open_index(paths, blend=run.blend, discount=run.discount, threads=0, keep_rows=True)
+def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_thought: ReadThought) -> None:
+    """Make the views beside the tables of an index that keeps its rows."""
     connection = index.connection
     make_standings(connection, _next_query(paths))
     tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
@@ -67,16 +52,15 @@ def make_views(run: AskedRun) -> Index:
         "devices": _devices(index, paths.devices),
     }.items():
         connection.register(name, rows)
-    connection.create_function("token_text", _texts(run.token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
+    connection.create_function("token_text", _texts(token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
     connection.create_function(
-        "read_thought", _thoughts(run.read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
+        "read_thought", _thoughts(read_thought), ["INTEGER[]"], _THOUGHT, type=ARROW, null_handling=SPECIAL
     )
     connection.execute("CREATE VIEW orders AS SELECT decision_id, orders FROM payload")
     connection.execute(_VIEWS_SQL)
-    return index
 
 
-def _texts(text_of: Callable[[int], str | None]) -> Callable[[pa.Array], pa.Array]:
+def _texts(text_of: TokenText) -> Callable[[pa.Array], pa.Array]:
     """A function from a column of token ids to their texts; each id is looked up once."""
     known: dict[int | None, str | None] = {None: None}
 
@@ -91,9 +75,7 @@ def _texts(text_of: Callable[[int], str | None]) -> Callable[[pa.Array], pa.Arra
     return texts
 
 
-def _thoughts(
-    read: Callable[[list[int]], tuple[str, bool] | None],
-) -> Callable[[pa.Array | pa.ChunkedArray], pa.Array]:
+def _thoughts(read: ReadThought) -> Callable[[pa.Array | pa.ChunkedArray], pa.Array]:
     """A function from a column of thoughts' tokens to their texts and ends."""
 
     def thoughts(tokens: pa.Array | pa.ChunkedArray) -> pa.Array:

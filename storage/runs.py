@@ -18,6 +18,16 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
+class _Below:
+    """A file or folder of a run, by its place below the run's folder."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, run: "RunPaths", owner: type) -> Path:
+        return run.root / self._place
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """Paths of the folders and files of one run."""
@@ -25,93 +35,28 @@ class RunPaths:
     root: Path
     """The run's folder, runs/<name>."""
 
-    @property
-    def settings(self) -> Path:
-        return self.root / "settings.json"
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "shards"
-
-    @property
-    def lessons(self) -> Path:
-        return self.root / "lessons"
-
-    @property
-    def improve(self) -> Path:
-        return self.root / "improve"
-
-    @property
-    def ledger(self) -> Path:
-        return self.root / "ledger"
-
-    @property
-    def adapters(self) -> Path:
-        return self.root / "adapters"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def devices(self) -> Path:
-        return self.root / "devices.jsonl"
-
-    @property
-    def alerts(self) -> Path:
-        return self.root / "alerts.jsonl"
-
-    @property
-    def control(self) -> Path:
-        return self.root / "control.json"
-
-    @property
-    def recovery(self) -> Path:
-        return self.root / "recovery.json"
-
-    @property
-    def league(self) -> Path:
-        return self.root / "league"
-
-    @property
-    def answers(self) -> Path:
-        return self.root / "answers.jsonl"
-
-    @property
-    def scores(self) -> Path:
-        return self.root / "scores"
-
-    @property
-    def matches(self) -> Path:
-        return self.scores / "matches"
-
-    @property
-    def summary(self) -> Path:
-        return self.root / "summary.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / ".lock"
-
-    @property
-    def trainer_lock(self) -> Path:
-        return self.root / ".trainer.lock"
-
-    @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
-
-    @property
-    def trainer_log(self) -> Path:
-        return self.root / "trainer.log"
-
-    @property
-    def vllm_log(self) -> Path:
-        return self.root / "vllm.log"
+    settings = _Below("settings.json")
+    shards = _Below("shards")
+    lessons = _Below("lessons")
+    improve = _Below("improve")
+    ledger = _Below("ledger")
+    adapters = _Below("adapters")
+    checkpoints = _Below("checkpoints")
+    metrics = _Below("metrics.jsonl")
+    devices = _Below("devices.jsonl")
+    alerts = _Below("alerts.jsonl")
+    control = _Below("control.json")
+    recovery = _Below("recovery.json")
+    league = _Below("league")
+    answers = _Below("answers.jsonl")
+    scores = _Below("scores")
+    matches = _Below("scores/matches")
+    summary = _Below("summary.json")
+    lock = _Below(".lock")
+    trainer_lock = _Below(".trainer.lock")
+    environment = _Below("environment.json")
+    trainer_log = _Below("trainer.log")
+    vllm_log = _Below("vllm.log")
 
     def adapter(self, version: int) -> Path:
         """Folder of the adapter of policy version `version`."""

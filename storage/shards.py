@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from entente.records.rows import Decision, Ply
 from entente.telemetry.errors import DataError, InputError
-from storage.arrow_files import MappedFile, content_crc, map_arrow, metadata_of, read_arrow, read_metadata, write_arrow
+from storage.arrow_files import MappedFile, content_crc, map_rows, metadata_of, read_arrow, read_metadata, write_arrow
 from storage.files import folders_in, names_in, set_aside
 from storage.runs import RunPaths, check_name
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
@@ -196,14 +196,7 @@ def open_shard(path: Path) -> pa.Table:
 
 def map_shard(path: Path) -> MappedFile:
     """Like `open_shard`, but the result can later tell whether the file is unchanged."""
-    file = map_arrow(path, DECISION_SCHEMA)
-    named = f"{path.parent.name}/{path.name}"
-    if (written := metadata_of(file.table).get("shard")) != named:
-        raise DataError(f"{path} was written as shard {written}: it is a copy or was renamed; remove it, or name it so.")
-    wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
-    if len(wrong):
-        raise DataError(f"{path} is damaged: row {wrong[0]} does not have its checksum; remove the file or restore it.")
-    return file
+    return map_rows(path, DECISION_SCHEMA)
 
 
 def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from entente.decoding.codec import Codec
     from entente.settings.run_settings import RunSettings
-    from storage.run_views import AskedRun
 
 Format = Literal["table", "csv", "json", "parquet"]
 _BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -64,7 +63,7 @@ def sql(
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
     from entente.settings.run_settings import settings_of
-    from storage.asking import QUERIES, ask, connect_run, left_out, ready_query
+    from storage.asking import QUERIES, ask, left_out, ready_query
     from storage.own_selection import run_interruptible
 
     if query == "@":
@@ -80,9 +79,9 @@ def sql(
         return ask(connection, question, form, first=first, memory_gib=memory_gib), left_out(connection)
 
     paths = RunPaths(runs_root / which_run(run, runs_root))
-    asked, text = asked_run(settings_of(paths), paths.root)
+    connection, text = connect_run(settings_of(paths), paths.root, memory_gib)
     late = f"the question was ended after {max_seconds:g} seconds: ask for less, or give it longer with --max-seconds"
-    with connect_run(asked, memory_gib=memory_gib) as connection:
+    with connection:
         answer, lacking = run_interruptible(connection, answered, seconds=max_seconds, late=late)
     if form == "table":
         _show(answer.column_names, _values(answer))
@@ -107,13 +106,20 @@ def _form(format: Format | None, output: Path | None) -> Format:
     return found
 
 
-def asked_run(settings: "RunSettings", run: Path) -> "tuple[AskedRun, RunText]":
+def connect_run(settings: "RunSettings", run: Path, memory_gib: float | None = None) -> "tuple[DuckDBPyConnection, RunText]":
     """The run in this folder with its own blend and discount, so that "return" is the trainer's, and the text of its tokens."""
-    from storage.run_views import AskedRun
+    from storage.asking import connect
 
-    text = RunText(settings, run)
-    blend, discount = settings.storage.blend, settings.storage.discount
-    return AskedRun(folder=run, blend=blend, discount=discount, token_text=text.of_token, read_thought=text.of_thought), text
+    text, storage = RunText(settings, run), settings.storage
+    connection = connect(
+        run,
+        blend=storage.blend,
+        discount=storage.discount,
+        memory_gib=memory_gib,
+        token_text=text.of_token,
+        read_thought=text.of_thought,
+    )
+    return connection, text
 
 
 class RunText:
@@ -187,7 +193,7 @@ def _write_to(answer: pa.Table, form: Format, file: BinaryIO) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    from storage.answers import json_lines
+    from storage.asking import json_lines
 
     if form == "parquet":
         pyarrow.parquet.write_table(answer, file)

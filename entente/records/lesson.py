@@ -1,15 +1,13 @@
 """A lesson: one decision position that a student reached, with the answers of a teacher.
 
 Each field names its Arrow type; `storage/schema.py` builds the Arrow schema from this class. Whoever changes a field raises
-`LESSON_VERSION`. Lessons have a version of their own, so that they can change without the rows of rollouts.
+`storage.schema.SCHEMA_VERSION`.
 """
 
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from entente.records.rows import Category, Float32, Float32List, Int32, Int32List, Int64, Text, TextList, UInt32
-
-LESSON_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

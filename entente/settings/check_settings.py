@@ -75,7 +75,7 @@ def check_objective(settings: "RunSettings") -> None:
     check_blend(settings.storage.blend)
     check_loss_name(settings.training.loss)
     if settings.storage.selection:
-        from storage.own_selection import check_selection  # DuckDB is loaded only where it is needed
+        from storage.index import check_selection  # DuckDB is loaded only where it is needed
 
         check_selection(settings.storage.selection)
 

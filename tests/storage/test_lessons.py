@@ -68,7 +68,7 @@ def test_a_faulty_lesson_is_named_and_nothing_is_written(paths, lessons, fault, 
 def test_a_copied_file_is_refused(paths, published):
     copy = published[0].with_name("000009.arrow")
     copy.write_bytes(published[0].read_bytes())
-    with pytest.raises(DataError, match=r"was written as lessons r/000000.arrow"):
+    with pytest.raises(DataError, match=r"was written as r/000000.arrow"):
         open_lessons(copy)
 
 

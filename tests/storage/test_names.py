@@ -60,7 +60,7 @@ def test_a_shard_under_another_name_is_set_aside_and_its_rows_count_once(
     index = Index(paths)
     assert index.refresh() == len(decisions)
     ((refused, sentence),) = index.refused
-    assert refused == name and "was written as shard p0/000000.arrow" in sentence
+    assert refused == name and "was written as p0/000000.arrow" in sentence
 
 
 def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, publish: Callable[..., Any]) -> None:
