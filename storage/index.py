@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from entente.records.rows import Ply
 from entente.telemetry.errors import DataError
+from storage.arrow_files import metadata_of
 from storage.gather import Batch, MappedShards, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
 from storage.rewards import check_blend, decision_facts, ply_facts
@@ -157,7 +158,7 @@ class Index:
                 if self.newest_versions[name] < self._oldest:
                     return None
             file = map_shard(path)
-            shard, plies = describe_shard(path, file.table, already=True), open_plies(path, file.table)
+            shard, plies = describe_shard(path, metadata_of(file.table)), open_plies(path, file.table)
             self._refuse_repeated(shard)
         except DataError as error:
             if self._only is not None or path.exists():

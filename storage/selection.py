@@ -49,7 +49,7 @@ class SelectionQuery:
 
     def to_json(self) -> str:
         """The query as JSON, for the ledger."""
-        return json.dumps({name: value for name, value in asdict(self).items() if value or name != "selection"})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "SelectionQuery":

@@ -94,7 +94,7 @@ def publish_shard(
     """
     final = shard_path(paths, producer, first_start_group)
     if final.exists():
-        return describe_shard(final, open_shard(final), already=True)
+        return describe_shard(final, metadata_of(open_shard(final)))
     tables = to_table(sorted(decisions, key=_reading_order)), to_table(plies, Ply)
     return publish_tables(paths, producer, first_start_group, *tables, provenance, next_start_group=next_start_group)
 
@@ -135,8 +135,8 @@ def publish_tables(
     }
     write_arrow(plies_table, plies_path, {**provenance, "start_groups": metadata["start_groups"]}, plies_sums)
     if write_arrow(table, final, metadata, as_array(table["checksum"]).to_numpy()):
-        return _describe(final, metadata, already=False)
-    winner = describe_shard(final, open_shard(final), already=True)
+        return describe_shard(final, metadata, already=False)
+    winner = describe_shard(final, metadata_of(open_shard(final)))
     if winner.plies_path != plies_path:
         plies_path.unlink(missing_ok=True)  # no shard names it
     return winner
@@ -173,7 +173,7 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
         shard = None
         if path.exists():
             try:
-                shard = describe_shard(path, open_shard(path), already=True)
+                shard = describe_shard(path, metadata_of(open_shard(path)))
             except DataError as error:
                 set_aside(path)
                 damaged.append(str(error))
@@ -208,7 +208,7 @@ def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
     Raises:
         DataError: decisions or plies are damaged, or do not belong together.
     """
-    shard = describe_shard(path, open_shard(path) if decisions is None else decisions, already=True)
+    shard = describe_shard(path, metadata_of(open_shard(path) if decisions is None else decisions))
     plies = read_arrow(shard.plies_path, PLY_SCHEMA)
     if shard.plies_path.name != _plies_name(path, int(metadata_of(plies)["content_crc32"])):
         raise DataError(f"{shard.plies_path} does not have the plies of its name; remove the file, or restore it from a copy.")
@@ -225,15 +225,11 @@ def read_shard_metadata(path: Path) -> Shard:
     Raises:
         DataError: the metadata are damaged.
     """
-    return _describe(path, read_metadata(path), already=True)
+    return describe_shard(path, read_metadata(path))
 
 
-def describe_shard(path: Path, decisions: pa.Table, *, already: bool) -> Shard:
-    """What the metadata of an opened shard says."""
-    return _describe(path, metadata_of(decisions), already=already)
-
-
-def _describe(path: Path, metadata: Mapping[str, str], *, already: bool) -> Shard:
+def describe_shard(path: Path, metadata: Mapping[str, str], *, already: bool = True) -> Shard:
+    """What the metadata of a shard says."""
     numbers = ("next_start_group", "oldest_version", "newest_version", "decisions", "orders_rejected")
     if missing := [name for name in ("start_groups", "plies", *numbers) if name not in metadata]:
         raise DataError(f"{path} has no {' and no '.join(missing)} in its metadata: use the release that wrote the run.")

@@ -1,7 +1,6 @@
 """Start positions are drawn evenly, depend only on seed and step, and have a power with units."""
 
 import json
-import random
 from collections import Counter
 
 import pytest
@@ -38,19 +37,6 @@ def test_every_power_with_units_is_drawn_alike_and_no_other(small) -> None:
         counts = {power: times for (name, power), times in drawn.items() if name == snapshot.snapshot_id}
         assert counts.keys() == with_units
         assert all(abs(times - 200 / len(with_units)) < 30 for times in counts.values())
-
-
-def test_uniform_draws_are_the_ones_that_runs_were_made_with(small) -> None:
-    """The rule of early releases, written out as an oracle."""
-    _, train, _ = small
-    for step in range(5):
-        rng = random.Random(f"start positions of step {step} with seed 7")
-        drawn = rng.sample(train, 30) + rng.sample(train, 10)
-        sampled = sample_start_positions(train, 40, seed=7, step=step, weights=learnable_weights(train, {}))
-        assert [snapshot for snapshot, _ in sampled] == drawn
-        assert [power for _, power in sampled] == [
-            rng.choice([own["name"] for own in json.loads(s.position)["powers"] if own["units"]]) for s in drawn
-        ]
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entente.game.board import Board
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError
 from state_cache.settings import CacheSettings
 from state_cache.store import find_cache, open_cache, version_name, write_cache
 
@@ -108,8 +108,3 @@ def test_two_writers_at_once_publish_one_version(small, published: Path, tmp_pat
         path = write_cache(root, *small)
     assert [file.name for file in root.iterdir()] == [path.name]
     assert list(open_cache(path).train) == small[1]
-
-
-def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no state cache at"):
-        open_cache(tmp_path / "v-none")

@@ -3,15 +3,16 @@
 import errno
 import fcntl
 import os
+import shutil
 import threading
+import time
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from entente.telemetry.errors import InputError
-from storage.files import folders_in, held, names_in, publish_file, publish_once
-from storage.runs import check_runs_root
+from entente.telemetry.errors import DataError, InputError
+from storage.files import folders_in, held, names_in, publish_directory, publish_file, publish_once
+from storage.runs import check_name, check_runs_root
 
 
 @pytest.fixture(params=[True, False], ids=["links", "no links"])
@@ -62,13 +63,6 @@ def test_what_cannot_be_finished_leaves_nothing_and_the_name_free(tmp_path: Path
     assert publish_once(tmp_path / "name", lambda temp: temp.write_bytes(b"whole"))
 
 
-def test_who_has_a_file_open_keeps_it_when_its_name_goes(tmp_path: Path) -> None:
-    publish_once(tmp_path / "name", lambda temp: temp.write_bytes(b"held" * 5000))
-    mapped = pa.memory_map(str(tmp_path / "name"))
-    (tmp_path / "name").unlink()
-    assert mapped.read() == b"held" * 5000
-
-
 @pytest.mark.parametrize("error", [FileExistsError(17, "exists"), OSError(5, "lost")], ids=["taken", "no answer"])
 def test_a_link_that_was_made_though_its_answer_says_otherwise_counts_as_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
@@ -114,3 +108,59 @@ def test_runs_go_to_a_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("file").touch()
     with pytest.raises(InputError, match=r"mount the store|--runs-root"):
         check_runs_root(Path(root))
+
+
+def test_a_file_is_synced_before_it_is_named_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def log_sync(handle: int) -> None:
+        events.append(f"sync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
+        sync(handle)
+
+    def log_link(source: Path, target: Path) -> None:
+        events.append(f"link {target.name}")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", log_sync)
+    monkeypatch.setattr(os, "link", log_link)
+    (tmp_path / ".temp").write_bytes(b"x")
+    publish_file(tmp_path / ".temp", tmp_path / "final")
+    assert events == ["sync .temp", "link final", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("occupied", [True, False], ids=["full", "empty"])
+def test_a_published_folder_is_never_replaced(tmp_path: Path, occupied: bool) -> None:
+    (tmp_path / "temp" / "deep").mkdir(parents=True)
+    (tmp_path / "temp" / "deep" / "file").write_bytes(b"new")
+    publish_directory(tmp_path / "temp", tmp_path / "free")
+    assert (tmp_path / "free" / "deep" / "file").read_bytes() == b"new"
+    (tmp_path / "taken").mkdir()
+    if occupied:
+        (tmp_path / "taken" / "file").write_bytes(b"old")
+    with pytest.raises(DataError, match="taken"):
+        publish_directory(tmp_path / "free", tmp_path / "taken")
+    assert not (tmp_path / "taken" / "deep").exists()
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/root"])
+def test_a_name_that_leaves_the_run_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="producer"):
+        check_name(name, "The producer")
+
+
+def test_who_waited_for_a_lock_whose_folder_was_removed_gets_that_of_the_new_folder(tmp_path: Path):
+    lock, got = tmp_path / "run" / ".lock", []
+
+    def wait() -> None:
+        with held(lock, wait_s=20) as mine, held(lock) as somebody_else:
+            got.append((mine, somebody_else))
+
+    waiting = threading.Thread(target=wait)
+    with held(lock) as mine:
+        assert mine
+        waiting.start()
+        time.sleep(0.3)  # by then it waits for this file
+        shutil.rmtree(lock.parent)
+    waiting.join(timeout=30)
+    assert got == [(True, False)]

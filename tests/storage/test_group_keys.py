@@ -4,7 +4,7 @@ Grouping by what a decision led to would compare winners with winners, and whate
 """
 
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,6 @@ from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
-
-KNOWN_BEFORE = {"start_group", "snapshot_id", "power", "phase", "game_id", "opponents"}
-"""Facts of the choice that a decision faced."""
-WHICH = {"decision_id", "fork", "ply", "seed"}
-"""What tells decisions that faced the same choice apart, and is no outcome either."""
 
 
 def decisions_of(rows: Any) -> list[Decision]:
@@ -77,28 +72,3 @@ def test_a_group_is_one_snapshot_one_power_and_one_phase_name(tmp_path: Path, ro
 
 def test_no_outcome_parts_a_group(tmp_path: Path, rows: Any) -> None:
     assert not outcomes_part_them(tmp_path, rows)
-
-
-def test_every_column_but_the_key_s_is_changed_or_says_who_decides(rows: Any) -> None:
-    """A column that comes later is an outcome until somebody says otherwise here."""
-    before = decisions_of(rows)
-    after = with_other_outcomes(before, 3)
-    changed = {
-        f.name
-        for f in fields(Decision)
-        if any(getattr(b, f.name) != getattr(a, f.name) for b, a in zip(before, after, strict=True))
-    }
-    cost = {
-        "queue_ms",
-        "prefill_ms",
-        "decode_ms",
-        "engine_ms",
-        "cached_tokens",
-        "worker",
-        "adapter_hash",
-        "checksum",
-        "temperature",
-    }
-    tokens = {"input_ids", "prompt_len", "legal_ids", "legal_offsets"}
-    refused = {"status", "reason", "orders_rejected"}  # a group with one of these is not trained on at all
-    assert {f.name for f in fields(Decision)} == changed | KNOWN_BEFORE | WHICH | cost | tokens | refused

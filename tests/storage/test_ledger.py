@@ -7,7 +7,7 @@ import pytest
 
 from entente.telemetry.errors import DataError
 from storage.index import Index, open_index
-from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, recorded_steps, write_ledger
+from storage.ledger import ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
 from tests.damage import flip
@@ -47,12 +47,6 @@ def test_steps_are_listed_in_order_and_a_file_being_written_is_none(paths: RunPa
     (paths.ledger / ".step-000009.arrow.1-2.tmp").touch()
     assert recorded_steps(paths) == [1, 3]
     assert read_ledger(paths, 2) is None
-
-
-def test_an_empty_batch_can_be_recorded(paths: RunPaths) -> None:
-    assert write_ledger(paths, 1, ROWS_SCHEMA.empty_table(), {})
-    read = read_ledger(paths, 1)
-    assert read is not None and read.num_rows == 0
 
 
 def test_rows_from_which_the_step_could_not_be_repeated_are_refused(paths: RunPaths, chosen: pa.Table) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -62,19 +61,3 @@ def test_gathering_takes_no_heap_of_arrows_and_copies_nothing_but_the_batch(path
     batch = gather(rows, shards.get)
     assert pa.total_allocated_bytes() == before
     assert batch.input_ids.flags.writeable and batch.input_ids.flags.owndata
-
-
-@pytest.mark.parametrize("order", ["backwards", "interleaved"])
-def test_rows_come_in_the_order_asked_for_however_they_lie(paths: RunPaths, publish: Callable[..., Any], order: str) -> None:
-    published = {}
-    for first in (0, 2):
-        published |= {row.decision_id: row for row in publish(range(first, first + 2), forks=4)[1]}
-    index = open_index(paths)
-    rows = index.fresh_rows(policy_version=0, limit=10_000)
-    places = np.arange(rows.num_rows)
-    rows = rows.take({"backwards": places[::-1], "interleaved": places.reshape(2, -1).T.ravel()}[order])
-    batch = index.gather(rows)
-    assert batch.decision_ids.tolist() == rows["decision_id"].to_pylist()
-    starts = batch.input_offsets.tolist()
-    for number, low, high in zip(batch.decision_ids.tolist(), starts, starts[1:], strict=False):
-        assert batch.input_ids[low:high].tolist() == published[number].input_ids

@@ -36,15 +36,14 @@ READERS: dict[str, Callable[[RunPaths, int], object]] = {
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())
-@pytest.mark.parametrize("step", [41])
 def test_a_ledger_under_another_name_is_refused_wherever_it_is_read(
-    paths: RunPaths, ledger: Path, read: Callable[[RunPaths, int], object], step: int
+    paths: RunPaths, ledger: Path, read: Callable[[RunPaths, int], object]
 ) -> None:
     read(paths, 40)
-    copy = ledger_path(paths, step)
+    copy = ledger_path(paths, 41)
     shutil.copyfile(ledger, copy)
     with pytest.raises(DataError, match=f"{copy.name} records step 40, which"):
-        read(paths, step)
+        read(paths, 41)
 
 
 @pytest.mark.parametrize("name", ["p0/000007.arrow", "other/000000.arrow"])

@@ -133,10 +133,6 @@ def test_the_ledger_has_the_query(paths: RunPaths, rows: Any) -> None:
     assert [sorted({number for _, number in trained[step]}) for step in trained] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_the_draw_s_own_ledger_is_as_before() -> None:
-    assert "selection" not in query(1).to_json()
-
-
 def test_every_column_of_candidates_is_documented(three_groups: Index) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data-format.md").read_text()
     names = list_candidates(three_groups.connection, query(6, policy_version=5)).column_names

@@ -14,24 +14,6 @@ from entente.telemetry.errors import DataError
 from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, check_tokens, row_checksums, to_table
 
 INT16, INT32, INT64, FLOAT32, TEXT = pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.string()
-DOCUMENTED = {
-    "decision_id": INT64, "snapshot_id": TEXT, "start_group": INT64, "fork": INT16, "ply": INT16,
-    "power": pa.dictionary(pa.int8(), TEXT), "phase": TEXT, "game_id": TEXT, "seed": INT64, "opponents": TEXT,
-    "policy_version": INT32, "worker": TEXT, "adapter_hash": TEXT,
-    "input_ids": pa.list_(INT32), "prompt_len": INT32, "behaviour_logprobs": pa.list_(FLOAT32),
-    "legal_ids": pa.list_(INT32), "legal_offsets": pa.list_(INT32), "temperature": FLOAT32,
-    "orders": pa.list_(TEXT),
-    "centres_gained": FLOAT32, "sos_share": FLOAT32, "draw_share": FLOAT32, "survival": FLOAT32,
-    "leader_gap": FLOAT32, "balance": FLOAT32, "units_dislodged": FLOAT32, "units_driven_out": FLOAT32,
-    "orders_void": FLOAT32, "orders_bounced": FLOAT32, "orders_rejected": INT16,
-    "status": TEXT, "reason": TEXT, "ended": TEXT, "queue_ms": FLOAT32,
-    "prefill_ms": FLOAT32, "decode_ms": FLOAT32, "engine_ms": FLOAT32,
-    "cached_tokens": INT32, "checksum": pa.uint32(),
-}  # fmt: skip
-
-
-def test_columns_of_decisions_are_the_documented_ones() -> None:
-    assert {field.name: field.type for field in DECISION_SCHEMA} == DOCUMENTED
 
 
 @pytest.mark.parametrize(("row_type", "schema"), [(Decision, DECISION_SCHEMA), (Ply, PLY_SCHEMA)])

@@ -18,20 +18,13 @@ def test_a_name_stands_for_a_blend_of_known_weights(name: str) -> None:
     assert StorageSettings.model_validate(settings.model_dump()) == settings
 
 
-def test_the_named_default_is_the_default() -> None:
-    assert StorageSettings.model_validate({"blend": "centres"}) == StorageSettings()
-
-
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
         ({"blend": "clever"}, "there is no blend 'clever'; named ones are centres, sum_of_squares"),
         ({"blend": {"survival": 0.0}}, "every component weighs 0"),
-        ({"discount": 1.5}, "less than or equal to 1"),
-        ({"max_policy_lag": -1}, "greater than or equal to 0"),
-        ({"max_lag": 1}, "not permitted"),
     ],
-    ids=["name", "zero", "discount", "lag", "extra"],
+    ids=["name", "zero"],
 )
 def test_unusable_settings_are_refused_with_a_reason(broken: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):

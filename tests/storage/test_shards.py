@@ -183,16 +183,6 @@ def _data_bytes(path: Path) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("cut", [0, 100, -1])
-def test_a_cut_file_is_refused(publish: Callable[..., Any], cut: int) -> None:
-    shard, _ = publish(range(1))
-    content = shard.path.read_bytes()
-    shard.path.unlink()
-    shard.path.write_bytes(content[:cut])
-    with pytest.raises(DataError, match=r"000000\.arrow"):
-        open_shard(shard.path)
-
-
 def test_a_file_with_nulls_is_refused(tmp_path: Path) -> None:
     assert arrow_files.write_arrow(pa.table({"a": ["x", None]}), tmp_path / "a.arrow", {})
     with pytest.raises(DataError, match="holds nulls"):
