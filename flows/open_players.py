@@ -18,9 +18,8 @@ from entente.evaluation.settings import PlaySettings
 from entente.game.prompts import DEFAULT_PROMPTS
 from entente.inference.choose_engine import make_engine
 from entente.inference.engine import Engine
-from entente.inference.host import EngineHost
+from entente.inference.host import EngineHost, start_engine
 from entente.inference.settings import InferenceSettings
-from entente.inference.start_engine import start_engine
 from entente.players.deciders import Decider, PolicyDecider, Tokens
 from entente.players.search import SearchDecider
 from entente.records.policy_version import BASE_VERSION

@@ -24,9 +24,8 @@ from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position, model_fingerprint, resolve_model
 from entente.inference.choose_engine import make_engine
 from entente.inference.engine import Engine
-from entente.inference.host import EngineHost
+from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
-from entente.inference.start_engine import start_engine
 from entente.rollouts.fork import Tokens
 from entente.rollouts.league import check_opponent_versions
 from entente.settings.check_settings import check_objective, check_settings

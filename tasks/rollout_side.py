@@ -12,8 +12,7 @@ from typing import Self
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import model_fingerprint
 from entente.inference.choose_engine import make_engine
-from entente.inference.host import EngineHost
-from entente.inference.start_engine import start_engine
+from entente.inference.host import EngineHost, start_engine
 from entente.records.policy_version import BASE
 from entente.rollouts.fork import Tokens
 from entente.rollouts.league import check_opponent_versions

@@ -16,7 +16,7 @@ from entente.telemetry.errors import InputError
 from storage.runs import LATEST
 
 if TYPE_CHECKING:
-    from entente.decoding.thoughts import Thought
+    from entente.decoding.thinking import Thought
     from entente.reports.inspect_rows import Decided, Inspector
 
 app = App(name="inspect", help="Look at one decision or one group of forks of a run.")

@@ -138,7 +138,7 @@ class RunText:
 
     def of_thought(self, tokens: list[int]) -> tuple[str, bool] | None:
         """Text of a thought and whether it was ended by force; None without a tokenizer."""
-        from entente.decoding.thoughts import read_thought
+        from entente.decoding.thinking import read_thought
 
         codec = self._codec()
         return codec and read_thought(tokens, codec)

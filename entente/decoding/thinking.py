@@ -5,8 +5,8 @@ A completion with a thought consists of thought tokens, the end marker, the clos
     [thought: at most `budget` tokens][marker][closing][orders]
 
 A thought token is any id of the vocabulary except the end-of-sequence id, which would end the completion. The model may draw the
-marker at any position of the thought. After `budget` tokens without it, the marker is forced. The closing is forced. This module
-does not interpret the thought's text.
+marker at any position of the thought. After `budget` tokens without it, the marker is forced. The closing is forced. In a row the
+thought tokens are the positions with an open legal set, and come first. This module does not interpret the thought's text.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from functools import cached_property
 import numpy as np
 
 from entente.decoding.codec import ORDER_SEPARATOR, Codec
-from entente.decoding.open_set import open_set
+from entente.decoding.open_set import open_set, open_sets
 from entente.game.prompts import ANSWER_CUE, THOUGHT_CUE
 from entente.telemetry.errors import DataError, InputError
+
+Ints = Sequence[int] | np.ndarray
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 """Opening and end marker of models that were trained to think."""
@@ -123,3 +125,53 @@ def _thinking(codec: Codec, budget: int, cue: str, marker: str, closing: str) ->
         closing=closing_ids,
         rule=ThoughtRule(budget=budget, end=codec.vocabulary_size, excluded=codec.eos_id),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """The thought of one decision."""
+
+    tokens: int
+    """Its tokens, with the end marker if the model drew it."""
+    logprob: float
+    """Log-probability of these tokens, nats."""
+    text: str | None
+    """Without the end marker; None without a tokenizer."""
+    by_force: bool | None
+    """Whether the budget ended it; False if the model drew the end marker; None without a tokenizer."""
+
+    @property
+    def sentence(self) -> str:
+        """Length, end and log-probability in words."""
+        ended = {None: "", True: ", ended by force", False: ", ended by itself"}[self.by_force]
+        words = f"{self.tokens} token" if self.tokens == 1 else f"{self.tokens:,} tokens"
+        return f"thought of {words}{ended}, log-probability {self.logprob:.2f}"
+
+
+def thought_length(legal_ids: Ints, legal_offsets: Ints) -> int:
+    """Number of thought tokens of a completion, from its legal sets; 0 if it has no thought."""
+    return int(np.count_nonzero(open_sets(np.asarray(legal_ids), np.asarray(legal_offsets))))
+
+
+def thought_of(
+    completion: Sequence[int], logprobs: Sequence[float], legal_ids: Ints, legal_offsets: Ints, codec: Codec | None
+) -> Thought | None:
+    """The thought of a completion; None if it has none.
+
+    Args:
+        completion, logprobs: ids and behaviour logprobs of its tokens.
+        legal_ids, legal_offsets: its legal sets, as in a row.
+    """
+    tokens = thought_length(legal_ids, legal_offsets)
+    if tokens == 0:
+        return None
+    text, by_force = (None, None) if codec is None else read_thought(completion[:tokens], codec)
+    return Thought(tokens=tokens, logprob=float(sum(logprobs[:tokens])), text=text, by_force=by_force)
+
+
+def read_thought(ids: Sequence[int], codec: Codec) -> tuple[str, bool]:
+    """The text of thought tokens without the end marker, and whether the thought was ended by force."""
+    thinking = thinking_of(codec, 1)  # the marker does not depend on the budget
+    assert thinking is not None
+    by_force = ids[-1] != thinking.marker
+    return codec.decode(ids if by_force else ids[:-1]), by_force

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from entente.decoding.thoughts import Thought, thought_of
+from entente.decoding.thinking import Thought, thought_of
 from entente.evaluation.intervals import Estimate, estimate
 from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.game.board import POWERS, Board

@@ -3,15 +3,26 @@
 Prefect runs every async task in its own event loop, so tasks cannot share asyncio objects. They submit coroutines to this loop
 and await the results. With one engine in the process, games and engine share the thread, so the order of requests, and with it
 every draw, is repeatable.
+
+An engine starts on it within a time limit. A first start on a card compiles the model and records CUDA graphs, which takes
+minutes and looks like a standstill, so it is said now and then that the engine is still starting.
 """
 
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from entente.inference.engine import Engine
+from entente.inference.server_arguments import compiles, start_limit_s
+from entente.inference.settings import InferenceSettings
+from entente.telemetry.errors import EngineError
+from entente.telemetry.progress import reporter
+
 T = TypeVar("T")
+_SAY_EVERY_S = 60.0
 
 
 class EngineHost:
@@ -47,6 +58,40 @@ class EngineHost:
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
+
+
+async def start_engine(
+    host: EngineHost, engine: Engine, settings: InferenceSettings, *, say_every_s: float = _SAY_EVERY_S
+) -> None:
+    """Start `engine` on `host`.
+
+    A start that takes too long, or whose caller is cancelled, is cancelled. Then this waits until the host's thread is free,
+    because torch's loading cannot be cut short.
+
+    Raises:
+        EngineError: it did not start, or not in time.
+    """
+    limit, began = start_limit_s(settings), time.monotonic()
+    start = asyncio.ensure_future(host.run(engine.start()))
+    doing = "the model is compiled and CUDA graphs are recorded" if compiles(settings) else "the model is loaded"
+    if settings.urls:
+        doing = "servers are not ready"
+    try:
+        while not start.done():
+            passed = time.monotonic() - began
+            if passed >= limit:
+                raise EngineError(
+                    f"the engine did not start within {limit:g} s"
+                    + (": set inference.enforce_eager to 'on', which compiles nothing" if compiles(settings) else "")
+                )
+            if passed >= say_every_s:
+                reporter().say(f"the engine is still starting after {passed:.0f} s: {doing}")
+            await asyncio.wait({start}, timeout=min(say_every_s, limit - passed))
+        start.result()
+    finally:
+        if not start.done():
+            start.cancel()
+            await host.run(asyncio.sleep(0))
 
 
 async def _cancel_others() -> None:

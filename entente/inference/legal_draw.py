@@ -2,10 +2,18 @@
 
 log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; z: logits, T: temperature of the request)
 
-A forced token is appended at once, with log-probability 0 and without a draw. The random number of a draw follows from the
-request's seed and the token's place in the completion (`entente/inference/uniforms.py`), so it does not depend on the rest of the
-batch, and vLLM's processor draws by the same numbers (`LegalArena.draw`). A thought token is drawn from an open set, which no
+A forced token is appended at once, with log-probability 0 and without a draw. A thought token is drawn from an open set, which no
 array lists.
+
+The random number of a draw is a function of the request's seed and of the token's place in the completion. Nothing is stored
+between draws, so a draw does not depend on the batch, on a jump over forced tokens, on a repetition after a failure, or on the
+engine: vLLM's processor draws by the same numbers (`LegalArena.draw`). They are made on the host in integers. The n-th number of
+a seed is the n-th output of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014):
+
+    z = seed + (n + 1) * 0x9E3779B97F4A7C15;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;
+    z ^ z >> 31        (all modulo 2**64)
+
+Its upper 53 bits are the number. Seeds are hashes (`entente/players/seeds.py`), so the sequences of two requests do not overlap.
 """
 
 from collections.abc import Sequence
@@ -14,7 +22,9 @@ import numpy as np
 
 from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.open_set import nth_id, set_size
-from entente.inference.uniforms import seed_array, uniforms
+
+_STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_BITS = 2**64 - 1
 
 
 class PartialCompletion:
@@ -86,3 +96,24 @@ def draw(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], l
         if can:
             partial.take(nth_id(legal, place), logprob)
     return np.flatnonzero(~finite).tolist()
+
+
+def seed_array(seeds: Sequence[int]) -> np.ndarray:
+    """The seeds modulo 2**64, uint64 [n]."""
+    return np.fromiter((seed & _BITS for seed in seeds), np.uint64, len(seeds))
+
+
+def uniforms(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) for each seed.
+
+    Args:
+        seeds: uint64 [n].
+        places: int64 [n] number of the completion's tokens before the one that is drawn.
+
+    Returns:
+        float64 [n], multiples of 2**-53.
+    """
+    mixed = seeds + (places.astype(np.uint64) + np.uint64(1)) * _STEP
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53

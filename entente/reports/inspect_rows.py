@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 
 from entente.decoding.codec import Codec
-from entente.decoding.thoughts import Thought, thought_of
+from entente.decoding.thinking import Thought, thought_of
 from entente.game.board import Board
 from entente.game.render import draw_board, frame_around, order_locations
 from entente.game.snapshot import Snapshot, make_snapshot

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entente.decoding.thoughts import thought_length
+from entente.decoding.thinking import thought_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from entente.decoding.codec import Codec
-from entente.decoding.thoughts import Thought, thought_of
+from entente.decoding.thinking import Thought, thought_of
 from entente.evaluation.what_if import OrderSets, RecordedPosition
 from entente.game.board import Board
 from entente.game.snapshot import POWERS, make_snapshot

@@ -12,9 +12,8 @@ from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.open_set import nth_id
 from entente.decoding.thinking import ThoughtRule
 from entente.inference.legal_arena import LegalArena
-from entente.inference.legal_draw import PartialCompletion, draw
+from entente.inference.legal_draw import PartialCompletion, draw, seed_array, uniforms
 from entente.inference.legal_rows import LegalRows
-from entente.inference.uniforms import seed_array, uniforms
 
 VOCABULARY = 40
 

@@ -9,8 +9,7 @@ import pytest
 from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.thinking import ThoughtRule
 from entente.inference import legal_draw
-from entente.inference.legal_draw import PartialCompletion, draw
-from entente.inference.uniforms import seed_array, uniforms
+from entente.inference.legal_draw import PartialCompletion, draw, seed_array, uniforms
 
 
 def table(*nodes: dict[int, int]) -> LegalTable:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from entente.inference import server_arguments
-from entente.inference.host import EngineHost
+from entente.inference.host import EngineHost, start_engine
 from entente.inference.settings import InferenceSettings
-from entente.inference.start_engine import start_engine
 from entente.telemetry.errors import EngineError
 
 
