@@ -16,48 +16,68 @@ a seed is the n-th output of splitmix64 (Steele, Lea and Flood, "Fast Splittable
 Its upper 53 bits are the number. Seeds are hashes (`entente/players/seeds.py`), so the sequences of two requests do not overlap.
 """
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from entente.decoding.legal_table import END, LegalTable
+from entente.decoding.legal_table import END
 from entente.decoding.open_set import nth_id, set_size
+from entente.records.generation import Generation, GenerationRequest
+from entente.telemetry.errors import EngineError
 
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _BITS = 2**64 - 1
 
 
 class PartialCompletion:
-    """A completion that is being drawn: its tokens so far and its state in the table."""
+    """A request that is being drawn: its tokens so far, its state in the table, and its row in the engine."""
 
-    def __init__(self, table: LegalTable, seed: int, temperature: float) -> None:
+    def __init__(self, request: GenerationRequest, answer: asyncio.Future[Generation] | None = None) -> None:
+        """Begin with the forced tokens. `answer` gets the whole generation, or the error that ends it."""
+        self.request, self.answer = request, answer
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.forced = 0
         """Number of its forced tokens."""
-        self.seed, self.temperature = seed, temperature
-        self._table = table
-        self._state = table.start
+        self._state = request.table.start
         self._take_forced()
+        self.prefill_ids = np.asarray([*request.prompt_ids, *self.token_ids], np.int32)
+        """int32 token ids of the prompt and the forced tokens after it; prefill computes these."""
+        self.computed, self.cached = 0, 0
+        """Columns of its row that hold keys and values; prompt tokens that were copied from other rows."""
+        self.arrived, self.scheduled, self.first = time.monotonic(), 0.0, 0.0
+        """Times of its arrival, its first scheduling and its first token; 0: not yet."""
 
     @property
     def done(self) -> bool:
         """Whether the completion is complete."""
         return self._state == END
 
+    @property
+    def finished(self) -> bool:
+        """Whether the completion is complete, or the request failed or was cancelled."""
+        return self.done or (self.answer is not None and self.answer.done())
+
+    def fail(self, error: EngineError) -> None:
+        """End the request with `error`, unless it has ended."""
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(error)
+
     def allowed(self) -> np.ndarray:
         """The legal set of the next position: two or more tokens, or in a thought an open set."""
-        return self._table.allowed(self._state)
+        return self.request.table.allowed(self._state)
 
     def take(self, token: int, logprob: float) -> None:
         """Append the drawn `token`, and the forced tokens after it."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        self._state = self._table.advance(self._state, token)
+        self._state = self.request.table.advance(self._state, token)
         self._take_forced()
 
     def _take_forced(self) -> None:
-        tokens, self._state = self._table.forced(self._state)
+        tokens, self._state = self.request.table.forced(self._state)
         self.token_ids += tokens
         self.logprobs += [0.0] * len(tokens)
         self.forced += len(tokens)
@@ -83,12 +103,12 @@ def draw(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], l
     # The largest is subtracted first: a large logit divided by a small temperature could overflow.
     scaled = values - np.repeat(largest, counts)
     with np.errstate(over="ignore"):
-        scaled /= np.repeat([partial.temperature for partial in partials], counts)
+        scaled /= np.repeat([partial.request.temperature for partial in partials], counts)
     weights = np.exp(scaled)
     totals = np.add.reduceat(weights, starts)
     reached = np.cumsum(weights)
     places = np.fromiter((len(partial.token_ids) for partial in partials), np.int64, len(partials))
-    thrown = uniforms(seed_array([partial.seed for partial in partials]), places)
+    thrown = uniforms(seed_array([partial.request.seed for partial in partials]), places)
     chosen = np.searchsorted(reached, reached[ends - 1] - totals * (1.0 - thrown), side="right")
     chosen = np.clip(chosen, starts, ends - 1)
     logprobs = (scaled[chosen] - np.log(totals)).tolist()

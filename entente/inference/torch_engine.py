@@ -18,7 +18,7 @@ from entente.inference.engine import EngineStats
 from entente.inference.engine_cards import engine_cards
 from entente.inference.legal_draw import PartialCompletion
 from entente.inference.settings import InferenceSettings
-from entente.inference.torch_lane import Lane, LaneRequest
+from entente.inference.torch_lane import Lane
 from entente.inference.torch_model import TorchModel
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
@@ -51,7 +51,7 @@ class TorchEngine:
         self._newest = BASE_VERSION
         self._lanes: list[Lane] = []
         """Lanes that are served, and replaced lanes with requests in flight; the next to step comes first."""
-        self._requests: dict[str, LaneRequest] = {}
+        self._requests: dict[str, PartialCompletion] = {}
         self._stepping = False
         self._publishing = asyncio.Lock()
         self._counts = dict.fromkeys(_COUNTED, 0)
@@ -68,12 +68,13 @@ class TorchEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one completion; see `Engine.generate`."""
-        pending = self._admit(request)
+        answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        pending = self._admit(request, answer)
         if not self._stepping:
             self._stepping = True
             asyncio.get_running_loop().call_soon(self._step)
         try:
-            return await pending.answer
+            return await answer
         finally:
             if self._requests.get(request.request_id) is pending:
                 del self._requests[request.request_id]
@@ -98,8 +99,7 @@ class TorchEngine:
             gone = VersionGoneError(f"policy version {version} was retired from engine '{self.name}': ask for a newer one")
             for lane in [lane for lane in self._lanes if lane.policy.version == version]:
                 for pending in (*lane.waiting, *lane.running):
-                    if not pending.answer.done():
-                        pending.answer.set_exception(gone)
+                    pending.fail(gone)
                 lane.clear()
         self._free_unused()
 
@@ -133,11 +133,11 @@ class TorchEngine:
         self._served[policy.version] = lane
         self._lanes.append(lane)
 
-    def _admit(self, request: GenerationRequest) -> LaneRequest:
+    def _admit(self, request: GenerationRequest, answer: asyncio.Future[Generation]) -> PartialCompletion:
         vocabulary = self._running_model().vocabulary_size
         where = f"request '{request.request_id}'"
         same = self._requests.get(request.request_id)
-        if same is not None and not same.answer.done():
+        if same is not None and not same.finished:
             raise EngineError(f"{where} is already in flight")
         length, longest = len(request.prompt_ids) + request.table.longest, self._settings.max_model_length
         if length > longest:
@@ -156,12 +156,7 @@ class TorchEngine:
         lane = self._served.get(version)
         if lane is None:
             raise VersionGoneError(f"engine '{self.name}' does not serve policy version {version}: ask for {self._newest}")
-        completion = PartialCompletion(request.table, request.seed, request.temperature)
-        prefill_ids = np.concatenate((prompt, np.array(completion.token_ids, np.int64))).astype(np.int32)
-        answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        pending = LaneRequest(
-            request=request, completion=completion, answer=answer, prefill_ids=prefill_ids, arrived=time.monotonic()
-        )
+        pending = PartialCompletion(request, answer)
         self._requests[request.request_id] = pending
         lane.waiting.append(pending)
         self._counts["requests"] += 1
@@ -191,21 +186,20 @@ class TorchEngine:
             self._free_unused()
         asyncio.get_running_loop().call_soon(self._step)
 
-    def _finish(self, pending: LaneRequest, lane: Lane) -> None:
-        if pending.answer.done():
+    def _finish(self, pending: PartialCompletion, lane: Lane) -> None:
+        if pending.answer is None or pending.answer.done():
             return
         now = time.monotonic()
         scheduled, first = pending.scheduled or now, pending.first or now
-        completion = pending.completion
-        self._counts["completion_tokens"] += len(completion.token_ids)
+        self._counts["completion_tokens"] += len(pending.token_ids)
         self._counts["prompt_tokens"] += len(pending.request.prompt_ids)
         self._counts["cached_tokens"] += pending.cached
-        self._counts["forced_tokens"] += completion.forced
-        self._counts["drawn_tokens"] += len(completion.token_ids) - completion.forced
+        self._counts["forced_tokens"] += pending.forced
+        self._counts["drawn_tokens"] += len(pending.token_ids) - pending.forced
         pending.answer.set_result(
             Generation(
-                token_ids=np.array(completion.token_ids, np.int32),
-                logprobs=np.array(completion.logprobs, np.float32),
+                token_ids=np.array(pending.token_ids, np.int32),
+                logprobs=np.array(pending.logprobs, np.float32),
                 policy=lane.policy,
                 worker=self.name,
                 queue_ms=1e3 * (scheduled - pending.arrived),
@@ -228,7 +222,6 @@ class TorchEngine:
 
     def _fail_all(self, error: EngineError) -> None:
         for pending in self._requests.values():
-            if not pending.answer.done():
-                pending.answer.set_exception(error)
+            pending.fail(error)
         for lane in self._lanes:
             lane.clear()

@@ -7,7 +7,6 @@ Every shared prefix is computed once. A prompt may copy its prefix from a row th
 that is computed in an earlier stage. Equal prompts are computed once.
 """
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from torch import Tensor
 from entente.decoding.open_set import excluded_ids
 from entente.inference.legal_draw import PartialCompletion, draw
 from entente.inference.torch_model import KeyValueRows, Step, TorchModel
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE_HASH, PolicyVersion
 from entente.telemetry.errors import EngineError
 
@@ -29,29 +27,6 @@ _OPEN_LOGITS = 1 << 22
 """Most logits of thought tokens that are drawn from at a time."""
 LEAST_SHARED = 8
 """Fewest shared tokens for which a copy, or a later stage, is worth its cost."""
-
-
-@dataclass(slots=True, eq=False)
-class LaneRequest:
-    """A request in a lane."""
-
-    request: GenerationRequest
-    completion: PartialCompletion
-    answer: asyncio.Future[Generation]
-    prefill_ids: np.ndarray
-    """int32 token ids of the prompt and the forced tokens after it; prefill computes these."""
-    arrived: float
-    scheduled: float = 0.0
-    first: float = 0.0
-    computed: int = 0
-    """Columns of its row that hold keys and values."""
-    cached: int = 0
-    """Prompt tokens that were copied from other rows."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the completion is complete, or the request failed or was cancelled."""
-        return self.completion.done or self.answer.done()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +61,8 @@ class Lane:
         self.policy = policy
         self.adapter = "" if policy.adapter_hash == BASE_HASH else policy.adapter_hash
         """Name of the adapter in the model; empty: none."""
-        self.waiting: deque[LaneRequest] = deque()
-        self.running: list[LaneRequest] = []
+        self.waiting: deque[PartialCompletion] = deque()
+        self.running: list[PartialCompletion] = []
         self.steps = 0
         """Forward passes so far."""
         self._model, self._max_rows = model, max_rows
@@ -106,7 +81,7 @@ class Lane:
         self.waiting.clear()
         self.running.clear()
 
-    def advance(self, room: int, budget: int) -> list[LaneRequest]:
+    def advance(self, room: int, budget: int) -> list[PartialCompletion]:
         """Run one prefill if requests wait and `room` rows are free, else one decoding pass.
 
         Args:
@@ -127,7 +102,7 @@ class Lane:
             self._decode()
         return ended + self._release()
 
-    def _prefill(self, batch: list[LaneRequest], budget: int) -> None:
+    def _prefill(self, batch: list[PartialCompletion], budget: int) -> None:
         now = time.monotonic()
         plan = plan_prefixes([pending.prefill_ids for pending in batch], self._row_tokens, budget)
         batch = batch[: len(plan.fill_of)]
@@ -158,7 +133,7 @@ class Lane:
         for pending in batch:
             pending.first = now
 
-    def _fill(self, plan: PrefixPlan, batch: list[LaneRequest], first: int, budget: int) -> Tensor:
+    def _fill(self, plan: PrefixPlan, batch: list[PartialCompletion], first: int, budget: int) -> Tensor:
         """Compute the fills of `plan` in rows from `first` on; returns the state of each last token [fills, hidden]."""
         states: list[Tensor] = []
         starts = [fill.start for fill in plan.fills]
@@ -183,7 +158,7 @@ class Lane:
         starts, fresh = [], []
         for pending in self.running:
             starts.append(pending.computed)
-            tail = pending.completion.token_ids[pending.computed - len(pending.request.prompt_ids) :]
+            tail = pending.token_ids[pending.computed - len(pending.request.prompt_ids) :]
             fresh.append(np.array(tail, np.int32))
             pending.computed += len(tail)
         self._draw(self.running, self._forward(0, starts, fresh))
@@ -194,8 +169,8 @@ class Lane:
         step = Step(self._rows, first, np.array(starts, np.int64), lengths, self._model.device)
         return self._model.forward(np.concatenate(fresh), step)
 
-    def _draw(self, batch: list[LaneRequest], states: Tensor) -> None:
-        allowed = [pending.completion.allowed() for pending in batch]
+    def _draw(self, batch: list[PartialCompletion], states: Tensor) -> None:
+        allowed = [pending.allowed() for pending in batch]
         if any(legal[0] < 0 for legal in allowed):
             batch, allowed, states = self._draw_thoughts(batch, allowed, states)
         if batch:
@@ -203,8 +178,8 @@ class Lane:
             self._take(batch, allowed, self._model.legal_logits(states, counts, np.concatenate(allowed)))
 
     def _draw_thoughts(
-        self, batch: list[LaneRequest], allowed: list[np.ndarray], states: Tensor
-    ) -> tuple[list[LaneRequest], list[np.ndarray], Tensor]:
+        self, batch: list[PartialCompletion], allowed: list[np.ndarray], states: Tensor
+    ) -> tuple[list[PartialCompletion], list[np.ndarray], Tensor]:
         """Draw the next token of the requests that are in a thought; returns the others, with their legal sets and states."""
         thoughts: dict[tuple[int, int], list[int]] = {}
         for place, legal in enumerate(allowed):
@@ -219,18 +194,17 @@ class Lane:
         return [batch[place] for place in others], [allowed[place] for place in others], states[others]
 
     @staticmethod
-    def _take(batch: list[LaneRequest], allowed: list[np.ndarray], logits: np.ndarray) -> None:
+    def _take(batch: list[PartialCompletion], allowed: list[np.ndarray], logits: np.ndarray) -> None:
         """Draw the next token of each request from its legal set; `logits` as `draw` wants them."""
-        for place in draw([pending.completion for pending in batch], allowed, logits):
-            if not batch[place].answer.done():
-                batch[place].answer.set_exception(
-                    EngineError(
-                        f"request '{batch[place].request.request_id}' was refused: the model's logits for it are not finite, so "
-                        "nothing can be drawn; its weights or its adapter may be broken"
-                    )
+        for place in draw(batch, allowed, logits):
+            batch[place].fail(
+                EngineError(
+                    f"request '{batch[place].request.request_id}' was refused: the model's logits for it are not finite, so "
+                    "nothing can be drawn; its weights or its adapter may be broken"
                 )
+            )
 
-    def _release(self) -> list[LaneRequest]:
+    def _release(self) -> list[PartialCompletion]:
         """Remove ended requests from `running`, and move rows from the end into the gaps; returns the ended requests."""
         left = [place for place, pending in enumerate(self.running) if not pending.finished]
         if len(left) == len(self.running):

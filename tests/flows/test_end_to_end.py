@@ -139,10 +139,11 @@ def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace,
     """The engine draws at temperature 0.7 what its rows say was drawn at 1. That the trainer sees it, and is asked before each
     first step, quick tests say; here a whole run ends so."""
     program = """
+from dataclasses import replace
 from entente.inference.legal_draw import PartialCompletion
 
 honest = PartialCompletion.__init__
-PartialCompletion.__init__ = lambda partial, table, seed, temperature: honest(partial, table, seed, 0.7)
+PartialCompletion.__init__ = lambda partial, request, answer: honest(partial, replace(request, temperature=0.7), answer)
 from entente.cli.main import main
 main()
 """

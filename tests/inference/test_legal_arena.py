@@ -12,8 +12,9 @@ from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.open_set import nth_id
 from entente.decoding.thinking import ThoughtRule
 from entente.inference.legal_arena import LegalArena
-from entente.inference.legal_draw import PartialCompletion, draw, seed_array, uniforms
+from entente.inference.legal_draw import draw, seed_array, uniforms
 from entente.inference.legal_rows import LegalRows
+from tests.inference.test_legal_draw import begin
 
 VOCABULARY = 40
 
@@ -69,7 +70,7 @@ def test_with_equal_logits_it_draws_what_the_torch_engine_draws():
         for row in range(2000)
     ]
     logits = dice.normal(scale=3, size=(len(tables), VOCABULARY)).astype(np.float32)
-    partials = [PartialCompletion(table, seed, 0.8) for seed, table in enumerate(tables)]
+    partials = [begin(table, seed, 0.8) for seed, table in enumerate(tables)]
     legal = [partial.allowed() for partial in partials]
     ids = [[nth_id(own, n) for n in range(29)] if own[0] < 0 else own for own in legal]
     assert not draw(partials, legal, np.concatenate([row[own] for row, own in zip(logits, ids, strict=True)]))
@@ -117,7 +118,7 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
         table = thought(3)
         logits = dice.normal(scale=2, size=(8, VOCABULARY)).astype(np.float32)
         logits[:, 8] += 2  # the marker
-        partial = PartialCompletion(table, seed, 1.0)
+        partial = begin(table, seed, 1.0)
         while not partial.done:
             legal, row = partial.allowed(), logits[len(partial.token_ids)]
             ids = [nth_id(legal, n) for n in range(29)] if legal[0] < 0 else legal
@@ -140,7 +141,7 @@ def test_a_thought_over_several_blocks_is_drawn_as_from_one_list(number: float |
     table = replace(thought(2), thought=ThoughtRule(budget=2, end=size, excluded=9))
     logits = dice.normal(scale=8, size=(rows, size)).astype(np.float32)
     logits[:, [0, 700, size - 1]] = -np.inf
-    partials = [PartialCompletion(table, seed, 0.9) for seed in range(rows)]
+    partials = [begin(table, seed, 0.9) for seed in range(rows)]
     numbers = numbers_of(range(rows)) if number is None else torch.full((rows,), number, dtype=torch.float64)
     left = drawn(torch.from_numpy(logits), [table] * rows, numbers, 0.9)
     tokens = tokens_of(left)

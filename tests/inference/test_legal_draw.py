@@ -10,6 +10,7 @@ from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.thinking import ThoughtRule
 from entente.inference import legal_draw
 from entente.inference.legal_draw import PartialCompletion, draw, seed_array, uniforms
+from entente.records.generation import GenerationRequest
 
 
 def table(*nodes: dict[int, int]) -> LegalTable:
@@ -23,6 +24,11 @@ def table(*nodes: dict[int, int]) -> LegalTable:
     return LegalTable(offsets=offsets, token_ids=np.array(ids, np.int32), next_nodes=np.array(nexts, np.int32), longest=depth[0])
 
 
+def begin(table: LegalTable, seed: int, temperature: float) -> PartialCompletion:
+    """A request of this table, seed and temperature, before its first draw."""
+    return PartialCompletion(GenerationRequest(request_id="", prompt_ids=[1], table=table, seed=seed, temperature=temperature))
+
+
 ONE_CHOICE = table({3: END, 5: END, 8: END})
 
 
@@ -31,7 +37,7 @@ def test_tokens_come_as_often_as_the_policy_says(temperature: float):
     logits = np.array([0.3, -1.0, 1.1], np.float32)
     exact = np.exp(logits.astype(np.float64) / temperature)
     exact /= exact.sum()
-    partials = [PartialCompletion(ONE_CHOICE, seed, temperature) for seed in range(20_000)]
+    partials = [begin(ONE_CHOICE, seed, temperature) for seed in range(20_000)]
     draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
     for token, share in zip((3, 5, 8), exact, strict=True):
         seen = [partial for partial in partials if partial.token_ids == [token]]
@@ -41,24 +47,24 @@ def test_tokens_come_as_often_as_the_policy_says(temperature: float):
 
 def test_a_draw_is_that_of_the_seed_whatever_else_is_drawn_with_it():
     logits = np.random.default_rng(0).normal(size=300).astype(np.float32)
-    together = [PartialCompletion(ONE_CHOICE, seed, 1.0) for seed in range(100)]
+    together = [begin(ONE_CHOICE, seed, 1.0) for seed in range(100)]
     draw(together, [partial.allowed() for partial in together], logits)
     for seed, partial in enumerate(together):
-        alone = PartialCompletion(ONE_CHOICE, seed, 1.0)
+        alone = begin(ONE_CHOICE, seed, 1.0)
         draw([alone], [alone.allowed()], logits[3 * seed : 3 * seed + 3])
         assert (alone.token_ids, alone.logprobs) == (partial.token_ids, pytest.approx(partial.logprobs, abs=1e-12))
 
 
 @pytest.mark.parametrize("thrown", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
 def test_the_ends_of_the_dice_stay_within_their_own_legal_set(thrown: float, monkeypatch: pytest.MonkeyPatch):
-    partials = [PartialCompletion(ONE_CHOICE, 0, 1.0) for _ in range(50)]
+    partials = [begin(ONE_CHOICE, 0, 1.0) for _ in range(50)]
     monkeypatch.setattr(legal_draw, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
     draw(partials, [partial.allowed() for partial in partials], np.random.default_rng(1).normal(size=150).astype(np.float32))
     assert {tuple(partial.token_ids) for partial in partials} == {(3,) if thrown == 0 else (8,)}
 
 
 def test_what_must_follow_is_taken_without_a_draw_and_counted():
-    partial = PartialCompletion(table({1: 1}, {2: 2}, {4: 3, 6: 4}, {7: END}, {8: 5}, {9: END}), 0, 1.0)
+    partial = begin(table({1: 1}, {2: 2}, {4: 3, 6: 4}, {7: END}, {8: 5}, {9: END}), 0, 1.0)
     assert partial.token_ids == [1, 2] and not partial.done
     draw([partial], [partial.allowed()], np.array([50.0, -50.0], np.float32))
     assert partial.token_ids == [1, 2, 4, 7] and partial.done and partial.forced == 3
@@ -66,15 +72,15 @@ def test_what_must_follow_is_taken_without_a_draw_and_counted():
 
 
 def test_logits_far_apart_neither_overflow_nor_draw_the_impossible():
-    partials = [PartialCompletion(ONE_CHOICE, seed, 0.1) for seed in range(500)]
+    partials = [begin(ONE_CHOICE, seed, 0.1) for seed in range(500)]
     draw(partials, [partial.allowed() for partial in partials], np.tile(np.array([-3e4, 3e4, -np.inf], np.float32), 500))
     assert {tuple(partial.token_ids) for partial in partials} == {(5,)}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf], ids=["nan", "inf"])
 def test_a_row_whose_logits_are_no_numbers_is_not_drawn_from_and_the_others_are(broken: float):
-    partials = [PartialCompletion(ONE_CHOICE, seed, 1.0) for seed in range(3)]
-    alone = [PartialCompletion(ONE_CHOICE, seed, 1.0) for seed in range(3)]
+    partials = [begin(ONE_CHOICE, seed, 1.0) for seed in range(3)]
+    alone = [begin(ONE_CHOICE, seed, 1.0) for seed in range(3)]
     good = np.array([0.5, -0.5, 1.0], np.float32)
     logits = np.concatenate((good, np.array([0.0, broken, 1.0], np.float32), good))
     assert draw(partials, [partial.allowed() for partial in partials], logits) == [1]
@@ -97,7 +103,7 @@ def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_s
     logits = np.array([0.3, -1.0, 1.1, 0.0, 0.7], np.float32)
     exact = np.exp(logits.astype(np.float64))
     exact /= exact.sum()
-    partials = [PartialCompletion(thought(9, excluded=excluded), seed, 1.0) for seed in range(8000)]
+    partials = [begin(thought(9, excluded=excluded), seed, 1.0) for seed in range(8000)]
     if thrown is not None:
         monkeypatch.setattr(legal_draw, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
     draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
@@ -112,7 +118,7 @@ def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_s
 
 
 def test_after_the_budget_the_marker_is_forced_and_costs_no_draw():
-    partial = PartialCompletion(thought(2, excluded=5), 0, 1.0)
+    partial = begin(thought(2, excluded=5), 0, 1.0)
     for token in (1, 0):
         assert not partial.done and partial.allowed().tolist() == [-6, 6]
         partial.take(token, -0.5)
