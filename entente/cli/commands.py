@@ -23,14 +23,14 @@ COMMANDS = {
         "enter": ("entente.cli.enter:enter", _PLAY),
         "cache": ("entente.cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("entente.cli.model:app", "Make, fetch and show base models."),
-        "export": ("entente.cli.export:export", "Write a version for transformers and vLLM."),
+        "export": ("entente.cli.model:export", "Write a version for transformers and vLLM."),
     },
     "Look into runs": {
         "runs": ("entente.cli.runs:app", _LISTED),
         "watch": ("entente.cli.watch:watch", _LISTED),
         "report": ("entente.cli.report:report", _PAGES),
         "compare": ("entente.cli.compare:compare", _PAGES),
-        "replay": ("entente.cli.replay_game:replay", "Step through a game; 'what-if' continues it with other orders."),
+        "replay": ("entente.cli.replay_game:replay", "Step through a game; 'runs what-if' continues one otherwise."),
         "sql": ("entente.cli.sql:sql", "Query the rows of runs with SQL, also while they train."),
     },
     "Services": {
@@ -46,9 +46,6 @@ COMMANDS = {
     },
 }
 """Heading -> name -> import path of the command, which is imported only when it runs, and its line in `entente --help`."""
-
-SHORT = {"what-if": "runs what-if"}
-"""First word of a short spelling -> the words that it stands for."""
 
 
 def command_line() -> "App":
@@ -77,11 +74,6 @@ def overview() -> str:
             names.setdefault(line, []).append(name)
         lines += [f"{heading}:", *(f"  {', '.join(same):<15} {line}" for line, same in names.items())]
     return "\n".join([*lines, ""])
-
-
-def full_spelling(words: list[str]) -> list[str]:
-    """The words, with a short spelling written out."""
-    return [*SHORT[words[0]].split(), *words[1:]] if words and words[0] in SHORT else words
 
 
 def _version() -> str:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from entente.cli.options import RunsRoot, which_runs
+from entente.cli.options import OpenPage, RunsRoot, which_runs
+from entente.cli.terminal import cell, output_console, show_page
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +19,7 @@ def compare(
     *names: Annotated[str, Parameter(help="Runs, or patterns such as 'sweep-*'; the others are compared with the first.")],
     runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: in the first run's folder.")] = None,
-    open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
+    open: OpenPage = False,
 ) -> None:
     """Compare runs on one page and in one table: settings, curves, scores on the same positions, cost.
 
@@ -33,11 +34,7 @@ def compare(
     """
     found, file = compare_on_page(names, runs_root, output)
     _show(found, runs_root)
-    print(file)
-    if open:
-        import webbrowser
-
-        webbrowser.open(file.resolve().as_uri())
+    show_page(file, open=open)
 
 
 def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None = None) -> "tuple[Compared, Path]":
@@ -59,7 +56,6 @@ def _page_name(others: list[str]) -> str:
 
 def _show(found: "Compared", runs_root: Path) -> None:
     """The table, and below it what it means in sentences."""
-    from entente.cli.terminal import output_console
     from entente.reports import sentences
     from entente.telemetry.progress import shown
 
@@ -76,7 +72,6 @@ def _table(found: "Compared") -> "Table":
     """A block each for scores, their differences, cost and settings; a column for each run."""
     from rich.table import Table
 
-    from entente.cli.terminal import cell
     from entente.evaluation.intervals import format_interval
     from entente.reports.compare_page import score_rows, total_rows
     from entente.reports.read_run import value_text

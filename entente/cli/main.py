@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from entente.cli import end_by_signal
-from entente.cli.commands import command_line, full_spelling, overview
+from entente.cli.commands import command_line, overview
 from entente.telemetry.errors import EntenteError, disk_full
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def run(words: list[str], *, debug: bool = False) -> int:
 
 
 def _call(words: list[str], *, debug: bool) -> None:
-    words = full_spelling(words)
     if set(words) <= _HELP_FLAGS:
         print(overview(), end="")
     else:
@@ -78,7 +77,7 @@ def _call(words: list[str], *, debug: bool) -> None:
 
 def _show_help(app: "App", words: list[str]) -> None:
     """Help of one command: our own page where it takes every run setting, else the one that cyclopts writes."""
-    from entente.cli.settings_help import show_settings_help
+    from entente.cli.settings import show_settings_help
 
     if not show_settings_help(app, words):
         _, apps, _ = app.parse_commands([word for word in words if word not in _HELP_FLAGS])

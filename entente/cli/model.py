@@ -1,4 +1,4 @@
-"""`entente model`: make a base model, fetch a pretrained one, show one, and publish one."""
+"""`entente model`: make a base model, fetch a pretrained one, show one, and publish one; `entente export`."""
 
 import json as jsonlib
 import sys
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from pydantic import ValidationError
 
-from entente.cli.options import ConfigFiles
+from entente.cli.options import ConfigFiles, Run, RunsRoot, which_run
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.telemetry.errors import InputError
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.settings import TinyModelSettings
+from storage.runs import LATEST
 
 if TYPE_CHECKING:
     from entente.training.imitation.work import WorkFolder
@@ -193,6 +194,39 @@ def publish(
     from entente.reports.publish import find_model, publish_model
 
     print(publish_model(find_model(source, runs_root), to, runs_root, figures or ()))
+
+
+def export(
+    *,
+    to: Annotated[Path, Parameter(help="New folder, such as exported/mine.")],
+    run: Run = LATEST,
+    version: Annotated[int, Parameter(help="Policy version; -1 is the newest.")] = -1,
+    merged: Annotated[bool, Parameter(help="Write whole weights, with the adapter added.", negative="")] = False,
+    runs_root: RunsRoot = Path("runs"),
+) -> None:
+    """Write a policy version as a folder that transformers with peft, and vLLM, load as it is.
+
+    The folder holds the adapter, tokenizer, recipe, a card with the run's own scores, and `legal_orders.py`, which draws orders
+    under the legal mask. A base model from the hub is named by its id; one that was made here is included, up to 16 MB. No file
+    names a folder of this machine. The folder is a player: `entente evaluate --players ./folder`.
+
+    Examples
+
+        entente export --run mine --to exported/mine
+
+        entente export --run mine --version 20 --to exported/mine-20
+
+        entente export --run mine --to exported/whole --merged
+
+        entente evaluate --players ./exported/mine,dumbbot --opponents dumbbot --games 70
+    """
+    from entente.reports.publish import export_adapter, find_version
+    from entente.telemetry.threads import apply_threads, usable_cores
+
+    apply_threads(usable_cores())
+
+    name = f"{which_run(run, runs_root)}:{'newest' if version == -1 else f'v{version}'}"
+    print(export_adapter(find_version(name, runs_root), to, runs_root, merged=merged))
 
 
 @app.command

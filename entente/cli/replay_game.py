@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from entente.cli.options import Run, RunsRoot, which_run
-from entente.cli.terminal import output_console
+from entente.cli.options import OpenPage, Run, RunsRoot, which_run
+from entente.cli.terminal import output_console, show_page
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST
 
@@ -25,7 +25,7 @@ def replay(
     runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
     last: Annotated[int, Parameter(help="Games to list, newest last, where none is named.")] = 20,
-    open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
+    open: OpenPage = False,
 ) -> None:
     """Step through a game of a run: boards, everybody's orders and results, and how sure the policy was of each of its own.
 
@@ -56,11 +56,7 @@ def replay(
     found = read_game(paths, game, model, blend=settings.storage.blend, discount=settings.storage.discount)
     file = output or paths.root / f"replay-{found.game.start_group}-{found.game.fork}.html"
     write_replay(found, file, runs_root)
-    print(file)
-    if open:
-        import webbrowser
-
-        webbrowser.open(file.resolve().as_uri())
+    show_page(file, open=open)
 
 
 def _list(paths: "RunPaths", last: int) -> None:

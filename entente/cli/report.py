@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from entente.cli.options import Run, RunsRoot, which_run
+from entente.cli.options import OpenPage, Run, RunsRoot, which_run
+from entente.cli.terminal import show_page
 from storage.runs import LATEST
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def report(
         Path | None,
         Parameter(help="Also write learning curve and first board as SVG into this folder."),
     ] = None,
-    open: Annotated[bool, Parameter(help="Show the page in a browser.", negative="")] = False,
+    open: OpenPage = False,
 ) -> None:
     """Write what a run came to as one page: strength, learning curve, health, time, boards with orders, settings.
 
@@ -42,14 +43,9 @@ def report(
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     facts, file = report_run(paths, output)
-    print(file)
+    show_page(file, open=open)
     if pictures:
-        for picture in write_pictures(facts, pictures):
-            print(picture)
-    if open:
-        import webbrowser
-
-        webbrowser.open(file.resolve().as_uri())
+        print(*write_pictures(facts, pictures), sep="\n")
 
 
 def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":

@@ -3,8 +3,10 @@
 import json as jsonlib
 import sys
 import time
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +30,13 @@ def output_console(columns: int = 160) -> Console:
     """A console on standard output: as wide as the terminal, or `columns` wide where there is none."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(width=columns, highlight=False)
+
+
+def show_page(file: Path, *, open: bool) -> None:
+    """Print where a page lies; with `open` show it in a browser."""
+    print(file)
+    if open:
+        webbrowser.open(file.resolve().as_uri())
 
 
 def show_plan(plan: dict[str, Any], *, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`entente what-if`, in full `entente runs what-if`: continue a recorded position with other orders, under equal luck."""
+"""`entente runs what-if`: continue a recorded position with other orders, under equal luck."""
 
 import asyncio
 import json as jsonlib
@@ -42,7 +42,6 @@ def what_if(
 
     Prints centres at the end and the difference with its 95 % interval. The forks
     of a pair differ in one phase's orders alone. Without --orders and --version both are as played, and the difference is 0.
-    `entente what-if` is the same command.
 
     Examples
 

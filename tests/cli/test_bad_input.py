@@ -98,6 +98,9 @@ REFUSED = [
     (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no scripted player 'policy'"),
     (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
+    (["watch", "--run", "taken", "--beat-s", "0"], "--beat-s must be above 0"),
+    (["bench", "tune", "--run", "taken", "--rounds", "0"], "rounds"),
+    (["enter", "here", "--game", "a"], "'here' is no address of a server"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
@@ -118,13 +121,6 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(entente, folder: Path,
         before = content(folder)
         done = entente(*(word.replace("{busy}", port) for word in words))
     refused(done, sentence.replace("{busy}", port))
-    assert content(folder) == before
-
-
-def test_it_is_the_same_in_a_process_of_its_own(entente, folder: Path):
-    words, sentence = REFUSED[0]
-    before = content(folder)
-    refused(entente.process(*words), sentence)
     assert content(folder) == before
 
 

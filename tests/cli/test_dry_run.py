@@ -21,7 +21,6 @@ from entente.settings.find_model import tiny_shape
 from entente.settings.run_settings import layered_settings
 from entente.training.settings import TinyModelSettings
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
-from tests.command import Entente
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -216,11 +215,6 @@ def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(ent
             )
             (line,) = done.stderr.splitlines()
             assert done.returncode == 2 and "'nowhere/small-qwen' is no folder here, so it is taken for a hub id; no copy" in line
-
-
-def test_the_plan_names_the_engine_that_draws(tmp_path: Path):
-    done = Entente(tmp_path, CUDA_VISIBLE_DEVICES="")("train", "--dry-run", "--json")
-    assert json.loads(done.stdout)["uses"]["engine"].startswith("torch draws")
 
 
 @pytest.mark.parametrize(

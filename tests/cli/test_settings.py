@@ -1,15 +1,18 @@
-"""`entente settings`: what it prints can be given back, and docs/settings.md is what it writes."""
+"""`entente settings`: what it prints can be given back, docs/settings.md is what it writes; help is one screen."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from entente.cli.main import run
+from entente.cli.settings import FIRST_SETTINGS
 from entente.settings.reference import reference, settings_in
 from entente.settings.run_settings import layered_settings
 from entente.telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_RECORDED, STAYS
 
+LONGEST, WIDEST = 40, 120
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 
@@ -37,3 +40,35 @@ def test_every_setting_is_told_with_what_it_takes_and_whether_a_resumed_run_may_
 
 def test_the_page_of_settings_is_what_the_classes_say():
     assert PAGE.read_text() == reference(), "write it anew: entente settings --markdown > docs/settings.md"
+
+
+@pytest.fixture
+def help_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """What the words print, where nothing is a terminal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+
+    def ask(*words: str) -> str:
+        assert run(list(words)) == 0
+        return capsys.readouterr().out
+
+    return ask
+
+
+def shown(text: str) -> dict[str, str]:
+    """Flag -> what stands beside it, on its own line."""
+    return {flag: beside.strip() for flag, beside in re.findall(r"^(--\S+)(.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("words", [("train",), ("settings",)], ids=" ".join)
+def test_the_help_fits_one_screen_and_ends_with_examples_and_the_way_to_the_rest(help_text, words: tuple[str, ...]):
+    text = help_text(*words, "--help")
+    lines = text.splitlines()
+    assert len(lines) <= LONGEST and max(map(len, lines)) <= WIDEST
+    assert set(shown(text)) >= {f"--{name.replace('_', '-')}" for name in FIRST_SETTINGS}
+    assert f"  entente {' '.join(words)}" in text.split("Examples")[1] and "entente settings" in lines[-1]
+
+
+def test_the_defaults_are_those_of_the_chosen_preset(help_text):
+    flags = shown(help_text("train", "--preset", "gpu-24", "--help"))
+    assert flags["--steps"].split()[0] == "200" and flags["--training.learning-rate"].split()[0] == "7e-05"

@@ -82,10 +82,3 @@ def _read(terminal: int, screen: list[str]) -> None:
             screen.append(os.read(terminal, 1 << 16).decode(errors="replace"))
         except OSError:
             return
-
-
-def test_what_cannot_be_watched_is_one_sentence(workplace: Entente, trained):
-    cases = [(("--run", "nowhere"), "there is no run in"), (("--run", "first", "--beat-s", "0"), "--beat-s must be above 0")]
-    for words, said in cases:
-        refused = workplace("watch", *words)
-        assert refused.returncode == 2 and said in refused.stderr
