@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import duckdb
@@ -14,10 +15,13 @@ import pytest
 
 from entente.decoding.open_set import open_set
 from entente.telemetry.errors import InputError
-from storage.asking import Form, ask, connect, json_lines, ready_query
+from storage.asking import QUERIES, Form, ask, connect, json_lines, ready_query
+from storage.index import Index
+from storage.ledger import write_ledger
 from storage.lessons import lesson_path, publish_lessons
 from storage.own_selection import THREAD, run_interruptible
 from storage.runs import RunPaths
+from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_decision, make_lesson, make_ply
 
@@ -161,3 +165,27 @@ def test_what_is_asked_in_time_is_answered_and_what_fails_fails():
         assert run_interruptible(run, lambda run: run.sql("select 7").fetchall(), seconds=60, late="") == [(7,)]
         with pytest.raises(duckdb.ParserException):
             run_interruptible(run, lambda run: run.sql("selec"), seconds=60, late="")
+
+
+def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, publish: Callable[..., Any]):
+    """In the end each of them has rows, but the one about lessons."""
+    index, query = Index(paths), SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, seed=0)
+    for step in range(1, 6):
+        publish(range(step - 1, step), forks=4, policy_version=max(0, step - 2))
+        index.refresh()
+        chosen = index.select_batch(replace(query, step=step, policy_version=step - 1)).rows
+        assert write_ledger(paths, step, chosen, {})
+        figures = {"step": step, "time/step_s": 4.0, "time/trainer_wait_s": 1.0, "rollout/tokens_per_s": 9.0}
+        with paths.metrics.open("a") as file:
+            file.write(json.dumps(figures | {"train/legal_mass_p50": 0.5, "train/legal_mass_p10": 0.1}) + "\n")
+        with paths.devices.open("a") as file:
+            file.write(json.dumps({"time": 60.0 * step, "device": "0", "utilisation": 0.5}) + "\n")
+        with connect(paths.root) as run:
+            answers = {name: ask(run, ready_query(name)) for name in QUERIES}
+        assert {row["idle_share"] for row in answers["trainer_idle_share"].to_pylist()} == {0.25}
+        assert {row["utilisation"] for row in answers["gpu_use"].to_pylist()} == {0.5}
+        assert {row["rollout/tokens_per_s"] for row in answers["tokens_per_second"].to_pylist()} == {9}
+        assert set(answers["return_by_version_and_power"]["policy_version"].to_pylist()) == set(range(max(1, step - 1)))
+    lags = answers["lag_histogram"].to_pylist()
+    assert abs(sum(row["share"] for row in lags) - 1) < 1e-9 and {row["policy_lag"] for row in lags} <= {0, 1, 2}
+    assert {name for name, answer in answers.items() if answer.num_rows == 0} == {"teacher_disagrees"}

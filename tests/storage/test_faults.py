@@ -1,4 +1,4 @@
-"""Writers killed anywhere, two at once under one name, somebody reading all the while: whole shards or none, and none lost."""
+"""Writers killed anywhere, somebody reading all the while: whole shards or none, and none lost."""
 
 import os
 import random
@@ -110,22 +110,6 @@ def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_som
     for number in published:
         shard = paths.shards / "p0" / f"{number:06d}.arrow"
         assert (open_shard(shard).num_rows, open_plies(shard).num_rows) == (PER_GROUP, FORKS * 2)
-
-
-@pytest.mark.system
-def test_of_two_writers_of_the_same_names_each_name_has_one_and_readers_see_it_whole(
-    paths: RunPaths, start: Callable[..., Any], tmp_path: Path
-) -> None:
-    done = tmp_path / "done"
-    reader = start(READER, paths.root, done)
-    writers = [start(WRITER, paths.root, 0, 25, "p0") for _ in range(2)]
-    for writer in writers:
-        writer.communicate(timeout=60)
-        assert writer.returncode == 0
-    done.touch()
-    out, _ = reader.communicate(timeout=60)
-    assert reader.returncode == 0 and int(out.split()[0]) == 25 * PER_GROUP
-    assert len(list((paths.shards / "p0").iterdir())) == 50, "one file of decisions and one of plies for each"
 
 
 @pytest.mark.parametrize(

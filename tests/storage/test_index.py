@@ -91,20 +91,6 @@ def test_fresh_rows_are_complete_rows_of_exactly_that_version(paths: RunPaths, p
     assert set(index.gather(rows).advantage_groups.tolist()) == {-1}
 
 
-def test_a_damaged_shard_is_set_aside_and_the_rest_goes_on(paths: RunPaths, publish: Any) -> None:
-    for first in (0, 3, 6):
-        publish(range(first, first + 3))
-    damage(paths.shards / "p0" / "000003.arrow")
-    index = Index(paths)
-    assert index.refresh() == 72
-    (shard, sentence) = index.refused[0]
-    assert shard == "p0/000003.arrow" and "000003.arrow" in sentence
-    publish(range(9, 12))
-    assert index.refresh() == 36
-    assert len(index.refused) == 1
-    assert index.connection.sql("SELECT count(DISTINCT shard) FROM decisions").fetchall() == [(3,)]
-
-
 def test_a_shard_damaged_after_it_was_mapped_is_named_and_set_aside(paths: RunPaths, publish: Any) -> None:
     shard, _ = publish(range(2), forks=6)
     publish(range(2, 4), forks=6)
