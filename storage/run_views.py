@@ -48,8 +48,8 @@ def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_though
     for name, rows in {
         "payload": _stacked(tables, _LISTS),
         "stored_lessons": _lessons(paths, index),
-        "metrics": _metrics(index, paths.metrics),
-        "devices": _devices(index, paths.devices),
+        "metrics": _long(index, paths.metrics, {"step": pa.int32()}),
+        "devices": _long(index, paths.devices, {"time": pa.float64(), "device": pa.string()}),
     }.items():
         connection.register(name, rows)
     connection.create_function("token_text", _texts(token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)
@@ -114,16 +114,6 @@ def _lessons(paths: RunPaths, index: Index) -> pa.Table:
             rounds = pa.array([name] * table.num_rows, pa.string())
             found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
     return pa.concat_tables(found)
-
-
-def _metrics(index: Index, file: Path) -> pa.Table:
-    """The run's metrics as rows (step, name, value)."""
-    return _long(index, file, {"step": pa.int32()})
-
-
-def _devices(index: Index, file: Path) -> pa.Table:
-    """Metrics of the trainer host's GPUs as rows (time, device, name, value)."""
-    return _long(index, file, {"time": pa.float64(), "device": pa.string()})
 
 
 def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:
