@@ -14,7 +14,7 @@ from typing import Any
 from entente.game.adjudicator import freeze, new_game, thaw
 from entente.game.board import OVER, POWERS, Board
 from entente.game.geography import geography
-from entente.game.recorded import MAP, RULES
+from entente.game.recorded import MAP, check_variant, is_texts
 from entente.telemetry.errors import InputError
 
 _PHASE = re.compile(r"([SF])(\d{4})([MR])|(W)(\d{4})(A)")
@@ -31,7 +31,7 @@ def board_of_game(game: Any) -> Board:
     phases = game.get("phases") if isinstance(game, Mapping) else None
     if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
         raise InputError("the game is not one as the diplomacy package saves it: it lacks phases")
-    _check_variant(game, "the game")
+    check_variant(game, "the game")
     return board_of_state(phases[-1].get("state"))
 
 
@@ -43,7 +43,7 @@ def board_of_state(state: Any) -> Board:
     """
     if not isinstance(state, Mapping) or not isinstance(state.get("name"), str):
         raise InputError("the state is not one as the diplomacy package gives it: it lacks the phase's name, such as 'S1901M'")
-    _check_variant(state, "the state")
+    check_variant(state, "the state")
     parts = {part: state.get(part) or {} for part in ("units", "retreats", "centers")}
     for part, by_power in parts.items():
         if not isinstance(by_power, Mapping):
@@ -52,7 +52,7 @@ def board_of_state(state: Any) -> Board:
             if power not in POWERS:
                 raise InputError(f"'{part}' in the state names the power {power!r}: the powers are {', '.join(POWERS)}")
             places = [listed] if part != "retreats" else listed.values() if isinstance(listed, Mapping) else [None]
-            if not all(_is_texts(each) for each in places):
+            if not all(is_texts(each) for each in places):
                 raise InputError(
                     f"'{part}' of {power} in the state must be a list of texts" + " for each unit" * (part == "retreats")
                 )
@@ -113,15 +113,6 @@ def _board(
     return Board(thaw(position))
 
 
-def _check_variant(named: Mapping[str, Any], what: str) -> None:
-    if named.get("map", MAP) != MAP:
-        raise InputError(f"{what} is on the map {named['map']!r}, and only {MAP!r} is played here")
-    rules = named.get("rules") or []
-    unknown = sorted(set(map(str, rules if isinstance(rules, list) else [rules])) - RULES)
-    if unknown:
-        raise InputError(f"{what} has the rule {unknown[0]!r}, which is not played here")
-
-
 def _check_units(units: Sequence[_Texts]) -> None:
     taken: dict[str, str] = {}
     for power, own in zip(POWERS, units, strict=True):
@@ -159,10 +150,6 @@ def _check_centres(centres: Sequence[_Texts]) -> None:
             if centre in owners:
                 raise InputError(f"{centre} is owned twice: by {owners[centre]} and {power}")
             owners[centre] = power
-
-
-def _is_texts(listed: Any) -> bool:
-    return isinstance(listed, list) and all(isinstance(each, str) for each in listed)
 
 
 @cache

@@ -119,13 +119,22 @@ def _is_drawn(phase: Any, following: Any) -> bool:
 def _checked_phases(saved: Any, where: str) -> list[Any]:
     if not isinstance(saved, Mapping) or not isinstance(saved.get("phases"), list) or not _is_whole(saved["phases"]):
         raise InputError(f"{where} is no game as the diplomacy package saves it: it lacks phases with name, state and orders")
-    if saved.get("map") != MAP:
-        raise InputError(f"{where} is played on the map {saved.get('map')!r}, and only {MAP!r} can be imitated: leave it out")
-    rules = saved.get("rules", [])
+    check_variant(saved, where)
+    return saved["phases"]
+
+
+def check_variant(named: Mapping[str, Any], what: str) -> None:
+    """Check the map and the rules of a game or a state.
+
+    Raises:
+        InputError: this program does not play them.
+    """
+    if named.get("map", MAP) != MAP:
+        raise InputError(f"{what} is on the map {named['map']!r}, and only {MAP!r} is played here: leave it out")
+    rules = named.get("rules") or []
     unknown = sorted(set(map(str, rules if isinstance(rules, list) else [rules])) - RULES)
     if unknown:
-        raise InputError(f"{where} is played with the rule {unknown[0]}, which this program does not play: leave it out")
-    return saved["phases"]
+        raise InputError(f"{what} has the rule {unknown[0]!r}, which is not played here: leave it out")
 
 
 def _is_whole(phases: Sequence[Any]) -> bool:
@@ -135,15 +144,19 @@ def _is_whole(phases: Sequence[Any]) -> bool:
             and isinstance(phase.get("name"), str)
             and all(isinstance(phase.get(part), Mapping) for part in ("orders", "state"))
             and all(isinstance(phase["state"].get(part), Mapping) for part in ("units", "centers"))
-            and all(map(_is_texts, (*phase["state"]["units"].values(), *phase["state"]["centers"].values())))
-            and all(map(_is_texts, phase["orders"].values()))
+            and all(
+                listed is None or is_texts(listed)
+                for by_power in (phase["orders"], phase["state"]["units"], phase["state"]["centers"])
+                for listed in by_power.values()
+            )
         )
 
     return all(map(is_one, phases))
 
 
-def _is_texts(listed: Any) -> bool:
-    return listed is None or (isinstance(listed, list) and all(isinstance(each, str) for each in listed))
+def is_texts(listed: Any) -> bool:
+    """True for a list of texts."""
+    return isinstance(listed, list) and all(isinstance(each, str) for each in listed)
 
 
 def _check_board(board: Board, phase: Any, where: str) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from entente.game.board import Board
-from entente.game.sketch_map import CLOSED, HEIGHT, LAND, NAME_BELOW, NAMES_BESIDE, SEA, WIDTH, Cell, Point, cells, place
+from entente.game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, Cell, Point, cells, name_place, place
 from entente.game.snapshot import POWERS
 
 Frame = tuple[float, float, float, float]
@@ -30,23 +30,25 @@ _DARK = {
     "sea": "fill:#1c2a35;stroke:#1c2a35", "free": "fill:#3b3b37;stroke:#3b3b37", "closed": "fill:#2a2b2c;stroke:#2a2b2c",
     "sea-line": "stroke:#2a3d4b", "land-line": "stroke:#14171b", "coast-line": "stroke:#55768b",
     "edge": "stroke:#14171b", "tip": "fill:#14171b;stroke:#14171b", "ring": "stroke:#dfe5ea", "none": "fill:#14171b",
-    "name": "fill:#dfe5ea;stroke:#14171b", "words": "fill:#dfe5ea", "sample": "stroke:#dfe5ea", "dot": "fill:#dfe5ea",
-    "legend": "fill:#1b1f25",
+    "name": "fill:#dfe5ea;stroke:#14171b", "words": "fill:#dfe5ea", "legend": "fill:#1b1f25",
 }  # fmt: skip
 """Style of each class, named without its prefix, for readers who prefer dark pages."""
 _LEGEND = {"arrow": "move or retreat", "line": "support or convoy", "ring": "hold", "build": "build", "cross": "disband"}
 """Kind of mark -> its text in the legend."""
-_LETTER = 0.46
-"""Mean width of a letter in the legend, in half widths of a unit."""
+_SAMPLE = "#7d838a"
+"""Colour of the marks in the legend; it shows on light and on dark ground."""
+_LETTER, _LEGEND_HEIGHT = 0.46, 2.4
+"""Mean width of a letter in the legend, and the legend's height, in half widths of a unit."""
+_NAMES, _SEAS = frozenset(LAND | SEA), frozenset(SEA)
 
 
-def frame_around(locations: Iterable[str], *, shape: float = _SHAPE) -> Frame:
-    """The smallest frame of the given shape (width / height) that shows these locations with a margin."""
+def frame_around(locations: Iterable[str]) -> Frame:
+    """The smallest frame that shows these locations with a margin."""
     places = [place(location) for location in locations]
     left, right = min(x for x, _ in places) - _MARGIN, max(x for x, _ in places) + _MARGIN
     top, bottom = min(y for _, y in places) - _MARGIN, max(y for _, y in places) + _MARGIN
-    width = min(max(right - left, (bottom - top) * shape, 300.0), WIDTH, HEIGHT * shape)
-    height = width / shape
+    width = min(max(right - left, (bottom - top) * _SHAPE, 300.0), WIDTH, HEIGHT * _SHAPE)
+    height = width / _SHAPE
     x = min(max((left + right - width) / 2, 0.0), WIDTH - width)
     y = min(max((top + bottom - height) / 2, 0.0), HEIGHT - height)
     return x, y, width, height
@@ -86,10 +88,8 @@ def draw_board(
         height += size * _LEGEND_HEIGHT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x:.1f} {y:.1f} {width:.1f} {height:.1f}" '
-        f'width="{600}" height="{600 * height / width:.0f}" font-family="sans-serif" text-anchor="middle">'
-        + _STYLE
-        + "".join(drawn)
-        + "</svg>\n"
+        f'width="600" height="{600 * height / width:.0f}" font-family="sans-serif" text-anchor="middle">'
+        f"{_STYLE}{''.join(drawn)}</svg>\n"
     )
 
 
@@ -109,17 +109,12 @@ def draw_empty_map() -> tuple[str, str]:
     centres = frozenset(Board.start().free_centres()) | {centre for own in Board.start().centres().values() for centre in own}
     names = []
     for name in (*LAND, *SEA):
-        x, y = _label(name, size)
+        x, y = name_place(name, size)
         if name in centres:
             names.append(f'<circle class="sc" data-c="{name}" cx="{x - size * 1.0:.1f}" cy="{y:.1f}" r="5"/>')
             x += size * 0.2
         names.append(f'<text class="name" x="{x:.1f}" y="{y + size * 0.3:.1f}">{name}</text>')
     return "".join(drawn), "".join(names)
-
-
-_NAMES = frozenset(LAND | SEA)
-_LEGEND_HEIGHT = 2.4
-"""Height of the legend, in half widths of a unit."""
 
 
 def mix_colours(colour: str, ground: str, share: float) -> str:
@@ -128,16 +123,12 @@ def mix_colours(colour: str, ground: str, share: float) -> str:
     return "#" + "".join(f"{round(ours * share + theirs * (1 - share)):02x}" for ours, theirs in parts)
 
 
-def _style() -> str:
-    own = {
-        f"own{place}": "fill:{0};stroke:{0}".format(mix_colours(colour, _DARK_GROUND, 0.42))
-        for place, colour in enumerate(COLOURS.values())
-    }
-    rules = "".join(f".board-{name}{{{look}}}" for name, look in (_DARK | own).items())
-    return f"<style>@media screen and (prefers-color-scheme:dark){{{rules}}}</style>"
-
-
-_STYLE = _style()
+_OWN = {
+    f"own{number}": "fill:{0};stroke:{0}".format(mix_colours(colour, _DARK_GROUND, 0.42))
+    for number, colour in enumerate(COLOURS.values())
+}
+_RULES = "".join(f".board-{name}{{{look}}}" for name, look in (_DARK | _OWN).items())
+_STYLE = f"<style>@media screen and (prefers-color-scheme:dark){{{_RULES}}}</style>"
 
 
 def _kind(order: str) -> str:
@@ -150,15 +141,14 @@ def _kind(order: str) -> str:
 
 def _legend(kinds: set[str], shows_certainty: bool, size: float, corner: Point, width: float) -> str:
     """A strip below the board with each kind of mark on it and its meaning."""
-    left, top = corner
-    middle, x = top + size * _LEGEND_HEIGHT / 2, left + size
-    high = size * _LEGEND_HEIGHT
+    (left, top), high = corner, size * _LEGEND_HEIGHT
+    middle, x = top + high / 2, left + size
     parts = [f'<rect class="board-legend" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{high:.1f}" fill="#ffffff"/>']
-    words = {kind: text for kind, text in _LEGEND.items() if kind in kinds}
-    for kind, text in words.items():
-        parts += _sample(kind, (x, middle), size)
-        parts.append(_words(text, x + size * 2.7, middle, size))
-        x += size * (3.5 + _LETTER * len(text))
+    for kind, text in _LEGEND.items():
+        if kind in kinds:
+            parts += _sample(kind, (x, middle), size)
+            parts.append(_words(text, x + size * 2.7, middle, size))
+            x += size * (3.5 + _LETTER * len(text))
     if shows_certainty:
         parts.append(_words("thicker: surer", x, middle, size))
     return f"<g>{''.join(parts)}</g>"
@@ -173,25 +163,20 @@ def _words(text: str, x: float, y: float, size: float) -> str:
 
 def _sample(kind: str, start: Point, size: float) -> list[str]:
     """A small mark of this kind for the legend."""
-    x, y = start
-    end, middle = x + size * 2.2, x + size * 1.2
-    stroke = f'class="board-sample" stroke="{_INK}" stroke-width="{size * 0.25:.2f}"'
+    (x, y), thick = start, size * 0.25
+    tail, middle, end = (x - size * 0.8, y), (x + size * 1.2, y), (x + size * 2.2, y)
     if kind == "arrow":
-        head = [(end, y), (end - size * 0.8, y - size * 0.45), (end - size * 0.8, y + size * 0.45)]
-        return [
-            f'<path {stroke} d="M{_at(start)}L{_at((end - size * 0.8, y))}"/>',
-            f'<path class="board-dot" d="{_outline(head)}" fill="{_INK}"/>',
-        ]
+        return _arrow(tail, end, _SAMPLE, thick, size)
     if kind == "line":
-        return [
-            f'<path {stroke} d="M{_at(start)}L{_at((end, y))}" stroke-dasharray="{size * 0.45:.1f} {size * 0.3:.1f}"/>',
-            f'<circle class="board-dot" cx="{end:.1f}" cy="{y:.1f}" r="{size * 0.35:.2f}" fill="{_INK}"/>',
-        ]
+        return _line(tail, end, _SAMPLE, thick, size)
     if kind == "cross":
-        reach = size * 0.55
-        return [_cross((middle, y), reach, size * 0.25)]
-    dashes = f' stroke-dasharray="{size * 0.35:.1f}"' if kind == "build" else ""
-    return [f'<circle {stroke} cx="{middle:.1f}" cy="{y:.1f}" r="{size * 0.65:.2f}" fill="none"{dashes}/>']
+        return [_cross(middle, size * 0.55, thick)]
+    return [_ring(middle, size * 0.65, _SAMPLE, thick, dashes=size * 0.35 if kind == "build" else 0.0)]
+
+
+def _ring(middle: Point, radius: float, colour: str, thick: float, dashes: float = 0.0) -> str:
+    look = f'fill="none" stroke="{colour}" stroke-width="{thick:.2f}"' + (f' stroke-dasharray="{dashes:.1f}"' if dashes else "")
+    return f'<circle cx="{middle[0]:.1f}" cy="{middle[1]:.1f}" r="{radius:.2f}" {look}/>'
 
 
 def _cross(middle: Point, reach: float, thick: float) -> str:
@@ -247,15 +232,6 @@ def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
     return f"own{POWERS.index(owner)}", mix_colours(COLOURS[owner], "#ffffff", 0.36)
 
 
-_SEAS = frozenset(SEA)
-
-
-def _label(name: str, size: float) -> Point:
-    """Middle of a province's abbreviation and ring."""
-    (x, y), (right, down) = place(name), NAMES_BESIDE.get(name, NAME_BELOW)
-    return x + size * right, y + size * down
-
-
 def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[str]:
     """Province abbreviations, and supply centres as rings in the colours of their owners."""
     owners = {centre: power for power, centres in board.centres().items() for centre in centres}
@@ -266,7 +242,7 @@ def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[s
         x, y = place(name)
         if not (left < x < left + width and top < y < top + height):
             continue
-        x, y = _label(name, size)
+        x, y = name_place(name, size)
         if name in centres:
             fill = COLOURS[owners[name]] if name in owners else "#ffffff"
             look = "board-ring" if name in owners else "board-ring board-none"
@@ -276,8 +252,7 @@ def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[s
             )
             x += size * 0.2
         drawn.append(
-            f'<text class="board-name" x="{x:.1f}" y="{y + size * 0.3:.1f}" font-size="{size * 0.82:.2f}" '
-            f'fill="{_INK}" '
+            f'<text class="board-name" x="{x:.1f}" y="{y + size * 0.3:.1f}" font-size="{size * 0.82:.2f}" fill="{_INK}" '
             f'paint-order="stroke" stroke="#ffffff" stroke-opacity="0.75" stroke-width="{size * 0.22:.2f}">{name}</text>'
         )
     return drawn
@@ -319,17 +294,13 @@ def _order(order: str, colour: str, certainty: float, size: float) -> list[str]:
     if words[2] in ("-", "R"):
         return _arrow(here, place(words[3]), colour, thick, size)
     if words[2] in ("S", "C"):
-        start = place(words[4])
-        end = place(words[6]) if "-" in words else start
-        return _line(here, ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2) if "-" in words else start, colour, thick, size)
-    ring = (
-        f'<circle cx="{here[0]}" cy="{here[1]}" r="{size * 1.15:.2f}" fill="none" stroke="{colour}" stroke-width="{thick:.2f}"/>'
-    )
+        start, end = place(words[4]), place(words[6] if "-" in words else words[4])
+        return _line(here, ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2), colour, thick, size)
     if words[2] == "B":
-        return [*_unit(order, here, colour, size), f'{ring[:-2]} stroke-dasharray="{size * 0.35:.1f}"/>']
+        return [*_unit(order, here, colour, size), _ring(here, size * 1.15, colour, thick, dashes=size * 0.35)]
     if words[2] == "D":
         return [_cross(here, size * 0.95, max(thick, size * 0.25))]
-    return [ring]
+    return [_ring(here, size * 1.15, colour, thick)]
 
 
 def _arrow(start: Point, end: Point, colour: str, thick: float, size: float) -> list[str]:
@@ -361,8 +332,7 @@ def _line(start: Point, end: Point, colour: str, thick: float, size: float) -> l
         f'<path class="board-edge" d="{path}" stroke="#ffffff" stroke-width="{thick + size * 0.2:.2f}"/>',
         f'<path d="{path}" stroke="{colour}" stroke-width="{thick:.2f}" stroke-dasharray="{size * 0.45:.1f} {size * 0.3:.1f}"/>',
         f'<circle class="board-edge" cx="{end[0]:.1f}" cy="{end[1]:.1f}" r="{size * 0.25 + thick * 0.6:.2f}" fill="{colour}" '
-        'stroke="#ffffff" '
-        f'stroke-width="{size * 0.1:.2f}"/>',
+        f'stroke="#ffffff" stroke-width="{size * 0.1:.2f}"/>',
     ]
 
 

@@ -124,6 +124,12 @@ def place(location: str) -> Point:
     return _drawn(COASTS[location] if location in COASTS else (LAND | SEA)[location[:3]][0])
 
 
+def name_place(name: str, size: float) -> Point:
+    """Middle of a province's abbreviation and ring; `size`: half the width of a unit."""
+    (x, y), (right, down) = place(name), NAMES_BESIDE.get(name, NAME_BELOW)
+    return x + size * right, y + size * down
+
+
 @lru_cache(maxsize=1)
 def cells() -> tuple[Cell, ...]:
     """The cells of all provinces: a Voronoi diagram of their points."""

@@ -11,7 +11,7 @@ import pytest
 from entente.game.board import POWERS, Board
 from entente.game.dumbbot import _Position
 from entente.game.geography import geography, province
-from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.game.legal import LegalOrders, OrderKind
 from entente.game.players import PLAYERS, player
 from entente.telemetry.errors import InputError
 
@@ -50,32 +50,6 @@ def test_the_uniform_player_draws_every_legal_subset_alike() -> None:
         drawn = Counter(tuple(player("random")(own, rng)) for _ in range(1000 * own.count()))
         assert len(drawn) == own.count()
         assert all(850 < times < 1150 for times in drawn.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "options", "picks", "expected"),
-    [
-        ("mover", OrderKind.RETREAT, (("A PAR D", "A PAR R GAS"),), 1, ["A PAR R GAS"]),
-        ("hold", OrderKind.RETREAT, (("A PAR D", "A PAR R GAS"),), 1, ["A PAR D"]),
-        ("hold", OrderKind.BUILD, (("A PAR B",),), 1, [WAIVE]),
-    ],
-)
-def test_what_a_player_prefers(
-    name: str, kind: OrderKind, options: tuple[tuple[str, ...], ...], picks: int, expected: list[str]
-) -> None:
-    own = LegalOrders(
-        power="FRANCE",
-        kind=kind,
-        sites=("PAR" if kind is OrderKind.BUILD else "A PAR",),
-        options=options,
-        picks=picks,
-    )
-    assert {tuple(player(name)(own, random.Random(seed))) for seed in range(20)} == {tuple(expected)}
-
-
-def test_an_unknown_player_is_the_users_mistake_and_the_sentence_names_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"'smartbot'.*hold, random, mover, territorial, dumbbot"):
-        player("smartbot")
 
 
 @pytest.mark.parametrize("name", ["territorial", "dumbbot"])

@@ -1,7 +1,5 @@
 """Prompt text: fixed examples, completeness, and segments that prompts share."""
 
-import re
-
 import pytest
 
 from entente.game.board import POWERS, Board
@@ -50,31 +48,6 @@ def test_the_power_text_names_the_sites_in_order(trieste_falls: Board) -> None:
     assert power_text(board.legal_orders()["FRANCE"], board, IN_PLACE) == "FRANCE BUILD 2 BRE MAR\nORDERS:\n"
 
 
-def read_back(text: str) -> tuple[str, dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    phase, *lines = text.splitlines()
-    units, centres = {}, {}
-    for line in lines[:7]:
-        power, rest = line.split(" ", 1)
-        on_map, owned = re.fullmatch(r"(.*?) ?\|(.*)", rest).groups()
-        units[power] = tuple(re.findall(r"[AF] [A-Z]{3}(?:/[A-Z]{2})?", on_map))
-        centres[power] = tuple(owned.split())
-    return phase, units, centres
-
-
-def test_the_board_text_holds_the_whole_position_and_nothing_of_how_it_came_about(self_play) -> None:
-    for seed in range(2):
-        for board, _, _ in self_play(seed, phases=30):
-            text = board_text(board, "FRANCE", IN_PLACE)
-            phase, units, centres = read_back(text)
-            assert tuple(units) == POWERS
-            assert (phase, units, centres) == (board.long_phase, board.units(), board.centres())
-            owned = {centre for own in centres.values() for centre in own}
-            (free,) = [line.split()[1:] for line in text.splitlines() if line.startswith("FREE ")] or [[]]
-            assert len(owned) + len(free) == 34 and not owned & set(free)
-            dislodged = [line.split(" ", 2)[1:] for line in text.splitlines() if line.startswith("DISLODGED ")]
-            assert dislodged == [[power, " ".join(own)] for power, own in board.dislodged().items() if own]
-
-
 LINES = PromptSettings(own_line="in_place", legal_orders="lines")
 WAYS = [
     PromptSettings.model_validate({"own_line": place, "legal_orders": listed})
@@ -117,27 +90,6 @@ def test_the_own_line_is_last_with_what_varies_most_at_its_end(trieste_falls: Bo
     board.step({"FRANCE": ["F MAO - POR"]})
     build = "FRANCE BRE MAR PAR POR SPA | A PAR F POR A SPA BUILD 2 BRE MAR\nORDERS:\n"
     assert power_text(board.legal_orders()["FRANCE"], board) == build
-
-
-def test_a_prompt_with_the_own_line_last_holds_the_whole_position_once(self_play) -> None:
-    kinds = set()
-    for board, legal, _ in self_play(4, phases=30):
-        for power, own in legal.items():
-            kinds.add(own.kind)
-            phase, *others = board_text(board, power).splitlines()
-            last = power_text(own, board).splitlines()[0].replace(f" {own.kind.upper()} ", " ; ")
-            assert phase == board.long_phase and "FREE" not in last
-            found = {}
-            for line in [*others, last]:
-                if "|" in line:
-                    words, _, units = line.partition(" |")
-                    if line == last and own.kind in (OrderKind.RETREAT, OrderKind.BUILD):
-                        units = units.partition(" ; ")[0]
-                    name, *centres = words.split()
-                    assert name not in found
-                    found[name] = tuple(centres), tuple(re.findall(r"[AF] [A-Z]{3}(?:\/[A-Z]{2})?", units))
-            assert found == {each: (board.centres()[each], board.units()[each]) for each in POWERS} and list(found)[-1] == power
-    assert kinds == set(OrderKind)
 
 
 def test_forks_whose_own_orders_changed_nothing_else_share_the_board() -> None:

@@ -11,18 +11,18 @@ from entente.telemetry.errors import InputError
 
 
 @pytest.mark.parametrize(
-    ("centres", "power", "share", "survival"),
+    ("centres", "power", "share", "draw", "survival"),
     [
-        ((3, 3, 3, 3, 3, 4, 3), "RUSSIA", 16 / 70, 1.0),
-        ((17, 0, 0, 0, 0, 0, 17), "FRANCE", 0.0, 0.0),
-        ((18, 16, 0, 0, 0, 0, 0), "AUSTRIA", 1.0, 1.0),
-        ((18, 16, 0, 0, 0, 0, 0), "ENGLAND", 0.0, 1.0),
+        ((3, 3, 3, 3, 3, 4, 3), "RUSSIA", 16 / 70, 1 / 7, 1.0),
+        ((17, 0, 0, 0, 0, 0, 17), "FRANCE", 0.0, 0.0, 0.0),
+        ((17, 0, 0, 0, 0, 3, 14), "RUSSIA", 9 / 494, 1 / 3, 1.0),
+        ((18, 16, 0, 0, 0, 0, 0), "AUSTRIA", 1.0, 1.0, 1.0),
+        ((18, 16, 0, 0, 0, 0, 0), "ENGLAND", 0.0, 0.0, 1.0),
     ],
 )
-def test_shares_by_hand(centres: tuple[int, ...], power: str, share: float, survival: float) -> None:
+def test_shares_by_hand(centres: tuple[int, ...], power: str, share: float, draw: float, survival: float) -> None:
     now = Standing(centres=centres)
-    assert now.sos_share(power) == pytest.approx(share)
-    assert now.survival(power) == survival
+    assert (now.sos_share(power), now.draw_share(power), now.survival(power)) == pytest.approx((share, draw, survival))
 
 
 def test_components_by_hand() -> None:
@@ -34,18 +34,6 @@ def test_components_by_hand() -> None:
     assert (found["centres_gained"], found["survival"]) == (-3.0, -1.0)
     assert (found["sos_share"], found["draw_share"]) == pytest.approx((-9 / 70, -1 / 7))
     assert tuple(components(before, after, "ITALY")) == COMPONENTS
-
-
-@pytest.mark.parametrize(
-    ("centres", "power", "share"),
-    [
-        ((17, 0, 0, 0, 0, 3, 14), "RUSSIA", 1 / 3),
-        ((17, 0, 0, 0, 0, 3, 14), "FRANCE", 0.0),
-        ((18, 16, 0, 0, 0, 0, 0), "AUSTRIA", 1.0),
-    ],
-)
-def test_draw_shares_by_hand(centres: tuple[int, ...], power: str, share: float) -> None:
-    assert Standing(centres=centres).draw_share(power) == pytest.approx(share)
 
 
 def test_leader_gap_and_balance_by_hand() -> None:
