@@ -1,7 +1,6 @@
 """Builds the page of a comparison: one HTML file without scripts, network access or other files."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from entente.reports import compare_plots, sentences
 from entente.reports.compared import TOTALS, Compared
 from entente.reports.read_run import value_text
 from entente.reports.run_facts import RunFacts
-from entente.reports.write_page import page_template, root_flag, write_page
+from entente.reports.write_page import page_template, write_page
 
 
 def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
@@ -39,7 +38,7 @@ def html_of(found: Compared, runs_root: Path) -> str:
         settings=found.settings,
         environment=found.environment,
         totals=total_rows(found.runs),
-        commands=commands(found, runs_root),
+        commands=sentences.next_commands(found, runs_root),
         value=value_text,
     )
 
@@ -53,21 +52,6 @@ def score_rows(found: Compared) -> list[tuple[str, list[str]]]:
     """Scores with their intervals: label, and the figure of each run as text, empty where it was not measured."""
     labels = dict.fromkeys(label for run in found.runs for label in run.scores)
     return [(label, [_score(run.scores.get(label)) for run in found.runs]) for label in labels]
-
-
-def commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
-    """Further commands: a reason and the command line."""
-    root = root_flag(runs_root)
-    return [
-        *sentences.next_commands(found, runs_root),
-        *(
-            (
-                f"What each step of {run.name} trained on",
-                f"entente sql --run {shlex.quote(run.name)}{root} @what_a_step_trained_on",
-            )
-            for run in found.runs
-        ),
-    ]
 
 
 def _score(record: ScoreRecord | None) -> str:

@@ -12,6 +12,7 @@ from entente.game.board import Board
 from entente.game.render import draw_board, frame_around, order_locations
 from entente.reports import plots, sentences
 from entente.reports.drawing import stand_alone
+from entente.reports.explain import explain_run
 from entente.reports.read_run import different, flat, value_text
 from entente.reports.run_facts import RowFacts, RunFacts
 from entente.reports.write_page import of_run, page_template, write_page
@@ -59,21 +60,17 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
             "league": plots.league(facts.league),
             "lags": plots.lags(facts),
             "times": plots.times(facts),
-            "queue": plots.queue(facts),
             "tokens": plots.tokens(facts),
         },
         matches=[
             (plots.match(record, number), sentences.describe_match(record))
             for number, record in enumerate(facts.matches[-MATCHES_SHOWN:])
         ],
-        limits=sentences.limits(facts),
-        queue_says=sentences.queue(facts),
+        limits=explain_run(facts.steps, facts.settings).sentences if facts.steps else [],
         ladder_says=sentences.ladder(facts.track),
         lag_says=sentences.lag(facts),
         alerts=facts.alerts,
-        played=rows.played if len(rows.played) > 1 else [],
         stages="; ".join(f"{stage}: {meaning}" for stage, meaning in STAGES.items()),
-        times_note=sentences.hidden_rollouts(facts),
         health=plots.health(facts),
         mismatch=sentences.mismatch(facts),
         counts=[("decisions rolled out", f"{rows.decisions if facts.rows else facts.decisions:,}")]
@@ -177,14 +174,10 @@ def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
 def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, str]]:
     """Further commands for this run: a reason and the command line."""
     run = of_run(facts.name, runs_root)
-    by_power = "select policy_version, power, count(*), avg(centres_gained) from decisions group by all order by all"
-    best = 'select power, phase, policy_version, "return" from decisions order by "return" desc limit 10'
-    by_step = "select step, count(*), avg(policy_lag) from batches group by all order by all"
     failed = "select status, reason, count(*) from decisions group by all order by all"
     found = [
-        ("Gain by version and power", f"entente sql {run} {shlex.quote(by_power)}"),
-        ("Decisions that paid most", f"entente sql {run} {shlex.quote(best)}"),
-        ("What each step trained on", f"entente sql {run} {shlex.quote(by_step)}"),
+        ("Gain by version and power", f"entente sql {run} @return_by_version_and_power"),
+        ("What each step trained on", f"entente sql {run} @what_a_step_trained_on"),
         ("Decisions of forks that failed, and why", f"entente sql {run} {shlex.quote(failed)}"),
         ("Step through the newest game", f"entente replay latest {run} --open"),
         ("Score the base again", f"entente evaluate {run} --version 0"),

@@ -128,24 +128,6 @@ def lags(facts: RunFacts) -> str | None:
     return to_svg(figure, "lags", f"Rows trained by policy lag, means over the steps: {summary}.")
 
 
-def queue(facts: RunFacts) -> str | None:
-    """Start groups ready, and in flight at each step; None if nothing was ever ahead."""
-    ready, flying = (np.array(facts.series(f"queue/{name}")) for name in ("ready", "in_flight"))
-    if not np.nansum(flying):
-        return None
-    figure, (axes,) = new_plot()
-    steps = range(1, facts.done + 1)
-    lines = [("ready", GREEN, ready), ("in flight", BLUE, flying)]
-    for name, colour, values in lines:
-        axes.plot(steps, values, color=colour, marker=marker(facts.done), markersize=3.5, label=name, drawstyle="steps-mid")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("start groups")
-    step_axis(axes, facts.done)
-    legend_above(axes)
-    summary = ", ".join(f"{name} {np.nanmean(values):.1f}" for name, _, values in lines)
-    return to_svg(figure, "queue", f"Start groups, means over the steps: {summary}.")
-
-
 def health(facts: RunFacts) -> list[tuple[str, str]]:
     """Small plots of the training's health metrics, each with a sentence; none before the first step."""
     if not facts.steps:

@@ -13,7 +13,7 @@ from entente.game.board import Board
 from entente.game.render import COLOURS, draw_empty_map, mix_colours
 from entente.game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from entente.game.snapshot import POWERS
-from entente.reports.replayed import ReplayedGame, ShownDecision, ShownOrder, ShownPly
+from entente.reports.replayed import ReplayedGame, ShownOrder, ShownPly
 from entente.reports.write_page import of_run, page_template, write_page
 from entente.telemetry.progress import shown
 
@@ -61,7 +61,7 @@ def _about(game: ReplayedGame) -> str:
     powers = [power.title() for power in game.game.powers]
     who = ", ".join(powers[:-1]) + " and " + powers[-1] if len(powers) > 1 else powers[0]
     against = "" if len(powers) == len(POWERS) else f" against {game.opponents} players"
-    versions = {decision.version for ply in game.plies for decision in ply.decisions.values()}
+    versions = {decision["policy_version"] for ply in game.plies for decision in ply.decisions.values()}
     if not versions:
         return f"The policy played {who}{against}."
     one = "the base" if versions == {0} else f"version {max(versions)}"
@@ -112,17 +112,11 @@ def _order(given: ShownOrder) -> list[Any]:
     return [given.order, list(given.results), *odds]
 
 
-def _decision(decision: ShownDecision) -> dict[str, Any]:
-    return {
-        "id": str(decision.decision_id),  # a JavaScript number would lose digits
-        "version": decision.version,
-        "thought": decision.thought
-        and {"about": decision.thought.sentence, "text": shown(decision.thought.text or "", keep="\n")},
-        "logprob": round(decision.logprob, _DIGITS),
-        "return": round(decision.value, _DIGITS),
-        "components": {name: round(value, _DIGITS) for name, value in decision.components.items()},
-        "used": decision.used,
-        "status": decision.status,
-        "reason": decision.reason,
-        "temperature": round(decision.temperature, _DIGITS),
+def _decision(decision: dict[str, Any]) -> dict[str, Any]:
+    thought = decision["thought"]
+    return decision | {
+        "decision_id": str(decision["decision_id"]),  # a JavaScript number would lose digits
+        "thought": thought and {"about": thought.sentence, "text": shown(thought.text or "", keep="\n")},
+        "components": {name: round(value, _DIGITS) for name, value in decision["components"].items()},
+        **{name: round(decision[name], _DIGITS) for name in ("logprob", "return")},
     }

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from entente.decoding.codec import Codec
-from entente.decoding.thinking import Thought, thought_of
+from entente.decoding.thinking import thought_of
 from entente.evaluation.what_if import OrderSets, RecordedPosition
 from entente.game.board import Board
 from entente.game.snapshot import POWERS, make_snapshot
@@ -27,6 +27,9 @@ from storage.asking import connect
 from storage.runs import RunPaths
 from storage.schema import COMPONENTS
 from storage.shards import open_plies, open_shard
+
+_SHOWN = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")
+"""What is shown of a decision: columns of the view `decisions`, its thought, and the log-probability of its orders given that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,28 +46,6 @@ class ShownOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownDecision:
-    """Stored data of one decision of the policy, without its orders."""
-
-    decision_id: int
-    power: str
-    version: int
-    thought: Thought | None
-    """What the model wrote before the orders; None if it wrote nothing."""
-    logprob: float
-    """Log-probability of the whole order set, nats, given the thought."""
-    value: float
-    """The return under the run's blend and discount."""
-    components: dict[str, float]
-    """Reward components up to the next decision or the end, without those that are 0."""
-    used: tuple[tuple[int, int], ...]
-    """(step, policy lag) of each step that trained on it."""
-    status: str
-    reason: str
-    temperature: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPly:
     """One position with its orders."""
 
@@ -74,8 +55,10 @@ class ShownPly:
     board: Board
     orders: dict[str, tuple[ShownOrder, ...]]
     """By power; empty at the end."""
-    decisions: dict[str, ShownDecision]
-    """By power, for the policy's powers that decided."""
+    decisions: dict[str, dict[str, Any]]
+    """By power, for the policy's powers that decided: _SHOWN, the components that are not 0, and (step, policy lag) of each step
+    that used it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,20 +163,11 @@ def _orders(given: list[str], results: Mapping[str, list[str]], decision: Mappin
     )
 
 
-def _decision(row: dict[str, Any]) -> ShownDecision:
-    return ShownDecision(
-        decision_id=row["decision_id"],
-        power=row["power"],
-        version=row["policy_version"],
-        thought=row["thought"],
-        logprob=row["logprob"],
-        value=row["return"],
-        components={name: row[name] for name in COMPONENTS if row[name]},
-        used=tuple((step, lag) for step, lag in (tuple(pair.values()) for pair in row["used"] or ())),
-        status=row["status"],
-        reason=row["reason"],
-        temperature=row["temperature"],
-    )
+def _decision(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in _SHOWN} | {
+        "components": {name: row[name] for name in COMPONENTS if row[name]},
+        "used": [tuple(pair.values()) for pair in row["used"] or ()],
+    }
 
 
 def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:

@@ -37,8 +37,6 @@ class RowFacts:
     """Refused shards, each with the reason as a sentence."""
     decisions: int = 0
     """Stored rows, without those of refused shards."""
-    played: Sequence[tuple[str, str, int, int]] = ()
-    """Producer, server, start groups and decisions of each pair of the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +108,10 @@ def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
         SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
         GROUP BY reason ORDER BY forks DESC, reason
     """
-    played = """
-        SELECT producer, worker, count(DISTINCT start_group)::INTEGER, count(*)::INTEGER FROM decisions
-        GROUP BY ALL ORDER BY ALL
-    """
     (decisions,) = connection.sql("SELECT count(*) FROM decisions").fetchall()[0]
     return RowFacts(
         return_of_all=dict(connection.sql(drawn).fetchall()),
         failures=connection.sql(failed).fetchall(),
         refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
         decisions=decisions,
-        played=connection.sql(played).fetchall(),
     )

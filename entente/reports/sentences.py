@@ -12,7 +12,6 @@ from entente.evaluation.match_table import cluster_noun
 from entente.evaluation.score_files import ScoreRecord, TrackPoint
 from entente.evaluation.what_if import OrderSets, WhatIf
 from entente.reports.compared import Compared, Paired
-from entente.reports.explain import explain_run
 from entente.reports.read_run import Run
 from entente.reports.run_facts import RunFacts
 from entente.reports.write_page import root_flag
@@ -108,26 +107,6 @@ def mismatch(facts: Run) -> str:
     return f"At the start trainer and engine differed by at most {_small(found['mismatch/largest'])} nats {over}; {limit}."
 
 
-def hidden_rollouts(facts: Run) -> str:
-    """The share of rollouts that ran while the trainer trained; '' if none did."""
-    waited = sum(
-        max(
-            0.0,
-            figures["time/step_s"] - sum(figures.get(f"time/{part}_s", 0.0) for part in ("train", "publish", "orchestration")),
-        )
-        for figures in facts.steps.values()
-    )
-    hidden = facts.total("time/rollout_s") - waited
-    if hidden < 0.01 * facts.total("time/step_s"):
-        return ""
-    return f" Another {duration(hidden)} of rollouts ran behind training and are not drawn."
-
-
-def limits(facts: Run) -> list[str]:
-    """What limits the run and which setting changes it, as in `entente runs explain`."""
-    return explain_run(facts.steps, facts.settings).sentences if facts.steps else []
-
-
 def lag(facts: Run) -> str:
     """The policy lags of the trained rows."""
     steps = [figures for figures in facts.steps.values() if "train/policy_lag_0_share" in figures]
@@ -136,12 +115,6 @@ def lag(facts: Run) -> str:
     own = sum(figures["train/policy_lag_0_share"] * figures.get("train/decisions", 0.0) for figures in steps)
     budget = facts.settings.get("storage", {}).get("max_policy_lag", "?")
     return f"{own / rows:.0%} of the rows were trained by the version that drew them; the staleness budget is {budget}."
-
-
-def queue(facts: Run) -> str:
-    """What the queue lost over the whole run."""
-    expired = facts.total("queue/expired")
-    return f"In all, {expired:,.0f} advantage groups became too old untrained." if expired else "Nothing became too old."
 
 
 def ladder(points: Sequence[TrackPoint]) -> str:

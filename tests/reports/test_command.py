@@ -24,18 +24,6 @@ def test_the_page_lies_in_the_run_s_folder_and_pictures_where_they_are_wanted(
     assert elsewhere.returncode == 0 and (tmp_path / "mine.html").read_text() == page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        pytest.param(["--run", "first", "--output", "no/such/page.html"], "there is no folder 'no/such'", id="nowhere to write"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence_and_exit_code_2(workplace: Entente, trained: object, words: list[str], said: str):
-    done = workplace("report", *words)
-    assert done.returncode == 2
-    assert said in done.stderr and len(done.stderr.splitlines()) == 1
-
-
 _CONTRAST = """() => {
     const parts = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
     const light = colour => parts(colour).map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)

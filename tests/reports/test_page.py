@@ -16,7 +16,7 @@ from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.page import closest_preset
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import read_facts
-from storage.asking import connect
+from storage.asking import connect, ready_query
 from storage.files import held
 from storage.runs import RunPaths
 from tests.damage import flip
@@ -160,9 +160,10 @@ def test_every_line_under_ask_further_can_be_typed_and_its_sql_answers(run_folde
         assert command.__module__.startswith("entente.cli.") and bound.arguments["run"] == "first"
         if words[1] == "sql":
             queries += 1
+            query = ready_query(words[-1][1:]) if words[-1].startswith("@") else words[-1]
             with connect(run_folder.root) as connection:
-                assert connection.sql(words[-1]).fetchall()
-    assert queries == 4 and len(lines) == 7
+                assert connection.sql(query).fetchall()
+    assert queries == 3 and len(lines) == 6
 
 
 def test_what_came_beside_a_run_is_shown_and_what_of_it_is_damaged_is_named(run_folder: RunPaths, page_of: MakePage):

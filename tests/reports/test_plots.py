@@ -19,11 +19,7 @@ STEP = {
     "train/update_s": 5.0,
     "train/policy_lag_0_share": 0.25,
     "train/policy_lag_1_share": 0.75,
-    "queue/ready": 4.0,
-    "queue/in_flight": 6.0,
-    "queue/expired": 3.0,
 }
-PIPELINE = (plots.lags, plots.queue)
 
 
 def alt(svg: str | None) -> str:
@@ -59,22 +55,15 @@ def match() -> MatchRecord:
 
 
 def test_what_a_run_does_not_have_is_not_drawn():
-    bare = facts(steps={1: {"time/step_s": 1.0, "queue/in_flight": 0.0, "train/policy_lag_0_share": 1.0}})
-    assert [plot(bare) for plot in PIPELINE] == [None, None]
+    assert plots.lags(facts(steps={1: {"time/step_s": 1.0, "train/policy_lag_0_share": 1.0}})) is None
     assert plots.times(facts()) is None and plots.lags(facts()) is None
     assert plots.ladder([]) is None and plots.ladder([point(0, 0.1), point(8, 0.2)]) is None
     assert plots.scores([]) is None
 
 
-def test_the_pipeline_s_plots_say_the_run_s_figures():
-    run = facts(
-        steps={1: STEP, 2: STEP | {"queue/in_flight": 2.0, "train/policy_lag_1_share": 0.25, "train/policy_lag_2_share": 0.5}}
-    )
-    lags, queue = (alt(plot(run)) for plot in PIPELINE)
-    assert "its own 25%, 1 behind 50%, 2 behind 25%, more 0%" in lags
-    assert "ready 4.0, in flight 4.0" in queue
-    assert sentences.queue(run) == "In all, 6 advantage groups became too old untrained."
-    assert "Nothing became too old" in sentences.queue(facts())
+def test_the_plot_of_lags_says_the_run_s_figures():
+    run = facts(steps={1: STEP, 2: STEP | {"train/policy_lag_1_share": 0.25, "train/policy_lag_2_share": 0.5}})
+    assert "its own 25%, 1 behind 50%, 2 behind 25%, more 0%" in alt(plots.lags(run))
 
 
 @pytest.mark.parametrize("most", [0.012, 0.4])

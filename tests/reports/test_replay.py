@@ -16,6 +16,7 @@ from entente.reports.replay_page import as_data, replay_html
 from entente.reports.replayed import ReplayedGame, read_game
 from entente.telemetry.errors import DataError, InputError
 from storage.runs import MODEL_FOLDER, RunPaths
+from storage.schema import COMPONENTS
 from tests.conftest import Entente
 from tests.damage import flip
 from tests.reports.conftest import Page
@@ -68,11 +69,9 @@ def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed:
         probabilities = [given.probability for given in orders if given.probability is not None]
         assert len(probabilities) == len(orders) and all(0 < value <= 1 for value in probabilities)
         assert sum(map(math.log, probabilities)) == pytest.approx(sum(row["behaviour_logprobs"]), abs=1e-5)
-        assert decision.logprob == pytest.approx(sum(row["behaviour_logprobs"]))
-        assert (decision.decision_id, decision.version) == (row["decision_id"], row["policy_version"])
-        assert decision.components == {
-            name: value for name, value in row.items() if name in decision.components or (name == "centres_gained" and value)
-        } and all(row[name] for name in decision.components)
+        assert decision["logprob"] == pytest.approx(sum(row["behaviour_logprobs"]))
+        assert (decision["decision_id"], decision["policy_version"]) == (row["decision_id"], row["policy_version"])
+        assert decision["components"] == {name: row[name] for name in COMPONENTS if row[name]}
 
 
 def test_a_game_s_boards_follow_from_one_another_by_its_orders(trained, replayed: Callable[[str], ReplayedGame]):
@@ -100,8 +99,8 @@ def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, r
                 used.setdefault(row["decision_id"], []).append((int(file.stem[5:]), row["policy_lag"]))
     games = [replayed(f"{group}/{fork}") for group in range(2) for fork in range(4)]
     decisions = [decision for game in games for ply in game.plies for decision in ply.decisions.values()]
-    assert any(decision.used for decision in decisions)
-    assert {d.decision_id: list(d.used) for d in decisions} == {d.decision_id: used.get(d.decision_id, []) for d in decisions}
+    assert any(decision["used"] for decision in decisions)
+    assert all(decision["used"] == used.get(decision["decision_id"], []) for decision in decisions)
 
 
 def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGame]):
