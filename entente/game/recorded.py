@@ -134,7 +134,7 @@ def check_variant(named: Mapping[str, Any], what: str) -> None:
     rules = named.get("rules") or []
     unknown = sorted(set(map(str, rules if isinstance(rules, list) else [rules])) - RULES)
     if unknown:
-        raise InputError(f"{what} has the rule {unknown[0]!r}, which is not played here: leave it out")
+        raise InputError(f"{what} has the rule {unknown[0]}, which is not played here: leave it out")
 
 
 def _is_whole(phases: Sequence[Any]) -> bool:
