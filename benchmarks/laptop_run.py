@@ -1,40 +1,44 @@
-"""A run of the laptop preset as the input of benchmarks: its settings, its positions, and the rows of one of its steps."""
+"""A run as the input of benchmarks: its model, its positions, and the rows of one of its steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.entente_run import short_run
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.decoding.model_files import resolve_model
+from entente.settings.find_model import TINY
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import TrainingError
 from entente.telemetry.progress import reporter
 from entente.training.objective import advantages_of
+from entente.training.tiny_model import make_tiny_model
+from state_cache.build import build
+from state_cache.store import StateCache, find_cache, open_cache, write_cache
 from storage.gather import Batch
 from storage.index import open_index
 from storage.ledger import last_step, read_ledger
-from storage.runs import CACHE_FOLDER
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER
 
 STEPS = 3
 """Steps of a recorded run; the rows are those of the last one."""
 
 
-def run_settings(config: Iterable[Path] | None, *, runs_root: Path, seed: int, preset: str = "laptop") -> RunSettings:
-    """The preset with `config` laid over it."""
-    return layered_settings(preset, config or (), {"seed": seed, "runs_root": runs_root})
+def model_of(settings: RunSettings) -> Path:
+    """Folder of the model of these settings; the tiny one is made."""
+    if settings.inference.model == TINY:
+        return make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
+    return resolve_model(settings.inference.model)
 
 
-def cache_of(settings: RunSettings) -> Path:
-    """Folder of the positions of these settings; built now if missing."""
-    from state_cache.build import build
-    from state_cache.store import find_cache, write_cache
-
+def cache_of(settings: RunSettings) -> StateCache:
+    """The positions of these settings; built now if missing."""
     root = settings.runs_root / CACHE_FOLDER
     found = find_cache(root, settings.cache)
-    if found is not None:
-        return found
-    train, held_out = build(settings.cache, lambda done, wanted: reporter().stage("positions", done, wanted))
-    return write_cache(root, settings.cache, train, held_out)
+    if found is None:
+        train, held_out = build(settings.cache, lambda done, wanted: reporter().stage("positions", done, wanted))
+        found = write_cache(root, settings.cache, train, held_out)
+    return open_cache(found, settings.cache)
 
 
 def record_rows(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch, np.ndarray]:

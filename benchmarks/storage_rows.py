@@ -43,7 +43,7 @@ _ONE_TOKEN: dict[str, Any] = {
 """Lists of a row of a history."""
 
 
-def decisions_of(start_groups: range, seed: int, version: int = 0, producer: str = "bench") -> list[Decision]:
+def decisions_of(start_groups: range, seed: int) -> list[Decision]:
     """All decisions of these start groups in one phase, with tokens."""
     rng = np.random.default_rng([seed, start_groups.start])
     made = []
@@ -51,7 +51,7 @@ def decisions_of(start_groups: range, seed: int, version: int = 0, producer: str
         prompts = {power: _token_ids(rng, _around(rng, 440, 60)) for power in POWERS}
         for fork in range(FORKS):  # fork by fork, as in a rollout: rows of one advantage group are apart
             for power, prompt in prompts.items():
-                made.append(_decision(rng, prompt, producer, start_group, fork, power, version))
+                made.append(_decision(rng, prompt, start_group, fork, power))
     return made
 
 
@@ -110,17 +110,15 @@ def _ids(numbers: np.ndarray) -> pa.Array:
     return pa.array([f"{number:016x}" for number in distinct.tolist()]).take(pa.array(place))
 
 
-def _decision(
-    rng: np.random.Generator, prompt: np.ndarray, producer: str, start_group: int, fork: int, power: str, version: int
-) -> Decision:
+def _decision(rng: np.random.Generator, prompt: np.ndarray, start_group: int, fork: int, power: str) -> Decision:
     length = _around(rng, 24, 8)
     widths = rng.choice([1, 1, 2, 5], length)
     return Decision(
-        decision_id=decision_id(producer, start_group, fork, 0, power),
+        decision_id=decision_id("bench", start_group, fork, 0, power),
         snapshot_id=f"{start_group:016x}",
         game_id=f"{start_group // 8:016x}",
         seed=int(rng.integers(0, 2**62)),
-        policy_version=version,
+        policy_version=0,
         input_ids=np.concatenate([prompt, _token_ids(rng, length)]),
         prompt_len=len(prompt),
         behaviour_logprobs=-rng.random(length, np.float32),

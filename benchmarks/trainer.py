@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.entente_run import short_run
-from benchmarks.laptop_run import record_rows
+from benchmarks.laptop_run import model_of, record_rows
 from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds
 from benchmarks.trainer_arms import Steps, random_steps, update_rows
 from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape, made_up_batch
@@ -31,10 +31,8 @@ from entente.telemetry.progress import reporter
 from entente.training.first_guess import block_products
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, TrainingSettings
-from entente.training.tiny_model import make_tiny_model
 from entente.training.trie_plan import plan
 from storage.gather import Batch
-from storage.runs import MODEL_FOLDER
 
 TARGETS = {
     "speedup_recorded": Target(at_least=5.0),
@@ -146,9 +144,8 @@ def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats
     """The step on the rows that a laptop run trained on, with the run's tiny model, advantages and number of updates."""
     batch, advantages = record_rows(settings, arguments)
     batch = replace(batch, returns=advantages.astype(np.float64))
-    model = make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
     training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0})
-    steps = Steps(Policy(model, training), training)
+    steps = Steps(Policy(model_of(settings), training), training)
     return speedups(RECORDED, steps, batch, batch, repeats=repeats)
 
 

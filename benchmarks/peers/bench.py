@@ -18,19 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.laptop_run import record_rows
+from benchmarks.laptop_run import model_of, record_rows
 from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds, require_found
-from entente.decoding.model_files import resolve_model
 from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.progress import reporter
 from entente.training.policy import Policy
 from entente.training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSettings
-from entente.training.tiny_model import make_tiny_model
 from entente.training.trie_plan import plan
 from entente.training.update import Updater
-from storage.runs import MODEL_FOLDER
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Linear layers that an adapter changes by default."""
@@ -120,13 +117,6 @@ def check_python(trl_python: Path) -> None:
     """
     if not trl_python.is_file():
         raise InputError(f"there is no '{trl_python}' to run TRL: docs/performance.md says how to make its environment")
-
-
-def model_of(settings: RunSettings) -> Path:
-    """Folder of the model of these settings; the tiny one is made."""
-    if settings.inference.model == TINY:
-        return make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
-    return resolve_model(settings.inference.model)
 
 
 def start(python: Path, folder: str) -> "subprocess.Popen[str]":

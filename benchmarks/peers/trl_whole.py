@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.laptop_run import cache_of
+from benchmarks.laptop_run import cache_of, model_of
 from benchmarks.outcome import Outcome
-from benchmarks.peers.bench import ask, check_python, model_of, start, trl_settings
+from benchmarks.peers.bench import ask, check_python, start, trl_settings
 from entente.decoding.codec import Codec
 from entente.decoding.legal_table import LegalTable
 from entente.evaluation.strength import Score, measure_strength
@@ -49,7 +49,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EngineError, InputError
 from entente.telemetry.progress import reporter
 from state_cache.sampling import sample_start_positions
-from state_cache.store import StateCache, open_cache
+from state_cache.store import StateCache
 
 ARMS = ("free", "masked")
 _ROWS_A_FORWARD = 4
@@ -174,7 +174,7 @@ def bench_whole(settings: RunSettings, trl_python: Path, whole_s: float) -> Outc
     if not whole_s > 0:
         raise InputError(f"nothing can be trained in {whole_s:g} CPU seconds: give those of a run")
     check_python(trl_python)
-    model, cache = model_of(settings), open_cache(cache_of(settings), settings.cache)
+    model, cache = model_of(settings), cache_of(settings)
     tokens = Tokens(Codec(model), settings.prompts)
     if tokens.thinking is not None:
         raise InputError("TRL's arms answer without a thought: leave out prompts.thinking_tokens")

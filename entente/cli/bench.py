@@ -91,15 +91,11 @@ def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path = _RUNS,
     run = _settings((), runs_root, seed)
     from benchmarks.decode import bench_decode
     from benchmarks.decode_cases import RunInputs
-    from benchmarks.laptop_run import cache_of
+    from benchmarks.laptop_run import cache_of, model_of
     from entente.decoding.model_files import resolve_model
-    from entente.training.tiny_model import make_tiny_model
-    from state_cache.store import open_cache
-    from storage.runs import MODEL_FOLDER
 
-    folder = resolve_model(model) if model else make_tiny_model(runs_root / MODEL_FOLDER, run.tiny_model)
-    inputs = RunInputs(positions=open_cache(cache_of(run)).train, rollouts=run.rollouts, seed=seed)
-    return bench_decode(rounds=rounds, model=folder, inputs=inputs)
+    inputs = RunInputs(positions=cache_of(run).train, rollouts=run.rollouts, seed=seed)
+    return bench_decode(rounds=rounds, model=resolve_model(model) if model else model_of(run), inputs=inputs)
 
 
 def _trainer(
@@ -159,11 +155,11 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 
 def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = "laptop") -> Any:
     """Settings of the measured run. One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
-    from benchmarks.laptop_run import run_settings
+    from entente.settings.run_settings import layered_settings
     from entente.telemetry.threads import apply_threads
 
     apply_threads(1)
-    return run_settings(config, runs_root=runs_root.absolute(), seed=seed, preset=preset)
+    return layered_settings(preset, config, {"seed": seed, "runs_root": runs_root.absolute()})
 
 
 def _config_words(config: Sequence[Path]) -> list[str]:
