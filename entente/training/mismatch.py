@@ -1,6 +1,6 @@
 """Measures how far the log-probabilities of trainer and engine differ on the same tokens, and refuses to start if too far."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -51,8 +51,3 @@ def check_mismatch(found: Mismatch, version: int, dtype: str) -> None:
             f"trainer and engine disagree on version {version} over {found.tokens} tokens ({rule}): "
             "legal mask, temperature, token ids or weights differ between the two; the run does not start"
         )
-
-
-def mismatch_metrics(mismatch: Mismatch) -> dict[str, float]:
-    """The mismatch as metrics."""
-    return {f"mismatch/{name}": float(value) for name, value in asdict(mismatch).items()}

@@ -23,7 +23,6 @@ from entente.decoding.architectures import architecture_of, read_architecture
 from entente.telemetry.errors import DataError, InputError
 from entente.training.branching import BranchingTokens
 from entente.training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of, uncovered_reason
-from entente.training.row_checks import RowLimits
 from entente.training.settings import CARD_SHARE, TrainingSettings
 from entente.training.state_tensors import seed_generators
 
@@ -133,10 +132,10 @@ class Policy:
             return reference_of(self.model.base_model.model, micro)
 
     @property
-    def row_limits(self) -> RowLimits:
-        """Limits of the model for a row."""
+    def row_limits(self) -> tuple[int, int]:
+        """Limits of the model for a row: the number of token ids, and the tokens of the longest sequence."""
         config: Any = self.model.config
-        return RowLimits(vocabulary=config.vocab_size, longest=config.max_position_embeddings)
+        return config.vocab_size, config.max_position_embeddings
 
     def recompute(self, on: bool) -> None:
         """Enable or disable activation recomputation: keep only each block's input and compute the rest again in the backward."""

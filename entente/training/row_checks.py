@@ -4,7 +4,7 @@ Without one of its members, a group would compare the others with a wrong mean, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,63 +12,33 @@ import numpy as np
 from entente.decoding.open_set import excluded_ids
 from entente.training.branching import ranges
 from storage.gather import Batch
-from storage.lesson_shelf import LessonBatch
 
 _ABOVE_ZERO = 1e-3
 """Nats by which a rounded log-probability may exceed 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A row that is not trained on, and why."""
-
-    decision_id: int
-    why: str
-
-    @property
-    def sentence(self) -> str:
-        """In words."""
-        return f"decision {self.decision_id} is not trained on, nor is its advantage group: {self.why}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowLimits:
-    """Limits of the model for a row."""
-
-    vocabulary: int
-    """Number of token ids."""
-    longest: int
-    """Tokens of the longest sequence."""
-
-
-def find_trainable_rows(batch: Batch, limits: RowLimits) -> tuple[np.ndarray, list[Refused]]:
+def find_trainable_rows(batch: Batch, vocabulary: int, longest: int) -> tuple[np.ndarray, list[tuple[int, str]]]:
     """Check all rows.
 
+    Args:
+        vocabulary: number of the model's token ids.
+        longest: tokens of the longest sequence that it reads.
+
     Returns:
-        int64, ascending: rows whose advantage group has no faulty row; and the faulty rows.
+        int64, ascending: rows whose advantage group has no faulty row; and the decision ids of the faulty rows, with the reasons.
     """
     faults: dict[int, str] = {}
-    for bad, why in _faults(batch, limits):
+    for bad, why in _faults(batch, vocabulary, longest):
         for row in np.flatnonzero(bad).tolist():
             faults.setdefault(row, why)
-    refused = [Refused(decision_id=int(batch.decision_ids[row]), why=faults[row]) for row in sorted(faults)]
     out = np.zeros(len(batch.decision_ids), bool)
     out[list(faults)] = True
     grouped = batch.advantage_groups >= 0
     out |= grouped & np.isin(batch.advantage_groups, batch.advantage_groups[out & grouped])
-    return np.flatnonzero(~out), refused
+    return np.flatnonzero(~out), [(int(batch.decision_ids[row]), faults[row]) for row in sorted(faults)]
 
 
-def find_trainable_lessons(lessons: LessonBatch, limits: RowLimits) -> tuple[LessonBatch, list[str]]:
-    """The lessons without a faulty row, and one sentence for each faulty row."""
-    kept, refused = find_trainable_rows(lessons.batch, limits)
-    sentences = [f"lesson {row.decision_id} is not trained on: {row.why}" for row in refused]
-    if not refused:
-        return lessons, sentences
-    return LessonBatch(batch=select_rows(lessons.batch, kept), weights=lessons.weights[kept]), sentences
-
-
-def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
+def _faults(batch: Batch, vocabulary: int, longest: int) -> list[tuple[np.ndarray, str]]:
     """The checks: a bool mask [rows] of faulty rows, and the reason. A row is reported with the first reason that applies."""
     n = len(batch.decision_ids)
     prompts, lengths = batch.prompt_lens.astype(np.int64), np.diff(batch.input_offsets)
@@ -83,16 +53,16 @@ def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
     token = ranges((batch.input_offsets[:-1] + prompts)[agreeing], positions[agreeing])
     drawn, logprobs = batch.input_ids[token], batch.behaviour_logprobs[at]
     sizes = batch.legal_offsets[at + 1] - batch.legal_offsets[at]
-    is_open, outside, unknown = _open_sets(batch, at, drawn, limits.vocabulary)
+    is_open, outside, unknown = _open_sets(batch, at, drawn, vocabulary)
     without, foreign = ~is_open, np.zeros(n, bool)
     listed = np.where(is_open, 0, np.maximum(sizes, 0))
     legal = batch.legal_ids[ranges(batch.legal_offsets[at], listed)]
     owner = np.repeat(np.arange(len(at)), listed)
     without[owner[legal == drawn[owner]]] = False
-    foreign[row[owner[(legal < 0) | (legal >= limits.vocabulary)]]] = True
+    foreign[row[owner[(legal < 0) | (legal >= vocabulary)]]] = True
     foreign[row[unknown]] = True
     row_of_token = np.repeat(np.arange(n), lengths)
-    beyond = (batch.input_ids < 0) | (batch.input_ids >= limits.vocabulary)
+    beyond = (batch.input_ids < 0) | (batch.input_ids >= vocabulary)
     if len(row_of_token) == len(beyond):
         foreign[row_of_token[beyond]] = True
 
@@ -103,8 +73,8 @@ def _faults(batch: Batch, limits: RowLimits) -> list[tuple[np.ndarray, str]]:
 
     return [
         (disagree, "the lengths of its tokens, log-probabilities and legal sets disagree"),
-        (lengths > limits.longest, f"it is longer than the {limits.longest} tokens that the model reads"),
-        (foreign, f"it holds token ids beyond the model's vocabulary of {limits.vocabulary}"),
+        (lengths > longest, f"it is longer than the {longest} tokens that the model reads"),
+        (foreign, f"it holds token ids beyond the model's vocabulary of {vocabulary}"),
         (rows_of(without), "a legal set lacks the token that was drawn from it"),
         (rows_of(outside), "a thought holds a token that no thought may hold"),
         (rows_of(~np.isfinite(logprobs)), "a behaviour log-probability is not a finite number"),

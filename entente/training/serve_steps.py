@@ -27,7 +27,6 @@ import torch
 from entente.telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from entente.telemetry.parent import end_with_parent
-from entente.training.mismatch import mismatch_metrics
 from entente.training.parallel import Peers, follow
 from entente.training.policy import Policy, choose_device
 from entente.training.settings import TrainingSettings
@@ -142,7 +141,8 @@ def _load(message: dict[str, Any], peers: Peers | None) -> tuple[Policy, Trainin
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
     if message["op"] == "mismatch":
-        return {"metrics": mismatch_metrics(trainer.measure_mismatch())}
+        found = asdict(trainer.measure_mismatch())
+        return {"metrics": {f"mismatch/{name}": float(value) for name, value in found.items()}}
     if message["op"] == "retire":
         return {"freed": trainer.retire(RetentionSettings.model_validate(message["settings"]))}
     if message["op"] == "eligible":

@@ -20,7 +20,7 @@ from entente.training.messages import ResumePoint, TrainedStep
 from entente.training.mismatch import Mismatch, check_mismatch, measure_mismatch
 from entente.training.parallel import Peers
 from entente.training.policy import Policy
-from entente.training.row_checks import find_trainable_lessons, find_trainable_rows, select_rows
+from entente.training.row_checks import find_trainable_rows, select_rows
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
     Update,
@@ -202,21 +202,19 @@ class Trainer:
 
     def _drop_faulty_rows(self, batch: Batch) -> tuple[Batch, int]:
         """The batch without faulty rows and their groups, and the number of faulty rows."""
-        kept, refused = find_trainable_rows(batch, self._policy.row_limits)
-        for row in refused:
-            logger.warning("%s", row.sentence)
-        if len(kept) == len(batch.prompt_lens):
-            return batch, 0
-        return select_rows(batch, kept), len(refused)
+        kept, faults = find_trainable_rows(batch, *self._policy.row_limits)
+        for decision, why in faults:
+            logger.warning("decision %d is not trained on, nor is its advantage group: %s", decision, why)
+        return select_rows(batch, kept) if faults else batch, len(faults)
 
     def _drop_faulty_lessons(self, taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
         """The lessons without a faulty row, and the number of faulty rows."""
         if taught is None:
             return None, 0
-        kept, sentences = find_trainable_lessons(taught, self._policy.row_limits)
-        for sentence in sentences:
-            logger.warning("%s", sentence)
-        return kept, len(sentences)
+        kept, faults = find_trainable_rows(taught.batch, *self._policy.row_limits)
+        for lesson, why in faults:
+            logger.warning("lesson %d is not trained on: %s", lesson, why)
+        return LessonBatch(batch=select_rows(taught.batch, kept), weights=taught.weights[kept]), len(faults)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Selection, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.

@@ -13,7 +13,6 @@ from entente.telemetry.errors import DataError
 from entente.training.objective import Accumulated, leave_one_out
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
-from entente.training.row_checks import RowLimits, find_trainable_lessons
 from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from entente.training.update import Updater
@@ -199,14 +198,13 @@ def test_a_recorded_lesson_that_was_damaged_stops_the_step_with_a_sentence(paths
         trainer_of(paths, model).step(1, 0)
 
 
-def test_a_faulty_proposal_keeps_its_whole_lesson_out(paths):
+def test_a_faulty_proposal_keeps_its_whole_lesson_out(paths, model):
     lessons = lessons_of(paths)
     ids = lessons.batch.input_ids.copy()
     ids[lessons.batch.input_offsets[1]] = 10**6
-    kept, sentences = find_trainable_lessons(
-        replace(lessons, batch=replace(lessons.batch, input_ids=ids)), RowLimits(vocabulary=5000, longest=5000)
-    )
-    assert len(sentences) == 1 and "is not trained on: it holds token ids beyond" in sentences[0]
+    faulty = replace(lessons, batch=replace(lessons.batch, input_ids=ids))
+    kept, faults = trainer_of(paths, model)._drop_faulty_lessons(faulty)
+    assert kept is not None and faults == 1
     assert set(kept.batch.advantage_groups.tolist()) == {1, 2}
     assert kept.weights.tolist() == lessons.weights[lessons.batch.advantage_groups > 0].tolist()
 

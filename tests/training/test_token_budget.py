@@ -26,19 +26,6 @@ def out_of_memory() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_work_that_runs_out_of_memory_is_done_again_in_halves():
-    budget, tried = budget_of(4000), []
-
-    def work() -> str:
-        tried.append(budget.tokens)
-        if budget.tokens > 1000:
-            out_of_memory()
-        return "done"
-
-    assert budget.within_memory(work) == "done" and tried == [4000, 2000, 1000]
-    assert budget.within_memory(work) == "done" and tried[3:] == [1000]  # the lesson stays
-
-
 def test_the_smallest_micro_batch_that_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(layout.gc, "collect", lambda: 0)  # seconds, in a process with many modules
 

@@ -266,14 +266,6 @@ def test_a_run_does_not_go_on_under_other_training_settings_but_may_have_other_t
     assert trainer_for(paths, model, SETTINGS.model_copy(update={"threads": 1})).step_done == 1
 
 
-def test_old_checkpoints_go_when_newer_ones_are_whole(paths, model, monkeypatch):
-    monkeypatch.setattr("entente.training.trainer.KEEP_CHECKPOINTS", 2)
-    trainer = trainer_for(paths, model)
-    for step in range(1, 5):
-        trainer.step(step, 1)
-    assert checkpoint_steps(paths) == [3, 4]
-
-
 def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_on(paths, model, tmp_path):
     """One bit, flipped below the mapping after the shard was taken in."""
     from entente.records.rows import Decision, Ply
