@@ -29,7 +29,7 @@ from entente.rollouts.improve_rounds import (
 )
 from entente.rollouts.play import Stretch
 from entente.rollouts.teach import VISITED_GROUPS
-from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings, settings_of
+from entente.settings.run_settings import RunSettings, settings_of
 from entente.telemetry.errors import DataError
 from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.process_pool import ProcessPool
@@ -142,7 +142,6 @@ async def _label_all(
     resources: Resources, settings: RunSettings, improve: ImproveSettings, teachers: ProcessPool, number: int
 ) -> int:
     """Visit and label the round's positions; returns the number of lessons."""
-    visiting = visit_groups.with_options(timeout_seconds=ROLLOUT_TIMEOUT_S)
     first_group = taken = done = 0
     labelling: list[asyncio.Task[int]] = []
     at_once = asyncio.Semaphore(_LABELLED_AT_ONCE)
@@ -157,7 +156,7 @@ async def _label_all(
 
     try:
         while taken < improve.positions:
-            found = await visiting(quoted(resources), number, first_group)
+            found = await visit_groups(quoted(resources), number, first_group)
             if not found:
                 raise DataError(f"start groups {first_group} and later of round {number} hold no decision of the policy")
             count = min(found, improve.positions - taken)

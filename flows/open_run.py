@@ -2,19 +2,19 @@
 
 The trainer's process starts before vLLM is imported, and loads its model while the engine starts. If both take the same card, the
 engine starts after the trainer has loaded, because vLLM measures the memory that is left. The settings are checked before
-anything is written into the run's folder. A resumed run continues from its files alone.
+anything is written into the run's folder, and settings.json, which makes it a run, is written once engine and trainer are ready.
+So a run that cannot start leaves its name free. A resumed run continues from its files alone.
 """
 
 import asyncio
 import hashlib
 import json
-import shutil
+import signal
 import time
-from collections.abc import AsyncIterator, Set
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from prefect.runtime import flow_run
@@ -23,7 +23,6 @@ from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position, model_fingerprint, resolve_model
 from entente.inference.choose_engine import make_engine
-from entente.inference.engine import Engine
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
 from entente.rollouts.fork import Tokens
@@ -41,15 +40,14 @@ from entente.training.loss_name import try_loss
 from entente.training.messages import ResumePoint
 from entente.training.process import TrainerProcess
 from flows.build_state_cache import build_state_cache
-from flows.cancel_on_sigterm import cancelled_by_sigterm
 from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
-from storage.files import durable_write, entries_in, folders_in, held, remove_folder, set_aside
+from storage.files import durable_write, held, set_aside
 from storage.json_files import write_json
 from storage.learnable import PastReturns
 from storage.ledger_copies import check_ledgers, restore_ledgers
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
 from tasks.preparation import make_model
 from tasks.resources import Resources
@@ -165,7 +163,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
     apply_threads(engine_threads)
     paths = settings.paths
     async with AsyncExitStack() as stack:
-        stack.enter_context(cancelled_by_sigterm())
+        stack.enter_context(_cancelled_by_sigterm())
         cache = await prepare_cache(settings)
         model = await prepare_model(settings)
         if warning := rate_warning(settings.training.learning_rate, read_architecture(model).hidden):
@@ -177,14 +175,9 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         # Another process may have trained a run of this name while this one prepared.
         _check_what_is_there(settings, resume=resume)
-        if not resume:
-            there_before = {entry.path.name for entry in entries_in(paths.root)} - {paths.lock.name}
-            stack.push(partial(_remove_refused_run, paths, there_before))  # pushed first, so it runs last
         paths.create()
         if flow_run.id is not None:
             record_work(paths, flow_run.id)
-        if not resume:
-            durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         for sentence in restore_ledgers(paths, settings.storage) if resume else ():
             reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
@@ -203,7 +196,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         host = EngineHost()
         stack.callback(host.close)
         engine = make_engine(settings.inference, model, log=paths.vllm_log)
-        stack.push_async_callback(_close_engine, host, engine)
+        stack.push_async_callback(lambda: host.run(engine.close()))
         reporter().say("starting the trainer, then the engine" if cards.shared else "starting the engine and the trainer")
         if cards.shared:
             await asyncio.to_thread(trainer.ready)
@@ -261,30 +254,27 @@ async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterat
         yield await stack.enter_async_context(queue)
 
 
-async def _close_engine(host: EngineHost, engine: Engine) -> None:
-    await host.run(engine.close())
+@contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """SIGTERM cancels the current task inside the block, as Ctrl-C does, so that the flow closes its engine and its trainer. No
+    effect outside the main thread, which receives no signals.
 
-
-def _remove_refused_run(
-    paths: RunPaths,
-    there_before: Set[str],
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-) -> bool:
-    """Exit callback: remove the new run's files if its input was refused before any rollout, so that the name is free again.
-
-    Args:
-        there_before: names in the run's folder that existed before; they are kept.
+    Prefect's own handler raises in the main thread, most often inside the event loop. The loop then ends before the flow can
+    close anything. A Prefect worker that cancels a flow run also sends SIGTERM; Prefect distinguishes the two cases.
     """
-    if not isinstance(error, InputError) or folders_in(paths.shards):
-        return False
-    for entry in entries_in(paths.root):
-        if entry.path.name not in there_before:
-            (remove_folder if entry.is_folder else Path.unlink)(entry.path)
-    if not there_before:
-        shutil.rmtree(paths.root)
-    return False
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "a flow runs in a task"
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    except (RuntimeError, ValueError):  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_resume_point(settings: RunSettings, found: ResumePoint) -> None:

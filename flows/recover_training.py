@@ -38,7 +38,7 @@ from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary
 from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide
-from flows.work_record import WORK_FOLDER, Work, read_work, work_file
+from flows.work_record import WORK_FOLDER, Work, read_work
 from storage.files import held
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
@@ -95,9 +95,7 @@ async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]
         assert run.state is not None
         since = (now("UTC") - run.state.timestamp).total_seconds()
         never_started = run.state.is_pending() and work is None and since > _PENDING_S
-        hangs = (
-            work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), work_file(runs_root, work))
-        )
+        hangs = work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), since)
         if hangs and work is not None:
             os.kill(work.pid, signal.SIGKILL)
         if never_started or hangs or (work is not None and work.process() == "gone"):
@@ -108,14 +106,14 @@ async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]
     return found
 
 
-def _hangs(paths: RunPaths, record: Path) -> bool:
-    """Whether no file of the run has changed for twice `STALLED_MINUTES`, since its work was recorded in `record`."""
+def _hangs(paths: RunPaths, running_s: float) -> bool:
+    """Whether a flow run that has run for so long has changed no file of its run for twice `STALLED_MINUTES`."""
     if not paths.settings.is_file():
         return False
-    parts = [paths.metrics, paths.scores, paths.checkpoints, paths.adapters, *paths.ledger.glob("*"), *paths.shards.glob("*")]
-    parts += paths.lessons.glob("*")
-    moved = max(part.stat().st_mtime for part in [record, *parts] if part.exists())
-    return time.time() - moved > 120 * STALLED_MINUTES
+    parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
+    parts += [*paths.shards.glob("*"), *paths.lessons.glob("*")]
+    quiet_s = time.time() - max(part.stat().st_mtime for part in parts if part.exists())
+    return min(quiet_s, running_s) > 120 * STALLED_MINUTES
 
 
 async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> str:

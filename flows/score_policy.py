@@ -55,14 +55,10 @@ async def score_policy(resources: Resources, settings: RunSettings, label: str) 
     return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}
 
 
-def scripted_players(settings: RunSettings) -> dict[str, str]:
-    """Scripted players to compare with, by the labels of their scores. `teacher` is one that the model imitated."""
-    return {"random": "random", "teacher" if settings.inference.model == TINY else TINY_TEACHER: TINY_TEACHER}
-
-
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
-    """Score two scripted players in the same way."""
-    opponents, players = settings.evaluation.opponents[0], scripted_players(settings)
+    """Score two scripted players in the same way, by label. `teacher` is one that the model imitated."""
+    opponents = settings.evaluation.opponents[0]
+    players = {"random": "random", "teacher" if settings.inference.model == TINY else TINY_TEACHER: TINY_TEACHER}
     return {label: await _score(resources, settings, label, player, opponents, 0) for label, player in players.items()}
 
 

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from entente.evaluation.intervals import clusters_to_show, estimate, format_interval
 from entente.evaluation.settings import SCORE_SEED
-from entente.settings.run_settings import RunSettings, layered_settings, merge_layers, one_sentence, read_settings_file
+from entente.settings.run_settings import RunSettings, layered_settings, leaves, merge_layers, one_sentence, read_settings_file
 from entente.settings.setting_names import setting_names, similar_names
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Settings
@@ -50,7 +50,7 @@ class Sweep(Settings):
     @field_validator("settings", mode="before")
     @classmethod
     def _flat(cls, tree: Any) -> Any:
-        return _leaves(tree) if isinstance(tree, Mapping) else tree
+        return leaves(tree) if isinstance(tree, Mapping) else tree
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
@@ -175,14 +175,6 @@ def result_rows(results: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         }
         for each in results
     ]
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> values, of a table with dotted or quoted names."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 def _nested(name: str, value: Any) -> dict[str, Any]:

@@ -72,17 +72,8 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
 
 def read_work(runs_root: Path, flow_run: str) -> Work | None:
     """The record of that flow run; None if it was killed before it wrote one."""
-    return _read(runs_root / WORK_FOLDER / f"{flow_run}.json")
-
-
-def work_file(runs_root: Path, work: Work) -> Path:
-    """The file of a record; its time is when the work began."""
-    return runs_root / WORK_FOLDER / f"{work.flow_run}.json"
-
-
-def _read(file: Path) -> Work | None:
     try:
-        return Work(**json.loads(file.read_bytes()))
+        return Work(**json.loads((runs_root / WORK_FOLDER / f"{flow_run}.json").read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another version
         return None
 

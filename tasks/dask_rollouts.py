@@ -9,7 +9,6 @@ CPU second, as much as a start group of a small model.
 """
 
 import asyncio
-import concurrent.futures
 import logging
 import os
 import socket
@@ -54,48 +53,39 @@ def play_in_worker(root: Path, stretch: Stretch) -> Figures:
     return asyncio.run(asyncio.wait_for(play_here(root, stretch), ROLLOUT_TIMEOUT_S))
 
 
-_lock = threading.Lock()
-_sides: dict[tuple[Path, str], "concurrent.futures.Future[RolloutSide]"] = {}
-"""Rollout sides that this process has open, by run folder and the hash of what they play."""
-
-
 async def play_here(root: Path, stretch: Stretch) -> Figures:
     """Play a stretch in this process."""
-    side = await _side_of(root)
+    side = await asyncio.to_thread(_side_of, root)
     await side.follow()
     return await play_stretch(side.resources, stretch)
 
 
-async def close_sides(root: Path) -> None:
-    """Close the rollout sides of a run in this process."""
-    with _lock:
-        mine = [_sides.pop(key) for key in list(_sides) if key[0] == root]
-    for each in mine:
-        if each.done() and each.exception() is None:
-            await each.result().close()
+async def close_side(root: Path) -> None:
+    """Close the rollout side of a run in this process."""
+    await asyncio.to_thread(_close, root)
 
 
-async def _side_of(root: Path) -> RolloutSide:
-    """This process's rollout side of the run. The first call opens it; a side with outdated settings is closed."""
-    key = root, (await asyncio.to_thread(read_control, RunPaths(root))).plays
+_lock = threading.Lock()
+_open: dict[Path, RolloutSide] = {}
+"""The rollout side that this process has open, by its run's folder; at most one, because each holds an engine."""
+
+
+def _side_of(root: Path) -> RolloutSide:
+    """This process's rollout side of the run, opened if there is none, or if it is of another run or of former settings."""
     with _lock:
-        known = _sides.get(key)
-        opening = _sides.setdefault(key, concurrent.futures.Future())
-        others = [] if known else [_sides.pop(other) for other in list(_sides) if other != key]
-    for other in others:
-        if other.done() and other.exception() is None:
-            await other.result().close()
-    if known is not None:
-        return await asyncio.wrap_future(known)
-    try:
-        opening.set_result(await RolloutSide.open(root, worker=f"dask-{socket.gethostname()}-{os.getpid()}"))
-    except BaseException as error:
-        with _lock:
-            _sides.pop(key, None)
-        opening.set_exception(error if isinstance(error, Exception) else EngineLostError("opening the run was cancelled"))
-        opening.exception()  # mark the exception as retrieved: there may be no other waiter
-        raise
-    return opening.result()
+        side = _open.get(root)
+        if side is None or side.settings.plays != read_control(RunPaths(root)).plays:
+            while _open:
+                asyncio.run(_open.popitem()[1].close())
+            side = asyncio.run(RolloutSide.open(root, worker=f"dask-{socket.gethostname()}-{os.getpid()}"))
+            _open[root] = side
+        return side
+
+
+def _close(root: Path) -> None:
+    with _lock:
+        if (side := _open.pop(root, None)) is not None:
+            asyncio.run(side.close())
 
 
 # -- in the flow's process -----------------------------------------------------------------------------------------------------
@@ -191,7 +181,7 @@ async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
         finally:
             if given and client.status == "running":  # the workers of an existing cluster outlive the run
                 with suppress(Exception):
-                    await client.run(close_sides, root, on_error="ignore")
+                    await client.run(close_side, root, on_error="ignore")
 
 
 def _dask_settings(threads: int) -> dict[str, object]:

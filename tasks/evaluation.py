@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from entente.evaluation.matches import GamePlan, GameResult, OnGame, play_match
 from entente.evaluation.settings import EvaluationSettings, MatchSettings
@@ -18,7 +17,6 @@ from entente.telemetry.progress import GameProgress, reporter
 @task(
     name="evaluate",
     task_run_name="evaluate-{label}-vs-{opponents}",
-    cache_policy=NO_CACHE,
     persist_result=False,
     tags=["evaluate"],
 )
@@ -52,7 +50,7 @@ async def evaluate_player(
     )
 
 
-@task(name="play-match", task_run_name="play-match-{label}", cache_policy=NO_CACHE, persist_result=False, tags=["evaluate"])
+@task(name="play-match", task_run_name="play-match-{label}", persist_result=False, tags=["evaluate"])
 async def play_games(
     host: EngineHost,
     label: str,

@@ -36,7 +36,7 @@ class RolloutSide:
         self._stack = stack
         self._followed: Control | None = None
         self._served = BASE
-        self._changing: asyncio.Lock | None = None
+        self._changing = asyncio.Lock()
 
     @classmethod
     async def open(cls, root: Path, *, worker: str = "") -> Self:
@@ -86,11 +86,6 @@ class RolloutSide:
             raise
         return side
 
-    @property
-    def version(self) -> int:
-        """The policy version that this side serves."""
-        return self._served.version
-
     async def follow(self) -> None:
         """Read the control file now and serve its version.
 
@@ -106,7 +101,6 @@ class RolloutSide:
         await self._stack.aclose()
 
     async def _follow(self) -> None:
-        self._changing = self._changing or asyncio.Lock()
         async with self._changing:
             paths = self.resources.paths
             control = await asyncio.to_thread(read_control, paths)

@@ -6,7 +6,6 @@ Beside them is what a flow does so that Prefect does not look into, or remember,
 from typing import Any, TypeVar, cast
 
 from prefect import Task, task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
 from prefect.utilities.annotations import quote
@@ -26,7 +25,6 @@ T = TypeVar("T")
 @task(
     name="rollout",
     task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
-    cache_policy=NO_CACHE,
     persist_result=False,
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,
@@ -42,7 +40,6 @@ async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, stretch: 
 @task(
     name="rollout",
     task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
-    cache_policy=NO_CACHE,
     persist_result=False,
     timeout_seconds=ROLLOUT_TIMEOUT_S,
     retries=ROLLOUT_RETRIES,
@@ -57,7 +54,6 @@ async def roll_out_groups(resources: Resources, stretch: Stretch) -> Figures:
 @task(
     name="rollout-probe",
     task_run_name="rollout-probe-v{version}",
-    cache_policy=NO_CACHE,
     persist_result=False,
 )
 async def roll_out_probe(resources: Resources, version: int) -> None:
@@ -73,8 +69,8 @@ def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
 @task(
     name="visit",
     task_run_name="visit-r{number}-g{first_group}",
-    cache_policy=NO_CACHE,
     persist_result=False,
+    timeout_seconds=ROLLOUT_TIMEOUT_S,
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,
 )
@@ -87,7 +83,6 @@ async def visit_groups(resources: Resources, number: int, first_group: int) -> i
 @task(
     name="label",
     task_run_name="label-r{number}-g{first_group}",
-    cache_policy=NO_CACHE,
     persist_result=False,
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,

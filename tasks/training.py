@@ -7,7 +7,6 @@ Without a buffer, every later step measures the mismatch on its own rows. With a
 import asyncio
 
 from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.progress import reporter
@@ -46,7 +45,7 @@ async def has_fresh_rows(resources: Resources) -> bool:
     return await asyncio.to_thread(resources.trainer.fresh_rows) > 0
 
 
-@task(name="check-mismatch", cache_policy=NO_CACHE, persist_result=False)
+@task(name="check-mismatch", persist_result=False)
 async def check_mismatch(resources: Resources) -> dict[str, float]:
     """Compare the log-probabilities of trainer and engine on fresh rows. Returns the mismatch as metrics.
 
@@ -60,7 +59,6 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
 @task(
     name="train-step",
     task_run_name="train-step-{step}",
-    cache_policy=NO_CACHE,
     persist_result=False,
 )
 async def train_step(

@@ -263,7 +263,7 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
 
 def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
     """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
-    before, after = _leaves(stored.model_dump(mode="json")), _leaves(wanted.model_dump(mode="json"))
+    before, after = leaves(stored.model_dump(mode="json")), leaves(wanted.model_dump(mode="json"))
     differ = (name for name in before | after if before.get(name) != after.get(name))
     return {name: [before.get(name), after.get(name)] for name in differ if enters_rows_or_weights(name)}
 
@@ -297,11 +297,11 @@ def _in_short(value: Any) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({sha256(text.encode()).hexdigest()[:8]})"
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value."""
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value, of a tree whose names may be dotted."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 

@@ -49,7 +49,7 @@ def made_model(folder: Path, *, tokenizer: str = "{}", weights: bytes = b"w" * 6
 def test_versions_of_other_models_or_tokenizers_cannot_play_each_other(tmp_path: Path):
     one = made_model(tmp_path / "one")
     check_same_base({"a": one, "b": made_model(tmp_path / "same")})
-    with pytest.raises(InputError, match="'a' and 'b' have different tokenizers"):
+    with pytest.raises(InputError, match="'a' and 'b' have different base models or tokenizers"):
         check_same_base({"a": one, "b": made_model(tmp_path / "words", tokenizer="[]")})
-    with pytest.raises(InputError, match="'a' and 'b' have different base models"):
+    with pytest.raises(InputError, match="'a' and 'b' have different base models or tokenizers"):
         check_same_base({"a": one, "b": made_model(tmp_path / "weights", weights=b"v" * 64)})

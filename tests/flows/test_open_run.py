@@ -4,6 +4,9 @@ On a shared card engine and trainer start one after the other.
 """
 
 import asyncio
+import os
+import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,23 +82,19 @@ def test_a_run_that_is_being_trained_is_not_opened_a_second_time(settings: RunSe
         assert content(root) == before
 
 
-@pytest.mark.parametrize("notes", [False, True], ids=["new folder", "folder with a file of the user's"])
-def test_a_try_that_is_refused_later_removes_what_it_made_and_nothing_else(
-    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, notes: bool
+def test_a_try_that_is_refused_later_leaves_the_name_free_and_the_users_files_as_they_are(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*_: object, **__: object) -> None:
         raise InputError("refused by the trainer")
 
     monkeypatch.setattr(open_run, "TrainerProcess", refuse)
-    root = settings.paths.root
-    if notes:
-        root.mkdir()
-        (root / "notes.txt").write_text("the user's")
-    with pytest.raises(InputError, match="refused by the trainer"):
-        opened(settings)
-    assert root.exists() == notes
-    if notes:
-        assert content(root) == {"notes.txt": b"the user's"}
+    settings.paths.root.mkdir()
+    (settings.paths.root / "notes.txt").write_text("the user's")
+    for _ in range(2):
+        with pytest.raises(InputError, match="refused by the trainer"):
+            opened(settings)
+    assert content(settings.paths.root) == {".lock": b"", "notes.txt": b"the user's"}
 
 
 def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(settings: RunSettings, monkeypatch: pytest.MonkeyPatch):
@@ -159,3 +158,17 @@ def test_on_a_shared_card_the_trainer_loads_before_the_engine_measures_what_is_l
         opened(settings)
     assert events == order
     assert given["cards"] == plan.trainer and given["card_share"] == pytest.approx(share)
+
+
+def test_sigterm_cancels_the_flow_and_is_then_handled_as_before():
+    assert threading.current_thread() is threading.main_thread(), "no other thread gets signals"
+
+    async def work() -> None:
+        with open_run._cancelled_by_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(5)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(work())
+    assert signal.getsignal(signal.SIGTERM) == before

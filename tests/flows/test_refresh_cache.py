@@ -8,8 +8,7 @@ import pytest
 
 from entente.settings.run_settings import layered_settings
 from entente.telemetry.errors import InputError
-from flows.build_state_cache import NEWEST, _made, build_state_cache
-from flows.refresh_settings import drop_unused, newest_run, refreshed_settings
+from flows.build_state_cache import NEWEST, _made, build_state_cache, drop_unused, newest_run, refreshed_settings
 from state_cache.settings import CacheSettings
 from state_cache.store import write_cache
 from storage.runs import CACHE_FOLDER

@@ -15,7 +15,7 @@ import tasks.artifacts
 from entente.evaluation.strength import Score
 from entente.telemetry.progress import LogReporter, install
 from storage.runs import RunPaths
-from tasks.artifacts import RunPage
+from tasks.artifacts import RunPage, result_page
 
 FIGURES = {"train/return_mean": 0.25, "train/decisions": 16.0, "rollout/tokens_per_s": 248.4, "time/orchestration_share": 0.05}
 
@@ -128,8 +128,6 @@ def score(mean: float, *, half: float = 0.1, games: int = 8) -> Score:
     [(0.5, "plays better than its base"), (0.15, "No difference from its base is shown"), (-0.5, "plays worse than its base")],
 )
 def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: float, verdict: str):
-    from tasks.artifact_texts import result_page
-
     page = result_page(RunPaths(tmp_path / "mine"), {"steps": 2}, {"base": score(0.0), "trained": score(trained)})
     assert verdict in page and f"+0.00 → {trained:+.2f}" in page
     assert "| trained | " in page and str(tmp_path / "mine") in page

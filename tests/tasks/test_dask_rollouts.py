@@ -17,14 +17,14 @@ from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
 from storage.shards import shard_path
 from tasks import dask_rollouts, rollout_side
-from tasks.dask_rollouts import check_scheduler, close_sides, play_here
+from tasks.dask_rollouts import check_scheduler, close_side, play_here
 
 FIRST = 100
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> Iterator[list[Any]]:
-    """Engines that were made; their requests wait while `opened.hold` is set."""
+    """Engines that were made."""
     engines: list[Any] = []
 
     def make(settings: Any, model: Any) -> Any:
@@ -33,8 +33,8 @@ def opened(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> Iterator[lis
 
     monkeypatch.setattr(rollout_side, "make_engine", make)
     yield engines
-    for key in list(dask_rollouts._sides):
-        asyncio.run(close_sides(key[0]))
+    for root in list(dask_rollouts._open):
+        asyncio.run(close_side(root))
 
 
 def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: Any, opened: list[Any]):
@@ -60,7 +60,7 @@ def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: An
     other = ControlDesk(paths, base_model=read_control(paths).base_model, plays=plays, max_policy_lag=2)
     serve(paths, other, 1)
     asyncio.run(play_here(paths.root, Stretch(FIRST + 1, 1, 51)))
-    assert len(opened) == 2 and [key[1] for key in dask_rollouts._sides] == [plays]
+    assert len(opened) == 2 and [side.settings.plays for side in dask_rollouts._open.values()] == [plays]
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://host:many"])

@@ -46,7 +46,15 @@ def test_prefect_hands_a_quoted_argument_on_without_reading_its_fields():
 
 
 def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
-    tasks = {"roll_out_probe", "check_mismatch", "train_step", "label_visits", "visiting", "roll_out_groups", "roll_out_on_dask"}
+    tasks = {
+        "roll_out_probe",
+        "check_mismatch",
+        "train_step",
+        "label_visits",
+        "visit_groups",
+        "roll_out_groups",
+        "roll_out_on_dask",
+    }
     firsts = [
         words[1]
         for file in sorted([*(ROOT / "flows").glob("*.py"), *(ROOT / "tasks").glob("*.py")])
