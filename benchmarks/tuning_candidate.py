@@ -24,7 +24,7 @@ from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_group
 from entente.settings.find_model import model_of
 from entente.settings.run_settings import RunSettings, settings_of
 from entente.telemetry.child import answer_job
-from entente.telemetry.threads import apply_threads
+from entente.telemetry.machine import apply_threads
 from state_cache.sampling import sample_start_positions
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths

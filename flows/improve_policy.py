@@ -31,11 +31,11 @@ from entente.rollouts.play import Stretch
 from entente.rollouts.teach import VISITED_GROUPS
 from entente.settings.run_settings import RunSettings, settings_of
 from entente.telemetry.errors import DataError
+from entente.telemetry.machine import usable_cores
 from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
-from entente.telemetry.threads import usable_cores
 from flows.given_parameters import check_given, named_after
 from flows.open_run import open_run
 from flows.score_policy import score_version

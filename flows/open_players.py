@@ -24,9 +24,9 @@ from entente.players.search import SearchDecider
 from entente.records.policy_version import BASE_VERSION
 from entente.settings.run_settings import RunSettings, settings_of
 from entente.telemetry.errors import InputError
+from entente.telemetry.machine import apply_threads, usable_cores
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
-from entente.telemetry.threads import apply_threads, usable_cores
 from flows.open_run import prepare_model
 from storage.runs import RunPaths
 

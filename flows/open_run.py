@@ -33,9 +33,8 @@ from entente.settings.run_settings import RunSettings, check_prompts, check_resu
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
 from entente.telemetry.errors import DataError, InputError
-from entente.telemetry.machine import environment
+from entente.telemetry.machine import apply_threads, environment
 from entente.telemetry.progress import reporter
-from entente.telemetry.threads import apply_threads
 from entente.training.loss_name import try_loss
 from entente.training.messages import ResumePoint
 from entente.training.process import TrainerProcess

@@ -24,7 +24,7 @@ from entente.inference.server_arguments import start_limit_s
 from entente.rollouts.play import Figures, Stretch, play_stretch
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.telemetry.errors import EngineLostError, InputError
-from entente.telemetry.threads import usable_cores
+from entente.telemetry.machine import usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths
 from tasks.rollout_queue import STRETCHES_AT_ONCE

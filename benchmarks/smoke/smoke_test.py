@@ -21,9 +21,8 @@ from entente.settings.run_settings import preset_names
 from entente.telemetry.cards import Card, check_visible, take_cards, visible_cards
 from entente.telemetry.child import ChildResult, answer_job, in_a_sentence, last_lines, run_child
 from entente.telemetry.errors import InputError
-from entente.telemetry.machine import environment
+from entente.telemetry.machine import apply_threads, environment, usable_cores
 from entente.telemetry.progress import reporter
-from entente.telemetry.threads import apply_threads, usable_cores
 from storage.files import durable_write
 from storage.json_files import write_json
 

@@ -23,7 +23,7 @@ from entente.inference.engine_cards import vllm_build
 from entente.inference.memory_plan import size_text
 from entente.settings.run_settings import preset_names
 from entente.telemetry.cards import check_visible, visible_cards
-from entente.telemetry.threads import usable_cores
+from entente.telemetry.machine import usable_cores
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.trie_plan import plan

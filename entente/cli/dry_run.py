@@ -27,13 +27,12 @@ from entente.settings.find_model import (
     model_shape,
     run_cards,
     trainer_bytes,
-    trainer_bytes_about,
     trainer_gpu_bytes,
 )
 from entente.settings.run_settings import RunSettings, check_prompts, rate_warning, settings_of
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
-from entente.telemetry.threads import usable_cores
+from entente.telemetry.machine import usable_cores
 from entente.training.loss_name import try_loss
 from entente.training.settings import KEEP_CHECKPOINTS
 from state_cache.store import find_cache, open_cache
@@ -108,7 +107,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         | ({"warning": said} if shape and (said := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
         "time": _time(settings, steps, decisions) or _first_guess(settings, steps, model, sample, machine),
-        "memory": _memory(settings, shape, machine, trainer_bytes_about(settings, shape, machine), trainer_gpu),
+        "memory": _memory(settings, shape, machine, trainer_bytes(settings, shape, machine), trainer_gpu),
         "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
         "uses": _uses(settings, cards, model, found) | ({"prompts": tokens.form.chat.description} if model else {}),
     }

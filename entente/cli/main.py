@@ -143,7 +143,7 @@ def sentence_of(error: Exception) -> str:
 
 def _unknown_option(error: "UnknownOptionError") -> str:
     """The unknown option and similar ones, which may have the same name in another section."""
-    from entente.settings.setting_names import similar_names
+    from entente.telemetry.setting_marks import similar_names
 
     given = (error.token.keyword or error.token.value).split("=")[0]
     known = {

@@ -39,8 +39,8 @@ def make(
         entente model make --hidden 192 --layers 4 --imitation-steps 400
     """
     from entente.cli.terminal import progress_shown
+    from entente.telemetry.machine import apply_threads, usable_cores
     from entente.telemetry.progress import reporter
-    from entente.telemetry.threads import apply_threads, usable_cores
     from storage.runs import MODEL_FOLDER
 
     apply_threads(usable_cores())
@@ -124,8 +124,8 @@ def imitate(
     chosen = _imitation_settings(work, config or (), given, resume=resume)
     from entente.cli.terminal import progress_shown
     from entente.players.shared_search import SearchTeacher
+    from entente.telemetry.machine import apply_threads, usable_cores
     from entente.telemetry.progress import reporter
-    from entente.telemetry.threads import apply_threads, usable_cores
     from entente.training.imitation.teacher_games import TEACHER_FOLDER, make_games
 
     cores = usable_cores()

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from entente.telemetry.parent import end_with_parent
+from entente.telemetry.child import end_with_parent
 
 BEAT_S = 0.5
 _OFTEN, _SELDOM = 10, 120

@@ -51,7 +51,7 @@ class ServerProcess:
         self.key = secrets.token_urlsafe(32)
         """Fresh secret that the server asks for."""
         self._port = free_port()
-        self._command = [sys.executable, "-P", "-m", "entente.telemetry.parent", module, *arguments(self._port)]
+        self._command = [sys.executable, "-P", "-m", "entente.telemetry.child", module, *arguments(self._port)]
         self._environment = os.environ | dict(environment) | {key_variable: self.key}
         self._log = log
         self._child: asyncio.subprocess.Process | None = None

@@ -174,26 +174,19 @@ def check_length(settings: InferenceSettings, shape: ModelShape | None, name: st
         )
 
 
-def trainer_bytes(settings: RunSettings, shape: ModelShape | None) -> int:
-    """Main memory of the trainer's process at least, bytes; 0 if the shape is not known."""
+def trainer_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine | None = None) -> int:
+    """Main memory of the trainer's process at least, bytes; with `machine` that with a full micro-batch there. 0 if the shape is
+    not known."""
     if shape is None:
         return 0
     training = settings.training
-    return trainer_memory(shape, rank=training.lora_rank, dtype=training.dtype, targets=training.lora_targets)
-
-
-def trainer_bytes_about(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
-    """Main memory of the trainer's process with a full micro-batch, bytes; 0 if the shape is not known."""
-    if shape is None:
-        return 0
-    training = settings.training
-    on_gpu = machine.trainer_gpu[1] > 0 and training.device != "cpu"
+    on_cpu = machine is not None and (machine.trainer_gpu[1] == 0 or training.device == "cpu")
     return trainer_memory(
         shape,
         rank=training.lora_rank,
         dtype=training.dtype,
         targets=training.lora_targets,
-        tokens=0 if on_gpu else training.token_budget or CPU_TOKENS,
+        tokens=(training.token_budget or CPU_TOKENS) if on_cpu else 0,
         recompute=training.recompute,
     )
 

@@ -20,20 +20,28 @@ from entente.inference.settings import InferenceSettings
 from entente.players.endpoint import OutsideSettings
 from entente.rollouts.settings import RolloutSettings
 from entente.settings.check_settings import check_objective, check_settings
-from entente.settings.setting_names import setting_names, similar_names
 from entente.telemetry.alerts import AlertSettings
 from entente.telemetry.errors import InputError
+from entente.telemetry.machine import plan_threads, usable_cores
 from entente.telemetry.read_file import read_text
-from entente.telemetry.setting_marks import MAY_CHANGE, STAYS, ChangeRule, Seed, Settings, change_rule
+from entente.telemetry.setting_marks import (
+    MAY_CHANGE,
+    STAYS,
+    ChangeRule,
+    Seed,
+    Settings,
+    change_rule,
+    setting_names,
+    similar_names,
+)
 from entente.telemetry.sinks import TelemetrySettings
-from entente.telemetry.threads import plan_threads, usable_cores
 from entente.training.settings import TinyModelSettings, TrainingSettings, usual_rate
 from state_cache.settings import CacheSettings
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths, check_name, resolve_run, run_names
 from storage.settings import StorageSettings
 
-_LARGEST_FILE, _LONGEST_LINE, _DEEPEST = 1 << 17, 2000, 16  # bytes, characters, levels: ten times what all settings need
+_LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
 _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
 _PRESETS = Path(__file__).with_name("presets")
 
@@ -138,19 +146,9 @@ def read_settings_file(file: Path) -> dict[str, Any]:
     """
     text = read_text(file, at_most=_LARGEST_FILE, what="settings file")
     try:
-        # The parser's time and memory grow with the square of the number of parts of a key, which cannot span lines.
-        if (longest := max(map(len, text.splitlines()), default=0)) > _LONGEST_LINE:
-            raise ValueError(f"it has a line of {longest:,} characters, and at most {_LONGEST_LINE:,} may be: break it")
-        if _depth(tree := tomllib.loads(text)) > _DEEPEST:
-            raise ValueError(f"it nests values more than {_DEEPEST} deep")
-        return tree
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, a number with thousands of digits, or too deep
         raise InputError(f"settings file '{file}' cannot be read: {error}") from error
-
-
-def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0)
 
 
 def preset_names() -> list[str]:
@@ -265,12 +263,7 @@ def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list
     """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
     before, after = leaves(stored.model_dump(mode="json")), leaves(wanted.model_dump(mode="json"))
     differ = (name for name in before | after if before.get(name) != after.get(name))
-    return {name: [before.get(name), after.get(name)] for name in differ if enters_rows_or_weights(name)}
-
-
-def enters_rows_or_weights(name: str) -> bool:
-    """Whether rows or weights depend on the setting of this dotted name."""
-    return _rule(name) is not MAY_CHANGE
+    return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
 
 
 def _rule(name: str) -> ChangeRule:

@@ -1,17 +1,21 @@
-"""Runs a module as a child process that returns one JSON object, so that a crash or a hang of it is a result.
+"""Child processes: they end with their parent, however it ended, so that no process or port is left.
 
-    python -m MODULE JOB      JOB: the JSON file that `run_child` writes, with the path of the answer
+    python -m MODULE JOB                                   one that returns a JSON object, so that its crash or hang is a result
+    python -m entente.telemetry.child MODULE ARGUMENTS     a module of others, which ends when its standard input closes
 
-The child calls `answer_job`. Its process group is ended in every case: at its end, at its time limit, and when the parent is
-killed, because its standard input then closes.
+JOB is the JSON file that `run_child` writes, with the path of the answer; the child calls `answer_job`. Its process group is
+ended in every case: at its end, at its time limit, and when the parent is killed, because its standard input then closes.
 """
 
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
+import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,10 +24,45 @@ from pathlib import Path
 from typing import Any
 
 from entente.telemetry.errors import EntenteError
-from entente.telemetry.parent import end_with_pipe
 
 LOG_LINES = 15
 """Last lines of a log that are kept."""
+_LOOK_EVERY_S = 0.5
+_GRACE_S = 5.0
+
+
+def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
+    """From this call on, end this process within a second of its parent's end. Watching its process id also sees a kill -9.
+
+    Args:
+        gently: ask with SIGTERM first, and insist after five seconds; else end at once, which a process whose files are safe
+            against a kill at any moment can afford.
+        parent: process id of the parent. A child that `multiprocessing` did not start needs it, in case the parent ended while
+            the child still imported modules; 0 takes whoever is the parent now.
+    """
+    started_by = multiprocessing.parent_process()
+    parent = parent or (os.getppid() if started_by is None or started_by.pid is None else started_by.pid)
+    threading.Thread(target=_watch, args=(parent, gently), name="parent-watch", daemon=True).start()
+
+
+def end_with_pipe() -> None:
+    """From this call on, end this process group once its parent, which holds the other end of standard input, has closed it."""
+    threading.Thread(target=_wait_for_end, name="parent-watch", daemon=True).start()
+
+
+def _wait_for_end() -> None:
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _watch(parent: int, gently: bool) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    if gently:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE_S)
+    os._exit(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,3 +166,9 @@ def last_lines(log: Path) -> str:
 def how_it_ended(code: int | None) -> str:
     """An exit status as text."""
     return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+
+
+if __name__ == "__main__":
+    end_with_pipe()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
 """Readings of the GPUs of this machine by NVML, every few seconds, kept in a file and folded over a step.
 
 A device's name is its UUID, as in `entente.telemetry.cards`; a slice of a card in MIG mode is a device of its own. A figure that
-a device does not give is missing; it is never zero. A machine without a GPU is reported once and gives no figures.
+a device does not give is missing; it is never zero. A machine without a GPU is reported and gives no figures.
 """
 
 import json
@@ -28,8 +28,6 @@ LARGEST_FILE = 32 << 20
 """Bytes of readings after which a new file begins."""
 GPU_BEAT_S = 2.0
 """Seconds between two readings of the GPUs: tens of readings per step, at negligible cost."""
-_without_nvml: list[str] = []
-"""Why this process has no NVML, once that was reported."""
 
 
 class GpuSampler:
@@ -96,9 +94,7 @@ def _open_devices(cards: Sequence[Card]) -> dict[str, Any]:
         pynvml.nvmlInit()
         return {card.uuid: pynvml.nvmlDeviceGetHandleByUUID(card.uuid) for card in cards or visible_cards(pynvml)}
     except pynvml.NVMLError as error:
-        if not _without_nvml:
-            _without_nvml.append(str(error))
-            reporter().say(f"there are no figures of GPUs here: {error}")
+        reporter().say(f"there are no figures of GPUs here: {error}")
         return {}
 
 

@@ -14,8 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from entente.telemetry.child import end_with_parent
 from entente.telemetry.errors import EngineError
-from entente.telemetry.parent import end_with_parent
 
 T = TypeVar("T")
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
+from entente.telemetry.child import end_with_parent
 from entente.telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
-from entente.telemetry.parent import end_with_parent
 from entente.training.parallel import Peers, follow
 from entente.training.policy import Policy, choose_device
 from entente.training.settings import TrainingSettings

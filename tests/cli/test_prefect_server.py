@@ -69,7 +69,7 @@ def test_a_child_whose_parent_ended_before_it_looked_ends_too():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     late = (
-        f"from entente.telemetry.parent import end_with_parent; end_with_parent(parent={ended.pid}); import time; time.sleep(600)"
+        f"from entente.telemetry.child import end_with_parent; end_with_parent(parent={ended.pid}); import time; time.sleep(600)"
     )
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", late], cwd=root, timeout=30).returncode == 1

@@ -25,7 +25,7 @@ from entente.settings.run_settings import (
     settings_of,
 )
 from entente.telemetry.errors import InputError
-from entente.telemetry.threads import apply_threads, plan_threads
+from entente.telemetry.machine import apply_threads, plan_threads
 from entente.training.settings import usual_rate
 from storage.runs import RunPaths
 from tasks.rollout_queue import groups_per_task

@@ -2,18 +2,16 @@
 
 import json
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import wandb
 
-from entente.telemetry import wandb_run
+from entente.telemetry import sinks
 from entente.telemetry.sinks import MetricLog, TelemetrySettings
 
 NO_WANDB = TelemetrySettings(wandb="disabled")
@@ -115,34 +113,19 @@ def test_wandb_without_a_login_is_one_sentence_and_the_run_goes_on_offline(tmp_p
 
 
 @pytest.mark.system
-def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_offline(
+def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_without_it(
     tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(wandb_run, "REACH_S", 3)
+    monkeypatch.setattr(sinks, "REACH_S", 3)
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()  # it reads the environment once
-    end, rescued = wandb.teardown, list[int]()
-
-    def hangs() -> None:
-        (service,) = (child for child in psutil.Process().children() if child.name().startswith("wandb-core"))
-        service.suspend()
-        rescue = threading.Timer(60, lambda: (rescued.append(service.pid), service.kill()))
-        rescue.start()
-        try:
-            end()
-        finally:
-            rescue.cancel()
-
-    monkeypatch.setattr(wandb, "teardown", hangs)  # as W&B's process sometimes does without a network
     with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb="online"), {}) as log:
-        monkeypatch.setattr(wandb, "teardown", end)
         log.log(1, {"train/loss": 0.5})
     log.finish()
     (sentence,) = said
-    assert not rescued, "nothing but this test ended W&B's process"
-    assert sentence.startswith("W&B cannot be opened (") and "the run goes on and will write offline" in sentence
-    assert read_back(tmp_path, lambda found: bool(found.history)).history == {1: {"train/loss": 0.5}}
+    assert sentence.startswith("W&B cannot be opened (") and "the run goes on and will write no more to it" in sentence
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
     wandb.teardown()
 
 
