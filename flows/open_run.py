@@ -27,7 +27,7 @@ from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
 from entente.rollouts.fork import Tokens
 from entente.rollouts.league import check_opponent_versions
-from entente.settings.check_settings import check_objective, check_settings
+from entente.settings.check_settings import check_settings
 from entente.settings.find_model import check_room
 from entente.settings.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
 from entente.telemetry.cards import CardPlan
@@ -71,7 +71,6 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
             resume, there is no such model, its tokenizer or chat template cannot be used, or a card cannot.
     """
     check_settings(settings)
-    check_objective(settings)
     if not resume:
         check_prompts(settings)
     check_opponent_versions(settings.paths, settings.rollouts)

@@ -18,7 +18,7 @@ from entente.inference.engine_cards import has_cuda, unused_card, vllm_build
 from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
 from entente.reports.read_run import read_run
 from entente.rollouts.fork import Tokens
-from entente.settings.check_settings import check_objective, check_settings
+from entente.settings.check_settings import check_settings
 from entente.settings.find_model import (
     TINY,
     check_length,
@@ -58,7 +58,6 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         InputError: the run itself would raise it: wrong settings, a name that is taken, no such model, too little memory.
     """
     check_settings(settings)
-    check_objective(settings)
     if not resume:
         check_prompts(settings)
     try_loss(settings.training.loss)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_settings(settings: "RunSettings") -> None:
-    """Check that settings do not contradict each other.
+    """Check that settings do not contradict each other, and that what they name exists; see `check_objective`.
 
     Raises:
         InputError: names the settings, their values and the cure.
@@ -63,6 +63,7 @@ def check_settings(settings: "RunSettings") -> None:
     _check_slots(settings)
     _check_endpoints(settings)
     _ = settings.threads  # raises InputError if they do not fit the cores
+    check_objective(settings)
 
 
 def check_objective(settings: "RunSettings") -> None:

@@ -126,15 +126,13 @@ def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | No
         return None
 
 
-def tiny_shape(
-    recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS, vocabulary: int = TINY_VOCABULARY
-) -> ModelShape:
-    """The shape of the model that `recipe` makes, with at most this vocabulary. A test compares it with a real one."""
+def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:
+    """The shape of the model that `recipe` makes, with its whole vocabulary. A test compares it with a real one."""
     heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
     inner, width = 3 * recipe.hidden, 32
     block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
     norms = 2 * recipe.hidden + 2 * width
-    parameters = vocabulary * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
+    parameters = TINY_VOCABULARY * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
     return ModelShape(
         family="qwen3",
         layers=recipe.layers,

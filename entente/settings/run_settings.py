@@ -19,7 +19,7 @@ from entente.game.prompts import PromptSettings
 from entente.inference.settings import InferenceSettings
 from entente.players.endpoint import OutsideSettings
 from entente.rollouts.settings import RolloutSettings
-from entente.settings.check_settings import check_objective, check_settings
+from entente.settings.check_settings import check_settings
 from entente.telemetry.alerts import AlertSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import plan_threads, usable_cores
@@ -176,7 +176,6 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
     check_settings(settings)
-    check_objective(settings)
     return settings
 
 
@@ -255,7 +254,6 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
         raise InputError(one_sentence(error)) from error
     check_resumed(stored, settings)
     check_settings(settings)
-    check_objective(settings)
     return settings
 
 

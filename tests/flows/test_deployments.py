@@ -231,23 +231,6 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result(deployed:
     seen(page, "teacher")
 
 
-@pytest.mark.browser
-@pytest.mark.system
-def test_a_page_of_another_origin_reads_and_starts_nothing(deployed: Any, page: Any):
-    """Even with the key: Chromium asks the server first, which lets no other origin in."""
-    prefect, _ = deployed
-    other = prefect.address.replace("127.0.0.1", "localhost")  # the same machine, and to a browser another origin
-    asked = """async ([url, key]) => {
-        const headers = {"content-type": "application/json", "authorization": "Basic " + btoa(key)}
-        try { return (await fetch(url, {method: "POST", headers, body: "{}"})).status } catch (error) { return String(error) }
-    }"""
-    theirs = page.context.browser.new_page()
-    theirs.goto(f"{other}/login")
-    assert theirs.evaluate(asked, [f"{other}/api/flows/filter", KEY]) == 200
-    assert "Failed to fetch" in theirs.evaluate(asked, [f"{prefect.address}/api/flows/filter", KEY])
-    theirs.close()
-
-
 @pytest.mark.system
 def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     """The server's scheduler works with the SQLAlchemy that is installed: with 2.1 it fails at every beat, in its log only."""

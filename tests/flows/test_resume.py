@@ -144,30 +144,6 @@ def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(w
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_tiny_model_is_made_does_not_wait_for_it(workplace, trained):
-    """Also in the background of a script, where the shell has a command ignore SIGINT. Of a command without Prefect and a model
-    tests/cli/test_end_by_signal.py says the same in seconds."""
-    background = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from entente.cli.main import main; main()"
-    words = ["--tiny-model.imitation-steps", "5000"]
-    process = workplace.start("train", "--config", "small.toml", "--run", "early", *words, program=background)
-    assert process.stderr is not None
-    try:
-        while "teacher games" not in process.stderr.readline():
-            assert process.poll() is None
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.communicate()
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert alive == []
-    assert process.returncode == 130 and err.splitlines()[-1] == "entente: interrupted"
-    assert not (workplace.folder / "runs" / "early").exists()
-    assert not list((workplace.folder / "runs" / "_models").glob(".*")), "nothing half made stays"
-
-
-@pytest.mark.slow
 def test_thirty_kills_at_random_moments_end_in_a_complete_run(workplace, trained):
     dice, killer = random.Random(), Killer(workplace, "thirty", steps=60)
     for number in range(30):

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -13,30 +13,10 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 
 import tasks.artifacts
 from entente.evaluation.strength import Score
-from entente.telemetry.progress import LogReporter, install
 from storage.runs import RunPaths
 from tasks.artifacts import RunPage, result_page
 
 FIGURES = {"train/return_mean": 0.25, "train/decisions": 16.0, "rollout/tokens_per_s": 248.4, "time/orchestration_share": 0.05}
-
-
-class Listener(LogReporter):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
-
-
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    listener = Listener()
-    install(listener)
-    yield listener.said
-    install(LogReporter())
 
 
 @flow(name="looked-at")

@@ -11,37 +11,23 @@ from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.read_file import read_regular, read_text
 
 
-def fifo(folder: Path) -> Path:
-    os.mkfifo(folder / "pipe")
-    return folder / "pipe"
-
-
-def listening(folder: Path) -> Path:
+def listening(file: Path) -> None:
     with socket.socket(socket.AF_UNIX) as end:
-        end.bind(str(folder / "s"))
-    return folder / "s"
+        end.bind(str(file))
 
 
-def device(folder: Path) -> Path:
-    return Path("/dev/zero")
+MAKE: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "socket": listening,
+    "link to a device": lambda file: file.symlink_to("/dev/zero"),
+    "directory": Path.mkdir,
+    "missing": lambda file: None,
+}
 
 
-def link_to_device(folder: Path) -> Path:
-    (folder / "link").symlink_to("/dev/zero")
-    return folder / "link"
-
-
-def directory(folder: Path) -> Path:
-    return folder
-
-
-def missing(folder: Path) -> Path:
-    return folder / "missing"
-
-
-@pytest.mark.parametrize("make", [fifo, listening, device, link_to_device, directory, missing], ids=lambda make: make.__name__)
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], Path]):
-    file = make(tmp_path)
+@pytest.mark.parametrize("what", MAKE)
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path, what: str):
+    MAKE[what](file := tmp_path / "f")
     with pytest.raises(InputError, match=f"settings file '{file}' cannot be read: "):
         read_text(file, at_most=100, what="settings file")
 

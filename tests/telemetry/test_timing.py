@@ -65,14 +65,6 @@ def test_seconds_and_uncovered_agree_with_looking_at_every_second(drawn: list[tu
     assert spans.uncovered(since, until) == (until - since) - sampled(drawn, since, until)
 
 
-def test_a_block_that_raises_is_recorded_and_the_error_goes_on(clock: Clock):
-    spans = Spans()
-    with pytest.raises(ZeroDivisionError), spans.span("train"):
-        clock.now = 3.0
-        raise ZeroDivisionError
-    assert spans.seconds("train", 0, 10) == 3
-
-
 def test_forgetting_leaves_every_span_that_reaches_past_the_mark(clock: Clock):
     spans = record(clock, [("train", 0, 4), ("train", 3, 6), ("train", 8, 9)])
     spans.forget(before=5)
