@@ -2,8 +2,8 @@
 
 The trainer's process starts before vLLM is imported, and loads its model while the engine starts. If both take the same card, the
 engine starts after the trainer has loaded, because vLLM measures the memory that is left. The settings are checked before
-anything is written into the run's folder, and settings.json, which makes it a run, is written once engine and trainer are ready.
-So a run that cannot start leaves its name free. A resumed run continues from its files alone.
+anything is written into the run's folder. A run that is refused later leaves its name free. A resumed run continues from its
+files alone.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ from flows.build_state_cache import build_state_cache
 from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
-from storage.files import durable_write, held, set_aside
+from storage.files import durable_write, folders_in, held, set_aside
 from storage.json_files import write_json
 from storage.learnable import PastReturns
 from storage.ledger_copies import check_ledgers, restore_ledgers
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root
+from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
 from tasks.preparation import make_model
 from tasks.resources import Resources
@@ -176,6 +176,9 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         paths.create()
         if flow_run.id is not None:
             record_work(paths, flow_run.id)
+        if not resume:
+            durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
+            stack.push(partial(_free_name, paths))
         for sentence in restore_ledgers(paths, settings.storage) if resume else ():
             reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
@@ -250,6 +253,12 @@ async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterat
             step_done=resources.resume_point.step_done,
         )
         yield await stack.enter_async_context(queue)
+
+
+def _free_name(paths: RunPaths, kind: object, error: BaseException | None, trace: object) -> None:
+    """Exit callback: a run whose input was refused before any rollout is none; without settings.json its name is free again."""
+    if isinstance(error, InputError) and not folders_in(paths.shards):
+        paths.settings.unlink()
 
 
 @contextmanager

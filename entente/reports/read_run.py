@@ -189,7 +189,7 @@ def list_runs(runs_root: Path) -> list[RunLine]:
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
     lines = []
     for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
-        if paths.settings.is_file() or (paths.shards.is_dir() and paths.ledger.is_dir()):
+        if paths.settings.is_file() or (paths.ledger.is_dir() and any(paths.ledger.iterdir())):
             lines.append(_line(paths))
     return sorted(lines, key=lambda line: (line.written, line.name))
 
