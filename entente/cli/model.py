@@ -221,7 +221,7 @@ def export(
         entente evaluate --players ./exported/mine,dumbbot --opponents dumbbot --games 70
     """
     from entente.reports.publish import export_adapter, find_version
-    from entente.telemetry.threads import apply_threads, usable_cores
+    from entente.telemetry.machine import apply_threads, usable_cores
 
     apply_threads(usable_cores())
 
