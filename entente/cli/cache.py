@@ -21,8 +21,6 @@ RunsRoot = Annotated[Path, Parameter(help="Folder of runs and caches.")]
 CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any setting of the cache.")]
 
 _PHASE_WORDS = {"M": "movement", "R": "retreats", "A": "adjustments"}
-_BAR = 24
-"""Characters of the longest bar."""
 
 
 @app.command
@@ -135,18 +133,13 @@ def _folders(runs_root: Path) -> list[Path]:
 
 
 def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
-    """One line per stratum, with a bar in proportion to the largest stratum."""
+    """One line per stratum."""
     from state_cache.sampling import BALANCES, count_strata
 
-    counts = count_strata(snapshots)
     table = Table(box=None, padding=(0, 2, 0, 2))
     for title in ("year", "phases", "leading power"):
         table.add_column(title, no_wrap=True)
     table.add_column("positions", justify="right")
-    table.add_column("", no_wrap=True)
-    for stratum, count in counts.items():
-        bar = "█" * max(1, round(_BAR * count / max(counts.values())))
-        table.add_row(
-            str(stratum.year), _PHASE_WORDS[stratum.phase_type], BALANCES[stratum.balance][1], str(count), f"[cyan]{bar}[/]"
-        )
+    for stratum, count in count_strata(snapshots).items():
+        table.add_row(str(stratum.year), _PHASE_WORDS[stratum.phase_type], BALANCES[stratum.balance][1], str(count))
     return table

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from entente.cli import main
-from entente.cli.commands import command_line
 from entente.reports.read_run import list_runs
 from entente.settings.check_settings import check_settings
 from entente.settings.run_settings import RunSettings
@@ -88,21 +87,6 @@ def test_the_table_and_the_json_say_the_same(several: Path, capsys: pytest.Captu
         ("cut", "interrupted", 2),
         ("begun", "interrupted", 0),
     ]
-
-
-READS = [
-    "sql", "report", "watch", "replay", "evaluate", "runs inspect decision", "runs inspect group",
-    "runs explain", "runs replay-step",
-]  # fmt: skip
-
-
-def test_what_reads_takes_the_latest_run():
-    given = {"sql": ["select 1"], "runs replay-step": ["--step", "1"]}
-    for command in READS:
-        words = [*command.split(), *given.get(command, ["1"] if "inspect" in command else [])]
-        _, bound, _ = command_line().parse_args(words, exit_on_error=False, print_error=False)
-        bound.apply_defaults()
-        assert bound.arguments["run"] == "latest", command
 
 
 def test_a_command_says_which_run_it_took_and_nothing_where_it_was_named(several: Path, capsys: pytest.CaptureFixture[str]):

@@ -4,7 +4,6 @@ import asyncio
 import http.client
 import json
 import math
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from entente.decoding.codec import Codec
 from entente.game.board import Board
-from entente.game.players import player
 from entente.game.prompts import PromptSettings, board_text, power_text
 from entente.game.recorded import as_recorded
 from entente.play.orders_request import read_question, read_request
@@ -137,22 +135,6 @@ def test_the_tokens_logprobs_add_up_and_spell_the_content(client, tokens: Tokens
         uniform = -sum(math.log(size) for size in np.diff(offsets))
         assert sum(entry.logprob for entry in entries) == pytest.approx(uniform, abs=1e-4)
         assert all(entry.top_logprobs == [] for entry in entries)
-
-
-def test_every_kind_of_order_is_answered(client):
-    dice, board, asked = random.Random(7), Board.start(), set()
-    turns: list[tuple[str, dict[str, list[str]]]] = []
-    while len(asked) < 4 and board.year < 1906:
-        state = json.loads(as_recorded("game", turns))["phases"][-1]["state"]
-        for legal in [each for each in board.legal_orders().values() if each.kind not in asked or each.is_forced][:2]:
-            content = json.dumps({"power": legal.power, "state": state})
-            answer = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": content}], logprobs=True)
-            assert legal.admits(answer.choices[0].message.content.split("\n"))
-            asked.add(legal.kind)
-        orders = {power: player("mover")(own, dice, board) for power, own in board.legal_orders().items()}
-        turns.append((board.phase, orders))
-        board.step(orders)
-    assert len(asked) == 4
 
 
 PROMPT = [{"role": "user", "content": board_text(Board.start(), "", PromptSettings(own_line="in_place")) + "FRANCE"}]
