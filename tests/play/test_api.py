@@ -223,7 +223,7 @@ def test_other_hosts_pages_and_keys_are_refused_at_every_address(tokens, headers
 def test_elsewhere_than_on_loopback_no_page_is_a_client_and_the_host_is_the_networks_affair(tokens):
     served = ApiHere(Engine(), tokens, key="the-key", own=False)
     try:
-        right = {"Host": "gpu.internal:8100", "Authorization": "Bearer the-key"}
+        right: dict[str, Any] = {"Host": "gpu.internal:8100", "Authorization": "Bearer the-key"}
         assert knock(served.port, **right)[0] == 200
         assert knock(served.port, Origin="http://gpu.internal:8100", **right)[2]["code"] == "foreign_origin"
     finally:
