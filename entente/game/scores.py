@@ -5,7 +5,7 @@ standing minus the first. The settings of a run define how components are weight
 orders) start at the fork.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
@@ -37,6 +37,8 @@ class Standing:
     """Own orders without effect because what they refer to did not happen, such as a support of a move not made."""
     bounced: tuple[int, ...] = _NONE
     """Own moves and retreats that another unit prevented."""
+    outlook: tuple[float, ...] = _NONE
+    """Expected share of squared centres some years on; 0 for all but the end of a fork whose run asks for it."""
 
     def sos_share(self, power: str) -> float:
         """Share of the sum of squared centre counts, 0 to 1. After a solo the winner has 1 and the others 0.
@@ -88,7 +90,7 @@ class Standing:
         return max(self.centres) >= SOLO_CENTRES
 
 
-def _own(counts: Callable[[Standing], tuple[int, ...]]) -> Callable[[Standing, str], float]:
+def _own(counts: Callable[[Standing], Sequence[float]]) -> Callable[[Standing, str], float]:
     return lambda standing, power: float(counts(standing)[POWERS.index(power)])
 
 
@@ -103,6 +105,7 @@ _MEASURES: dict[str, Callable[[Standing, str], float]] = {
     "units_driven_out": _own(lambda standing: standing.driven_out),
     "orders_void": _own(lambda standing: standing.void),
     "orders_bounced": _own(lambda standing: standing.bounced),
+    "outlook": _own(lambda standing: standing.outlook),
 }
 
 COMPONENTS = tuple(_MEASURES)

@@ -13,7 +13,7 @@ from entente.game.board import POWERS, Board
 from entente.game.players import Player, player
 from entente.game.scores import Standing, compute_standing, horizon_reached, spring_after
 from entente.game.snapshot import Snapshot
-from entente.players.search_settings import SearchSettings
+from entente.players.search_settings import OutlookSettings, SearchSettings
 from entente.players.seeds import dice
 from entente.telemetry.process_pool import ProcessPool
 
@@ -28,15 +28,29 @@ def play_out(board: Board, power: str, orders: Sequence[str], name: str, setting
     Raises:
         InputError: a name in `settings.player` is no scripted player.
     """
-    seats = {seat: player(who) for seat, who in seats_of(name, settings).items()}
-    start, given = board.phase, {power: orders}
-    game = board.fork()
-    while given or not _is_end(start, game, settings.years):
+    return value_of(_standing_after(board, {power: orders}, name, settings.years, settings.player), power, settings)
+
+
+def outlook(board: Board, name: str, settings: OutlookSettings) -> tuple[float, ...]:
+    """Share of squared centres of each power of POWERS after one playout from here; `board` is not changed.
+
+    Args:
+        name: as in `play_out`.
+    """
+    standing = _standing_after(board, {}, name, settings.years, settings.player)
+    return tuple(map(standing.sos_share, POWERS))
+
+
+def _standing_after(board: Board, given: Mapping[str, Sequence[str]], name: str, years: int, players: Sequence[str]) -> Standing:
+    """The standing after the orders of `given`, if any, and scripted play to the horizon."""
+    seats = {seat: player(who) for seat, who in seats_of(name, players).items()}
+    start, game = board.phase, board.fork()
+    while given or not _is_end(start, game, years):
         game.advance(_scripted(game, seats, name, skip=given) | given)
         given = {}
-    value = value_of(compute_standing(game), power, settings)
+    standing = compute_standing(game)
     game.release()
-    return value
+    return standing
 
 
 def _is_end(start: str, board: Board, years: int) -> bool:
@@ -44,10 +58,10 @@ def _is_end(start: str, board: Board, years: int) -> bool:
     return horizon_reached(start, spring_after(board.phase) if board.season == "W" else board.phase, years)
 
 
-def seats_of(name: str, settings: SearchSettings) -> dict[str, str]:
-    """Who plays each power in the playout `name`: by lot among `settings.player`."""
+def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
+    """Who plays each power in the playout `name`: by lot among `players`."""
     lot = dice(name, "seats")
-    return {power: lot.choice(settings.player) for power in POWERS}
+    return {power: lot.choice(players) for power in POWERS}
 
 
 def value_of(standing: Standing, power: str, settings: SearchSettings) -> float:

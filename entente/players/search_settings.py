@@ -1,4 +1,4 @@
-"""Settings of search at play: who proposes, and how proposals are played out."""
+"""Settings of playouts: of the search at play, and of a fork's outlook."""
 
 from typing import Annotated, Literal
 
@@ -54,4 +54,25 @@ class SearchSettings(Settings):
                 f"search.playouts {self.playouts} is less than one for each of the {self.proposals} + {len(self.scripted)} order "
                 "sets of search.proposals and search.scripted: give more playouts, or fewer order sets"
             )
+        return self
+
+
+class OutlookSettings(Settings):
+    """What is expected after a fork's end: the reward component `outlook`, computed by playouts from there.
+
+    A fork of a year or two sees what pays soon; this component sees some of the rest. All forks of a start group share the luck
+    of their playouts.
+    """
+
+    playouts: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Playouts from the end of each fork; 0: the component is not computed."""
+    years: Annotated[int, Field(ge=1, le=20)] = 3
+    """Game years of a playout, counted from the fork's end."""
+    player: Names = ("dumbbot",)
+    """Who plays all seats in a playout; of several each seat draws one by a seeded lot."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "OutlookSettings":
+        if not self.player:
+            raise ValueError("somebody must play the playouts: give rollouts.outlook.player, as 'dumbbot'")
         return self

@@ -42,7 +42,7 @@ class Given:
 
 def forked(board: Board, power: str, orders: list[str], name: str, settings: SearchSettings) -> float:
     """Oracle: the same playout as a fork, with every check and record, to the horizon itself."""
-    seats = seats_of(name, settings)
+    seats = seats_of(name, settings.player)
     plan = ForkPlan(
         name=name,
         shared_name=name,
@@ -78,7 +78,7 @@ def test_a_playout_has_the_value_of_a_fork_with_the_same_dice(phase: str, settin
 
 def test_seats_of_a_mix_are_drawn_by_the_name_of_the_dice():
     settings = SearchSettings(player=("dumbbot", "random"))
-    drawn = [seats_of(f"g/{number}", settings) for number in range(40)]
-    assert drawn == [seats_of(f"g/{number}", settings) for number in range(40)]
+    drawn = [seats_of(f"g/{number}", settings.player) for number in range(40)]
+    assert drawn == [seats_of(f"g/{number}", settings.player) for number in range(40)]
     share = sum(list(seats.values()).count("random") for seats in drawn) / (40 * len(POWERS))
     assert 0.35 < share < 0.65 and all(list(seats) == list(POWERS) for seats in drawn)
