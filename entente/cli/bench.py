@@ -26,15 +26,18 @@ app.command("entente.cli.tune:tune", name="tune")
 @app.default
 def bench(
     what: Annotated[
-        Literal["game", "storage", "decode", "trainer", "e2e", "peers"],
+        Literal["game", "outlook", "storage", "decode", "trainer", "e2e", "peers"],
         Parameter(
-            help="game: the board, beside direct calls of the game engine. storage: rows. decode: the engine. "
+            help="game: the board, beside direct calls of the game engine. outlook: what foretells the end of a game. "
+            "storage: rows. decode: the engine. "
             "trainer: the training step. e2e: whole steps of a run. peers: TRL."
         ),
     ],
     /,
     *,
-    rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts.")] = None,
+    rounds: Annotated[
+        int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts. outlook: games.")
+    ] = None,
     only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
     steps: Annotated[int | None, Parameter(help="e2e: steps of a round.")] = None,
     scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
@@ -79,6 +82,12 @@ def _game(rounds: int = 5, seed: int = 0) -> "Outcome":
     from benchmarks.game_ground import bench_game
 
     return bench_game(rounds=rounds, seed=seed)
+
+
+def _outlook(rounds: int = 40, seed: int = 0) -> "Outcome":
+    from benchmarks.outlook import bench_outlook
+
+    return bench_outlook(games=rounds, seed=seed)
 
 
 def _storage(rounds: int = 15, scale: float = 1.0, seed: int = 0) -> "Outcome":
@@ -145,6 +154,7 @@ def _peers(
 
 _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
     "game": _game,
+    "outlook": _outlook,
     "storage": _storage,
     "decode": _decode,
     "trainer": _trainer,
