@@ -13,13 +13,16 @@ from prefect.utilities.annotations import quote
 from entente.rollouts.improve_rounds import ImproveSettings
 from entente.rollouts.play import Figures, Stretch, play_probe, play_stretch
 from entente.rollouts.teach import label, visit
-from entente.settings.run_settings import ROLLOUT_RETRIES, ROLLOUT_TIMEOUT_S
+from entente.settings.run_settings import ROLLOUT_TIMEOUT_S
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.process_pool import ProcessPool
 from tasks.dask_rollouts import DaskCluster
 from tasks.resources import Resources
 
 T = TypeVar("T")
+
+ROLLOUT_RETRIES = 2
+"""Retries of a rollout task. A second success is harmless, because its shard's name is taken."""
 
 
 @task(

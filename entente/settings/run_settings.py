@@ -48,8 +48,6 @@ _PRESETS = Path(__file__).with_name("presets")
 
 ROLLOUT_TIMEOUT_S = 900.0
 """Seconds after which a rollout task is cancelled and tried again; whole games with a search take minutes."""
-ROLLOUT_RETRIES = 2
-"""Retries of a rollout task. A second success is harmless, because its shard's name is taken."""
 
 
 class PipelineSettings(Settings):
