@@ -13,8 +13,8 @@ from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.evaluation.settings import EvaluationSettings
 from entente.game.snapshot import POWERS
-from entente.inference.choose_engine import engine_kind
-from entente.inference.engine_cards import has_cuda, unused_card, vllm_build
+from entente.inference.choose_engine import engine_here
+from entente.inference.engine_cards import unused_card
 from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
 from entente.reports.read_run import read_run
 from entente.rollouts.fork import Tokens
@@ -224,8 +224,8 @@ def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | No
 
 def _uses(settings: RunSettings, cards: CardPlan, model: Path | None, cache: Path | None) -> Forecast:
     """Engine, cards, model and state cache."""
-    engine, build, unused = settings.inference, vllm_build(), unused_card()
-    _, reason = engine_kind(engine.engine, has_vllm=build is not None, has_cuda=build == "cuda" and has_cuda())
+    engine, unused = settings.inference, unused_card()
+    _, reason = engine_here(engine)
     to_make = "to be made from its recipe" if engine.model == TINY else "to be downloaded from the hub, which has it"
     plan: Forecast = {"engine": f"vLLM servers at {', '.join(engine.urls)}" if engine.urls else reason}
     for name, some in (("engine_cards", cards.engine), ("trainer_cards", cards.trainer)):

@@ -6,45 +6,39 @@ An engine's library is imported only after the engine was chosen. Nothing here c
 cannot be given other cards, and vLLM could not fork from it.
 """
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import Literal
 
 from entente.inference.engine import Engine
-from entente.inference.engine_cards import has_cuda, unused_card, vllm_build
+from entente.inference.engine_cards import engine_family, unused_card, vllm_build
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.inference.supervisor import EngineSupervisor
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 
-EngineKind = Literal["vllm", "torch"]
 _PLACES = {"vllm": "a server of vLLM draws, which this process starts", "torch": "torch draws in this process"}
 
 
-def engine_kind(wanted: Literal["auto"] | EngineKind, *, has_vllm: bool, has_cuda: bool) -> tuple[EngineKind, str]:
-    """The engine for `inference.engine = wanted`, and the reason as one sentence.
+def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], str]:
+    """The engine for `settings` on this machine, and the reason as one sentence.
 
     Raises:
-        InputError: `wanted` is 'vllm' and vLLM is not installed.
+        InputError: the settings name vLLM and vLLM is not installed.
     """
-    if wanted == "vllm" and not has_vllm:
+    kind, build = engine_family(settings), vllm_build()
+    if kind == "vllm" and build is None:
         raise InputError(
             "inference.engine is 'vllm' but no vLLM is installed: install it (`make setup-vllm` on a CPU, the extra `gpu` "
             "on a card), or set inference.engine to 'auto', which then takes the torch engine"
         )
-    if wanted != "auto":
-        return wanted, f"{_PLACES[wanted]}, because inference.engine says so"
-    if has_vllm and has_cuda:
-        return "vllm", f"{_PLACES['vllm']}, because this machine has a GPU"
-    why = "no vLLM is installed" if not has_vllm else "vLLM is worth its start on a GPU only"
-    return "torch", f"{_PLACES['torch']}, because {why}"
-
-
-def engine_here(settings: InferenceSettings) -> tuple[EngineKind, str]:
-    """`engine_kind` for `settings` on this machine; raises the same."""
-    has_vllm = importlib.util.find_spec("vllm") is not None
-    return engine_kind(settings.engine, has_vllm=has_vllm, has_cuda=vllm_build() == "cuda" and has_cuda())
+    if settings.engine != "auto":
+        why = "inference.engine says so"
+    elif kind == "vllm":
+        why = "this machine has a GPU"
+    else:
+        why = "no vLLM is installed" if build is None else "vLLM is worth its start on a GPU only"
+    return kind, f"{_PLACES[kind]}, because {why}"
 
 
 def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", log: Path | None = None) -> Engine:

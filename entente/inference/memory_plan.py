@@ -320,19 +320,14 @@ def free_memory() -> int:
 
 
 def available_memory(of_machine: int, cgroup: Path) -> int:
-    """`of_machine` bytes, or less if a container's limit (cgroup version 2 or 1) is lower."""
-    for limit, used, gauges, reclaimable in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-    ):
-        try:
-            allowed, taken = int((cgroup / limit).read_text()), int((cgroup / used).read_text())
-            stat = dict(line.split() for line in (cgroup / gauges).read_text().splitlines())
-        except (OSError, ValueError):  # no such version, or "max": no limit
-            continue
-        # The file cache counts as used, but the kernel frees it on demand.
-        return min(of_machine, max(0, allowed - taken + int(stat.get(reclaimable, 0))))
-    return of_machine
+    """`of_machine` bytes, or less if a container's limit is lower."""
+    try:
+        allowed, taken = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return of_machine
+    # The file cache counts as used, but the kernel frees it on demand.
+    return min(of_machine, max(0, allowed - taken + int(stat.get("inactive_file", 0))))
 
 
 def size_text(count: int) -> str:

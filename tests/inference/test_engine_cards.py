@@ -11,7 +11,7 @@ import pytest
 
 from entente.inference import engine_cards as module
 from entente.inference import torch_engine
-from entente.inference.choose_engine import engine_kind
+from entente.inference.choose_engine import engine_here
 from entente.inference.engine_cards import engine_cards, has_cuda
 from entente.inference.settings import InferenceSettings
 from entente.telemetry import cards
@@ -150,21 +150,23 @@ def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(
 
 
 @pytest.mark.parametrize(
-    "wanted, has_vllm, has_cuda, kind, reason",
+    ("wanted", "vllm", "cards", "kind", "reason"),
     [
-        ("auto", True, False, "torch", "on a GPU only"),
-        ("auto", True, True, "vllm", "this machine has a GPU"),
-        ("auto", False, True, "torch", "no vLLM is installed"),
-        ("torch", True, True, "torch", "inference.engine says so"),
-        ("vllm", True, True, "vllm", "inference.engine says so"),
-        ("vllm", True, False, "vllm", "inference.engine says so"),
+        ("auto", "cuda", 0, "torch", "on a GPU only"),
+        ("auto", "cpu", 1, "torch", "on a GPU only"),
+        ("auto", "cuda", 1, "vllm", "this machine has a GPU"),
+        ("auto", None, 1, "torch", "no vLLM is installed"),
+        ("torch", "cuda", 1, "torch", "inference.engine says so"),
+        ("vllm", "cpu", 0, "vllm", "inference.engine says so"),
     ],
 )
-def test_the_setting_and_what_is_there_decide(wanted, has_vllm: bool, has_cuda: bool, kind: str, reason: str):
-    chosen, sentence = engine_kind(wanted, has_vllm=has_vllm, has_cuda=has_cuda)
+def test_the_setting_and_what_is_there_decide(build: Build, wanted, vllm, cards: int, kind: str, reason: str):
+    build(cards, vllm=vllm)
+    chosen, sentence = engine_here(InferenceSettings(engine=wanted))
     assert chosen == kind and reason in sentence
 
 
-def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure():
+def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure(build: Build):
+    build(vllm=None)
     with pytest.raises(InputError, match=r"no vLLM is installed: install .* or set inference.engine to 'auto'"):
-        engine_kind("vllm", has_vllm=False, has_cuda=True)
+        engine_here(InferenceSettings(engine="vllm"))
