@@ -10,8 +10,7 @@ from prefect import task
 
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.progress import reporter
-from entente.training.messages import TrainedStep
-from entente.training.step_metrics import mismatch_warning
+from entente.training.messages import TrainedStep, mismatch_warning
 from storage.lesson_shelf import LessonQuery
 from tasks.resources import Resources
 from tasks.rollout_queue import RolloutQueue

@@ -6,6 +6,9 @@ from typing import Any
 
 from entente.records.policy_version import PolicyVersion
 
+MISMATCH_ALARM = 0.05
+"""Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
@@ -48,3 +51,14 @@ class ResumePoint:
     def from_json(cls, fields: Mapping[str, Any]) -> "ResumePoint":
         """What `to_json` wrote."""
         return cls(last=TrainedStep.from_json(fields["last"]), set_aside=tuple(fields["set_aside"]))
+
+
+def mismatch_warning(step: int, metrics: Mapping[str, float]) -> str:
+    """A warning if trainer and engine disagree at lag 0; else empty."""
+    if not metrics.get("train/mismatch_alarm"):
+        return ""
+    mean = metrics["train/log_ratio_lag0_mean"]
+    return (
+        f"step {step}: at lag 0 the log-probabilities of trainer and engine are {mean:.2g} nats apart on average, more than "
+        f"{MISMATCH_ALARM}: look for a mask, a temperature, token ids or an adapter that only one of them has"
+    )

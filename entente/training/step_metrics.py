@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow as pa
 
 from entente.training.branching import branching_counts
+from entente.training.messages import MISMATCH_ALARM
 from entente.training.objective import Accumulated, Gauges
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
 
-MISMATCH_ALARM = 0.05
-"""Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
 _LAGS = 3
 
 
@@ -138,17 +137,6 @@ def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> d
         "train/ratio_lag0_off_p99": float(np.quantile(np.expm1(gap), 0.99)),
         "train/mismatch_alarm": float(not mean <= MISMATCH_ALARM),
     }
-
-
-def mismatch_warning(step: int, metrics: Mapping[str, float]) -> str:
-    """A warning if trainer and engine disagree at lag 0; else empty."""
-    if not metrics.get("train/mismatch_alarm"):
-        return ""
-    mean = metrics["train/log_ratio_lag0_mean"]
-    return (
-        f"step {step}: at lag 0 the log-probabilities of trainer and engine are {mean:.2g} nats apart on average, more than "
-        f"{MISMATCH_ALARM}: look for a mask, a temperature, token ids or an adapter that only one of them has"
-    )
 
 
 def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:

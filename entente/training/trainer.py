@@ -16,7 +16,7 @@ import torch
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError, InputError, TrainingError
 from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
-from entente.training.messages import ResumePoint, TrainedStep
+from entente.training.messages import ResumePoint, TrainedStep, mismatch_warning
 from entente.training.mismatch import Mismatch, check_mismatch, measure_mismatch
 from entente.training.parallel import Peers
 from entente.training.policy import Policy
@@ -26,7 +26,6 @@ from entente.training.step_metrics import (
     Update,
     lag_zero_metrics,
     lesson_metrics,
-    mismatch_warning,
     rate_metrics,
     selection_metrics,
     update_metrics,

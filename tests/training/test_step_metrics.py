@@ -11,13 +11,12 @@ import pytest
 
 from entente.telemetry.metrics import check
 from entente.training.branching import SHARE, probed
+from entente.training.messages import MISMATCH_ALARM, mismatch_warning
 from entente.training.objective import Accumulated, Gauges
 from entente.training.step_metrics import (
-    MISMATCH_ALARM,
     Update,
     effective_share,
     lag_zero_metrics,
-    mismatch_warning,
     rate_metrics,
     selection_metrics,
     update_metrics,
