@@ -46,7 +46,7 @@ def _standing_after(board: Board, given: Mapping[str, Sequence[str]], name: str,
     seats = {seat: player(who) for seat, who in seats_of(name, players).items()}
     start, game = board.phase, board.fork()
     while given or not _is_end(start, game, years):
-        game.advance(_scripted(game, seats, name, skip=given) | given)
+        game.advance({**_scripted(game, seats, name, skip=given), **given})
         given = {}
     standing = compute_standing(game)
     game.release()

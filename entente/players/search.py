@@ -116,10 +116,12 @@ async def _round(
     """Divide `settings.playouts` among the order sets. Each round has dice of its own, so that luck does not choose twice."""
     if len(arms) == 1:
         return SearchResult(proposals=tuple(arms), values=(0.0,), visits=(0,), best=0)
-    named = f"{request.dice}/{request.ply}/{request.power}/playout"
+
+    def name_of(turn: int) -> str:
+        return f"{request.dice}/{request.ply}/{request.power}/playout/{number * settings.playouts + turn}"
 
     async def play_round(pulls: Sequence[Pull]) -> list[float]:
-        sets = [(arms[arm], f"{named}/{number * settings.playouts + turn}") for arm, turn in pulls]
+        sets = [(arms[arm], name_of(turn)) for arm, turn in pulls]
         if processes is not None:
             return await play_out_apart(processes, request.board, request.power, sets, settings)
         values = []
