@@ -60,7 +60,7 @@ def documented(package: Callable[[dict[str, str]], Path]) -> Path:
 
 
 def test_every_example_has_the_file_that_it_belongs_to():
-    assert len(re.findall(r"^```(?:python|toml|jinja|json)", PAGE, re.MULTILINE)) == len(BLOCKS) == 12
+    assert len(re.findall(r"^```(?:python|toml|jinja|json)", PAGE, re.MULTILINE)) == len(BLOCKS) == 13
 
 
 def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_without(
@@ -257,6 +257,8 @@ def test_the_recipe_of_the_page_says_how_prompts_of_an_adapter_are_written(tmp_p
 
 
 def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(tokens):
+    from entente.decoding.legal_table import TableBuilder
+    from entente.decoding.thinking import thinking_of
     from entente.records.generation import GenerationRequest
     from entente.records.policy_version import PolicyVersion
 
@@ -271,10 +273,13 @@ def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(t
         )
         counts = np.diff(table.legal_sets(drawn.token_ids.tolist())[1])
         np.testing.assert_allclose(drawn.logprobs, -np.log(counts), rtol=1e-6)
+    thinks = TableBuilder(tokens.codec, thinking=thinking_of(tokens.codec, 6)).table(legal)
+    request = GenerationRequest(request_id="thinks", prompt_ids=[1], table=thinks, seed=7)
+    thinks.legal_sets(asyncio.run(engine.generate(request)).token_ids.tolist())  # raises unless whole and legal
     policy = PolicyVersion(version=3, adapter_hash="hash", adapter=Path("x"))
     asyncio.run(engine.publish(policy))
     request = GenerationRequest(request_id="last", prompt_ids=[1], table=table, seed=7)
-    assert asyncio.run(engine.generate(request)).policy == policy and asyncio.run(engine.stats()).requests == 15
+    assert asyncio.run(engine.generate(request)).policy == policy and asyncio.run(engine.stats()).requests == 16
 
 
 def test_the_metric_of_the_page_is_one_once_it_is_registered():
@@ -301,11 +306,22 @@ def test_the_alert_of_the_page_is_raised_by_a_slow_step(tmp_path: Path):
     assert rule() == "the step took 60 s, usually 2 s"
 
 
-def test_the_command_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_of_the_page_runs_and_an_unknown_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from cyclopts import App
 
     app = App()
     app.default(module("entente/cli/versions.py").versions)
+    RunPaths(tmp_path / "mine").create().settings.write_text("{}")
+    for words in ("--run", "mine"), ():
+        app([*words, "--runs-root", str(tmp_path)], result_action="return_value")
+    assert capsys.readouterr().out == "mine\nmine\n"
+    with pytest.raises(InputError, match="is called 'other'"):
+        app(["--run", "other", "--runs-root", str(tmp_path)], result_action="return_value", exit_on_error=False)
+
+
+def test_the_flow_of_the_page_lists_versions_and_is_named_as_its_file(tmp_path: Path):
+    flow = module("flows/list_versions.py").list_versions
     RunPaths(tmp_path / "mine").create()
-    app(["--run", "mine", "--runs-root", str(tmp_path)], result_action="return_value")
-    assert capsys.readouterr().out == "\n"
+    assert asyncio.run(flow.fn("mine", tmp_path)) == [] and flow.name == "list-versions"
+    with pytest.raises(InputError, match=r"'\.\./mine'"):
+        asyncio.run(flow.fn("../mine", tmp_path))
