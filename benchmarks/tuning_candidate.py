@@ -22,7 +22,8 @@ from entente.records.rows import Decision
 from entente.rollouts.fork import Tokens
 from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_groups, roll_out
 from entente.settings.find_model import model_of
-from entente.settings.run_settings import RunSettings, settings_of
+from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import answer_job
 from entente.telemetry.machine import apply_threads
 from state_cache.sampling import sample_start_positions

@@ -52,7 +52,7 @@ class Run:
     @_one_error
     def settings(self) -> "RunSettings":
         """Its settings."""
-        from entente.settings.run_settings import settings_of
+        from entente.settings.layers import settings_of
 
         return settings_of(self.paths)
 
@@ -188,7 +188,7 @@ def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: 
     """
     from entente.cli.environment import prepare_environment
     from entente.cli.train import train_run
-    from entente.settings.run_settings import layered_settings, resumed_settings
+    from entente.settings.layers import layered_settings, resumed_settings
 
     files = [Path(file) for file in config]
     with warnings.catch_warnings():  # the environment is prepared before Prefect is imported; it silences warnings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from entente.settings.run_settings import settings_of
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after

@@ -8,7 +8,7 @@ from prefect import flow
 from entente.evaluation.contestants import resolve_contestant, resolve_version
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from entente.evaluation.strength import POLICY
-from entente.settings.run_settings import settings_of
+from entente.settings.layers import settings_of
 from flows.given_parameters import check_given, named_after
 from flows.open_players import open_players
 from flows.open_run import prepare_cache

@@ -29,7 +29,8 @@ from entente.rollouts.improve_rounds import (
 )
 from entente.rollouts.play import Stretch
 from entente.rollouts.teach import VISITED_GROUPS
-from entente.settings.run_settings import RunSettings, settings_of
+from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.machine import usable_cores
 from entente.telemetry.memory import freeze_old_objects

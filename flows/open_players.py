@@ -22,7 +22,8 @@ from entente.inference.settings import InferenceSettings
 from entente.players.deciders import Decider, PolicyDecider, Tokens
 from entente.players.search import SearchDecider
 from entente.records.policy_version import BASE_VERSION
-from entente.settings.run_settings import RunSettings, settings_of
+from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import apply_threads, usable_cores
 from entente.telemetry.process_pool import ProcessPool

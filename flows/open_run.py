@@ -29,7 +29,8 @@ from entente.rollouts.fork import Tokens
 from entente.rollouts.league import check_opponent_versions
 from entente.settings.check_settings import check_settings
 from entente.settings.find_model import check_room
-from entente.settings.run_settings import RunSettings, check_prompts, check_resumed, rate_warning, settings_of
+from entente.settings.layers import check_prompts, check_resumed, rate_warning, settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
 from entente.telemetry.errors import DataError, InputError

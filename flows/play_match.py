@@ -25,7 +25,7 @@ from entente.evaluation.settings import MatchSettings
 from entente.game.snapshot import Snapshot
 from entente.players.endpoint_players import OutsidePlayers
 from entente.players.read_answer import AnswerCounts
-from entente.settings.run_settings import settings_of
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import environment
 from entente.telemetry.progress import reporter

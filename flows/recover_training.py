@@ -31,7 +31,8 @@ from prefect.types import DateTime
 from prefect.types._datetime import now
 
 from entente.rollouts.improve_rounds import ImproveSettings, rounds_left
-from entente.settings.run_settings import RunSettings, settings_of
+from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.alerts import STALLED_MINUTES, Alert
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter

@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from entente.evaluation.intervals import clusters_to_show, estimate, format_interval
 from entente.evaluation.settings import SCORE_SEED
-from entente.settings.run_settings import RunSettings, layered_settings, leaves, merge_layers, one_sentence, read_settings_file
+from entente.settings.layers import layered_settings, leaves, merge_layers, one_sentence, read_settings_file
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Settings, setting_names, similar_names
 from storage.json_files import read_object

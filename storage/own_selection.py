@@ -13,17 +13,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from entente.telemetry.errors import InputError
-
-if TYPE_CHECKING:
-    from storage.selection import SelectionQuery
 
 THREAD = "entente-question"
 _Found = TypeVar("_Found")
@@ -35,20 +31,23 @@ Key = tuple[str, int]
 """Shard and number of a start group."""
 
 
-def list_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuery") -> pa.Table:
-    """The start groups that the step can train on, from the table `standings` of an index."""
-    values = asdict(query)
+def list_candidates(connection: duckdb.DuckDBPyConnection, query: Mapping[str, Any]) -> pa.Table:
+    """The start groups that the step can train on, from the table `standings` of an index.
+
+    Args:
+        query: the values of a `SelectionQuery` by name.
+    """
     (statement,) = connection.extract_statements(_SQL)
-    found = connection.sql(statement.query, params={name: values[name] for name in statement.named_parameters})
+    found = connection.sql(statement.query, params={name: query[name] for name in statement.named_parameters})
     return found.to_arrow_table().combine_chunks()
 
 
-def order_candidates(connection: duckdb.DuckDBPyConnection, query: "SelectionQuery") -> pa.Table:
+def order_candidates(connection: duckdb.DuckDBPyConnection, query: Mapping[str, Any]) -> pa.Table:
     """The candidates that the query of the step returns, in its order."""
     candidates = list_candidates(connection, query)
     place_of = {key: place for place, key in enumerate(keys_of(candidates))}
     places: dict[int, None] = {}
-    for key in _answer(query.selection, candidates):
+    for key in _answer(query["selection"], candidates):
         shard, start_group = key
         if (place := place_of.get(key)) is None:
             why = _standing(connection, key)

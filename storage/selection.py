@@ -85,7 +85,7 @@ def select(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, left: M
     """
     _, choice = connection.extract_statements(_SQL)
     if query.selection:
-        drawn = order_candidates(connection, query).slice(length=query.start_groups).select(["shard", "start_group"])
+        drawn = order_candidates(connection, asdict(query)).slice(length=query.start_groups).select(["shard", "start_group"])
         connection.register("drawn", drawn.append_column("place", pa.array(range(drawn.num_rows), pa.int64())))
         (choice,) = connection.extract_statements(_FROM_DRAWN)
     values = asdict(query)
@@ -112,7 +112,7 @@ def eligible(connection: duckdb.DuckDBPyConnection, query: SelectionQuery, left:
     """
     ((start_groups, advantage_groups, expired),) = connection.sql(counted).fetchall()
     if query.selection:
-        wanted = order_candidates(connection, query)
+        wanted = order_candidates(connection, asdict(query))
         start_groups, advantage_groups = wanted.num_rows, sum(wanted["advantage_groups"].to_pylist())
     expired += left.get("expired_with_spread", 0)
     return Eligible(start_groups=start_groups, advantage_groups=advantage_groups, expired=expired)

@@ -18,7 +18,8 @@ from entente.rollouts.fork import Tokens
 from entente.rollouts.league import check_opponent_versions
 from entente.rollouts.resources import RolloutResources
 from entente.settings.find_model import model_of
-from entente.settings.run_settings import RunSettings, settings_of
+from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError, InputError
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter

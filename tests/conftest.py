@@ -23,7 +23,7 @@ from entente.game.snapshot import Snapshot
 from entente.inference.host import EngineHost
 from entente.records.policy_version import BASE
 from entente.rollouts.fork import Tokens
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from entente.telemetry import progress
 from entente.training.settings import recipe_hash
 from storage.adapters import read_adapter

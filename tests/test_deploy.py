@@ -20,7 +20,8 @@ import yaml
 from kubernetes_validate import validate
 
 from entente.cli.commands import command_line
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.given_parameters import ADDRESSES_VARIABLE, check_given

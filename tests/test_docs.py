@@ -20,7 +20,8 @@ import yaml
 from pydantic import BaseModel
 
 from entente.cli.commands import command_line
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.metrics import METRICS
 from storage.asking import ask, connect, ready_query
 from storage.runs import RunPaths

@@ -21,7 +21,7 @@ import pytest
 from entente.evaluation.contestants import resolve_contestant
 from entente.game.board import Board
 from entente.game.players import player
-from entente.settings.run_settings import layered_settings, settings_of
+from entente.settings.layers import layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from storage.rewards import returns_of, reward_of
 from storage.runs import RunPaths

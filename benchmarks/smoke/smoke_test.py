@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from benchmarks.smoke.job import STAGES, Device, Job, Stage, StageFailed, StageResult, chosen_stages, figures_so_far
 from benchmarks.smoke.recommend import Advice, as_toml, base_preset, recommend
-from entente.settings.run_settings import preset_names
+from entente.settings.layers import preset_names
 from entente.telemetry.cards import Card, check_visible, take_cards, visible_cards
 from entente.telemetry.child import ChildResult, answer_job, in_a_sentence, last_lines, run_child
 from entente.telemetry.errors import InputError

@@ -21,7 +21,7 @@ from entente.decoding.model_files import read_config
 from entente.inference.adapter_check import WEIGHTS_FILE
 from entente.inference.engine_cards import vllm_build
 from entente.inference.memory_plan import size_text
-from entente.settings.run_settings import preset_names
+from entente.settings.layers import preset_names
 from entente.telemetry.cards import check_visible, visible_cards
 from entente.telemetry.machine import usable_cores
 from entente.training.policy import Policy

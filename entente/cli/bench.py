@@ -165,7 +165,7 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 
 def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = "laptop") -> Any:
     """Settings of the measured run. One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
-    from entente.settings.run_settings import layered_settings
+    from entente.settings.layers import layered_settings
     from entente.telemetry.machine import apply_threads
 
     apply_threads(1)

@@ -71,7 +71,7 @@ def _removable(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
 def _old_shards(paths: RunPaths, settings: RetentionSettings) -> list[Removable]:
     if settings.shards_gb == 0:
         return []
-    from entente.settings.run_settings import settings_of
+    from entente.settings.layers import settings_of
     from storage.retention import RunAge, newest_versions, removable_shards
 
     try:

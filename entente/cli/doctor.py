@@ -117,7 +117,7 @@ def check_versions(installed: dict[str, str], python: str, requirements: Sequenc
 def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
     """Which engine a run with these settings would have and why, and whether it would be refused on this machine."""
     from entente.settings.find_model import check_room
-    from entente.settings.run_settings import layered_settings
+    from entente.settings.layers import layered_settings
     from entente.telemetry.cards import visible_cards
     from entente.telemetry.errors import InputError
 

@@ -29,7 +29,8 @@ from entente.settings.find_model import (
     trainer_bytes,
     trainer_gpu_bytes,
 )
-from entente.settings.run_settings import RunSettings, check_prompts, rate_warning, settings_of
+from entente.settings.layers import check_prompts, rate_warning, settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import usable_cores

@@ -141,7 +141,7 @@ def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: l
     """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
     from entente.settings.check_settings import check_settings
     from entente.settings.find_model import check_room
-    from entente.settings.run_settings import settings_of
+    from entente.settings.layers import settings_of
     from storage.runs import RunPaths
 
     settings = settings_of(RunPaths(runs_root / run))

@@ -37,7 +37,7 @@ def improve(
 
         entente improve --run mine --rollouts                with new start groups in each step
     """
-    from entente.settings.run_settings import settings_of
+    from entente.settings.layers import settings_of
 
     run, settings = which_run(run, runs_root), settings or ImproveSettings()
     paths = RunPaths(runs_root / run)

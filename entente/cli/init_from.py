@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from entente.reports.publish import Source, find_version, publish_model
-from entente.settings.run_settings import RunSettings, layered_settings, merge_layers, settings_of
+from entente.settings.layers import layered_settings, merge_layers, settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.adapters import published_versions
 from storage.runs import MODEL_FOLDER, RunPaths, check_name

@@ -90,7 +90,7 @@ def group(
 def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
     from entente.reports.inspect_rows import Inspector
     from entente.settings.find_model import TINY, find_tiny, model_here
-    from entente.settings.run_settings import settings_of
+    from entente.settings.layers import settings_of
     from storage.runs import MODEL_FOLDER, RunPaths
 
     paths = RunPaths(runs_root / run)

@@ -134,7 +134,7 @@ def sentence_of(error: Exception) -> str:
     cause: BaseException | None = None if isinstance(error, EntenteError) else error
     while cause is not None:
         if isinstance(cause, ValidationError):
-            from entente.settings.run_settings import one_sentence
+            from entente.settings.layers import one_sentence
 
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)

@@ -150,7 +150,7 @@ def _imitation_settings(
     work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
 ) -> ImitationSettings:
     """The checked settings of a model: TOML files, then flags; of one that is resumed its own."""
-    from entente.settings.run_settings import merge_layers, one_sentence, read_settings_file
+    from entente.settings.layers import merge_layers, one_sentence, read_settings_file
     from entente.training.imitation.work import begun_settings, check_new
 
     if resume:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from entente.settings.run_settings import RunSettings, layered_settings, resumed_settings
+from entente.settings.layers import layered_settings, resumed_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST, resolve_run, runs_in
 

@@ -43,7 +43,7 @@ def replay(
     from entente.reports.replay_page import write_replay
     from entente.reports.replayed import read_game
     from entente.settings.find_model import model_or_none
-    from entente.settings.run_settings import settings_of
+    from entente.settings.layers import settings_of
     from storage.runs import RunPaths
 
     run = which_run(run, runs_root)

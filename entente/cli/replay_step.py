@@ -32,7 +32,7 @@ def replay_step(
     """
     from entente.settings.check_settings import check_objective
     from entente.settings.find_model import model_of
-    from entente.settings.run_settings import settings_of
+    from entente.settings.layers import settings_of
     from entente.telemetry.machine import apply_threads, usable_cores
     from storage.runs import RunPaths
 

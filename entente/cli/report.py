@@ -52,7 +52,7 @@ def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts
     """Write the page of a run; what it was made from, and its file."""
     from entente.reports.page import write_report
     from entente.reports.run_facts import read_facts
-    from entente.settings.run_settings import layered_settings, preset_names
+    from entente.settings.layers import layered_settings, preset_names
 
     facts, file = read_facts(paths), output or paths.root / "report.html"
     presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from entente.cli.options import ConfigFiles, Preset, SettingsFlags, settings_from
 from entente.cli.terminal import output_console
+from entente.settings.layers import layered_settings
 from entente.settings.reference import reference, settings_in, value_at
-from entente.settings.run_settings import layered_settings
 
 FIRST_SETTINGS = (
     "run",

@@ -62,7 +62,7 @@ def sql(
 
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
-    from entente.settings.run_settings import settings_of
+    from entente.settings.layers import settings_of
     from storage.asking import QUERIES, ask, left_out, ready_query
     from storage.own_selection import run_interruptible
 

@@ -37,7 +37,7 @@ def tune(
 
     from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
     from entente.cli.terminal import progress_shown
-    from entente.settings.run_settings import resumed_settings
+    from entente.settings.layers import resumed_settings
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
     settings = resumed_settings(config or (), {"run": run, "runs_root": runs_root})

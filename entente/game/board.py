@@ -64,12 +64,6 @@ class Board:
         self._year = 0
         self._enter_phase()
 
-    def _repr_svg_(self) -> str:
-        """The board as a notebook shows it."""
-        from entente.game.render import draw_board
-
-        return draw_board(self)
-
     @classmethod
     def start(cls, map_name: str = "standard", path: BoardPath = BoardPath.FAST) -> "Board":
         """A new game at its first phase.

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from entente.decoding.model_files import (
     RECIPE,
     base_identity,
     file_hash,
-    may_be_hub_id,
     read_config,
     recipe_prompts,
     resolve_model,
@@ -30,12 +28,12 @@ from entente.decoding.model_files import (
     weights_hash,
 )
 from entente.evaluation.adapter_folders import check_weights
-from entente.evaluation.contestants import Contestant, resolve_contestant
+from entente.evaluation.contestants import resolve_contestant
 from entente.inference.publish_weights import publish_weights
 from entente.reports.plots import CURVE
-from entente.reports.published_figures import in_words, match_figures, measured_figures
+from entente.reports.published_figures import Source, in_words, match_figures, measured_figures
 from entente.settings.find_model import model_of
-from entente.settings.run_settings import RunSettings, changed_settings, layered_settings, settings_of
+from entente.settings.layers import changed_settings, layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory
@@ -59,34 +57,6 @@ _PATH_KEYS = ("_name_or_path", "name_or_path")
 _PRESET = "laptop"
 _SLOT_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM's max_lora_rank may have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """What is written: a base model, or a version of a run."""
-
-    base: Path
-    """Folder of the base model on this machine."""
-    version: Contestant | None = None
-    run: RunPaths | None = None
-    settings: RunSettings | None = None
-    """Of a version: its run, and the settings with which it was trained."""
-
-    @property
-    def name(self) -> str:
-        """Of a model its folder's name; of a version 'mine:v20'."""
-        return self.base.name if self.version is None else self.version.name
-
-    @property
-    def adapter(self) -> Path | None:
-        """Folder of the version's adapter."""
-        return None if self.version is None else self.version.adapter
-
-    @property
-    def hub_id(self) -> str:
-        """The base model's hub id; empty if it was made on this machine."""
-        name = "" if self.settings is None else self.settings.inference.model
-        return name if not Path(name).is_dir() and may_be_hub_id(name) else ""
 
 
 def find_version(name: str, runs_root: Path) -> Source:

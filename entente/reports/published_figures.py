@@ -1,10 +1,12 @@
-"""The figures on a card: scores and matches of the published weights, in words. Figures of other weights are refused."""
+"""What is published, and the figures on its card: its scores and matches, in words. Figures of other weights are refused."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from entente.decoding.model_files import weights_hash
+from entente.decoding.model_files import may_be_hub_id, weights_hash
+from entente.evaluation.contestants import Contestant
 from entente.evaluation.intervals import describe_interval, format_interval
 from entente.evaluation.match_files import MatchRecord, read_match, read_matches
 from entente.evaluation.match_table import MEASURES
@@ -12,15 +14,42 @@ from entente.evaluation.score_files import ScoreRecord, read_score
 from entente.evaluation.strength import POLICY
 from entente.game.players import SEARCHES
 from entente.records.policy_version import BASE_VERSION
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
-
-if TYPE_CHECKING:
-    from entente.reports.publish import Source
+from storage.runs import RunPaths
 
 _SHOWN = ("centres", "sos", "win", "survival", "solo")
 
 
-def measured_figures(source: "Source", published: str, files: Sequence[Path]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is written: a base model, or a version of a run."""
+
+    base: Path
+    """Folder of the base model on this machine."""
+    version: Contestant | None = None
+    run: RunPaths | None = None
+    settings: RunSettings | None = None
+    """Of a version: its run, and the settings with which it was trained."""
+
+    @property
+    def name(self) -> str:
+        """Of a model its folder's name; of a version 'mine:v20'."""
+        return self.base.name if self.version is None else self.version.name
+
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of the version's adapter."""
+        return None if self.version is None else self.version.adapter
+
+    @property
+    def hub_id(self) -> str:
+        """The base model's hub id; empty if it was made on this machine."""
+        name = "" if self.settings is None else self.settings.inference.model
+        return name if not Path(name).is_dir() and may_be_hub_id(name) else ""
+
+
+def measured_figures(source: Source, published: str, files: Sequence[Path]) -> dict[str, Any]:
     """Scores of the version and of its base, one for each question, and matches, each with the model's name there.
 
     Args:

@@ -1,11 +1,10 @@
 """Checks across rooms: settings that contradict each other are refused with both values and a cure."""
 
-from typing import TYPE_CHECKING
-
 from entente.game.players import check_player
 from entente.inference.engine_cards import engine_family
 from entente.players.endpoint import read_endpoint
 from entente.rollouts.league import slots_for
+from entente.settings.run_settings import PipelineSettings, RunSettings
 from entente.telemetry.errors import InputError
 from entente.training.loss_name import check_loss_name
 from storage.rewards import check_blend
@@ -13,11 +12,8 @@ from storage.runs import check_run_name
 from storage.schema import FINAL
 from storage.settings import StorageSettings
 
-if TYPE_CHECKING:
-    from entente.settings.run_settings import PipelineSettings, RunSettings
 
-
-def check_settings(settings: "RunSettings") -> None:
+def check_settings(settings: RunSettings) -> None:
     """Check that settings do not contradict each other, and that what they name exists; see `check_objective`.
 
     Raises:
@@ -68,7 +64,7 @@ def check_settings(settings: "RunSettings") -> None:
     check_objective(settings)
 
 
-def check_objective(settings: "RunSettings") -> None:
+def check_objective(settings: RunSettings) -> None:
     """Check that the loss and the reward components exist, here or in an installed package, and that the baseline foretells these
     components. The loss is not loaded.
 
@@ -89,7 +85,7 @@ def check_objective(settings: "RunSettings") -> None:
         check_selection(settings.storage.selection)
 
 
-def _check_endpoints(settings: "RunSettings") -> None:
+def _check_endpoints(settings: RunSettings) -> None:
     pipeline, endpoints = settings.pipeline, settings.rollouts.endpoints
     for name in endpoints:
         read_endpoint(name)
@@ -100,7 +96,7 @@ def _check_endpoints(settings: "RunSettings") -> None:
         )
 
 
-def _check_slots(settings: "RunSettings") -> None:
+def _check_slots(settings: RunSettings) -> None:
     inference, lag = settings.inference, settings.storage.max_policy_lag
     opponents = slots_for(settings.rollouts, lag)
     needed = lag + 2 + opponents
@@ -119,7 +115,7 @@ def _check_slots(settings: "RunSettings") -> None:
         )
 
 
-def _check_pipeline(pipeline: "PipelineSettings", storage: StorageSettings) -> None:
+def _check_pipeline(pipeline: PipelineSettings, storage: StorageSettings) -> None:
     """Check the `pipeline` settings.
 
     Raises:

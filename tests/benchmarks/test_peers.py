@@ -16,7 +16,8 @@ from entente.game.players import player
 from entente.game.snapshot import Snapshot
 from entente.players.seeds import dice
 from entente.rollouts.fork import Tokens
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks.smoke.recommend import as_toml, base_preset, recommend, smallest_near_best
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 
 GIB = 2**30
 STEP = {

@@ -12,7 +12,7 @@ from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, sp
 from benchmarks.trainer_arms import Steps, random_steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
 from entente.decoding.architectures import read_architecture
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from entente.training.trie_plan import plan
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from benchmarks.tune_engine import NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import ChildResult
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from storage.runs import RunPaths
 from tests.cli.test_commands import LEAVES
 

@@ -18,7 +18,7 @@ from entente.cli.dry_run import plan_train
 from entente.cli.rehearse_forks import unique_tokens
 from entente.inference.memory_plan import Machine, read_shape
 from entente.settings.find_model import tiny_shape
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from entente.training.settings import TinyModelSettings
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
 

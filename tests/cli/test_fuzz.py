@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from entente.cli.commands import command_line
 from entente.cli.main import run
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from storage.runs import RunPaths
 
 READS = {("cache", "show"), ("model", "show"), ("sql",), ("doctor",)}

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from entente.cli.init_from import settings_from_step
 from entente.inference.publish_weights import WEIGHTS
-from entente.settings.run_settings import settings_of
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.training.policy import Policy
 from storage.adapters import read_adapter

@@ -35,7 +35,7 @@ def run_into(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         def fail(*paths: object) -> None:
             raise error
 
-        monkeypatch.setattr("entente.settings.run_settings.settings_of", fail)
+        monkeypatch.setattr("entente.settings.layers.settings_of", fail)
         return main.run(["sql", "select 1", "--run", "mine"], **how)
 
     return run

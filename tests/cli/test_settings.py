@@ -8,8 +8,8 @@ import pytest
 
 from entente.cli.main import run
 from entente.cli.settings import FIRST_SETTINGS
+from entente.settings.layers import layered_settings
 from entente.settings.reference import reference, settings_in
-from entente.settings.run_settings import layered_settings
 from entente.telemetry.setting_marks import MAY_CHANGE, MAY_CHANGE_RECORDED, STAYS
 
 LONGEST, WIDEST = 40, 120

@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from entente.cli.commands import command_line
 from entente.cli.options import settings_from
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 
 
 def leaves(settings: BaseModel, name: str = "") -> Iterator[tuple[str, Any]]:

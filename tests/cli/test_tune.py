@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 
 SMALL = ["--run", "first", "--max-sequences", "32", "--max-batched-tokens", "4096", "--start-groups", "2", "--rounds", "1"]
 

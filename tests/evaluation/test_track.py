@@ -31,7 +31,7 @@ def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
 
 
 def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
-    from entente.settings.run_settings import layered_settings
+    from entente.settings.layers import layered_settings
 
     settings = layered_settings("laptop", overrides={"steps": 20, "evaluation": {"every": 5}})
     assert [version for version in range(1, 21) if due(settings, version)] == [5, 10, 15]

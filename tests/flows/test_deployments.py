@@ -24,7 +24,7 @@ import yaml
 
 from entente.cli import environment
 from entente.cli.automations import SILENT_S, crash_silent_runs
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from flows.recover_training import SILENT
 from tests.test_deploy import DEPLOYMENTS, PODS, TEMPLATE
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from entente.evaluation.settings import EvaluationSettings, MatchSettings
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.build_state_cache import build_state_cache

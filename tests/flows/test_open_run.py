@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import Card, CardPlan
 from entente.telemetry.errors import InputError
 from flows import open_run

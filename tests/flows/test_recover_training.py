@@ -19,7 +19,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Crashed, Pending, Running
 
 from entente.rollouts.improve_rounds import end_round
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, machine, read_work, record_work

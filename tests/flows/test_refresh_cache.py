@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from flows.build_state_cache import NEWEST, _made, build_state_cache, drop_unused, newest_run, refreshed_settings
 from state_cache.settings import CacheSettings

@@ -9,7 +9,7 @@ import pytest
 
 from entente.evaluation.score_files import read_track
 from entente.evaluation.strength import Score
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from entente.telemetry.metrics import check
 from entente.telemetry.timing import Spans
 from flows import score_policy as scores

@@ -114,7 +114,7 @@ from entente.inference.choose_engine import choose_engine, engine_here
 from entente.inference.host import EngineHost
 from entente.inference.settings import InferenceSettings
 from entente.settings.find_model import check_room
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 engine_here(InferenceSettings())
 check_room(layered_settings("laptop"), trains=True)
 print([name for name in ("torch", "vllm") if name in sys.modules])

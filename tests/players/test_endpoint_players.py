@@ -24,7 +24,7 @@ from entente.rollouts import roll_out as roll_out_module
 from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.settings.check_settings import check_settings
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from entente.telemetry.errors import EngineError, InputError
 from flows import given_parameters
 from flows.play_match import conclusions, table_rows

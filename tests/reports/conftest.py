@@ -11,7 +11,7 @@ import pytest
 
 from entente.reports.page import html_of
 from entente.reports.run_facts import RunFacts, read_facts
-from entente.settings.run_settings import layered_settings, preset_names
+from entente.settings.layers import layered_settings, preset_names
 from storage.runs import RunPaths
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from entente.reports.inspect_rows import Inspector
-from entente.settings.run_settings import settings_of
+from entente.settings.layers import settings_of
 from storage.ledger import read_ledger
 from storage.runs import MODEL_FOLDER, RunPaths
 from storage.shards import open_shard

@@ -33,7 +33,7 @@ from entente.players.deciders import DecisionRequest, Tokens, draw
 from entente.records.rows import Decision
 from entente.reports import publish as publishing
 from entente.reports.publish import export_adapter, find_model, find_version, publish_model
-from entente.settings.run_settings import changed_settings, layered_settings
+from entente.settings.layers import changed_settings, layered_settings
 from entente.telemetry.errors import DataError, InputError
 from entente.training.imitation.settings import ImitationSettings
 from storage.runs import RunPaths

@@ -6,7 +6,8 @@ import pytest
 
 from entente.inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_memory
 from entente.settings.find_model import trainer_bytes, trainer_gpu_bytes
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.training.settings import usual_rate
 

@@ -5,7 +5,8 @@ import pytest
 from entente.inference import engine_cards
 from entente.settings import find_model as module
 from entente.settings.find_model import check_room, run_cards
-from entente.settings.run_settings import RunSettings, layered_settings
+from entente.settings.layers import layered_settings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry import cards
 from entente.telemetry.errors import InputError
 from tests.telemetry.fake_nvml import GIB, FakeCard, FakeNvml

@@ -13,9 +13,7 @@ from pydantic import ValidationError
 
 from entente.game.prompts import PromptSettings
 from entente.inference.settings import InferenceSettings
-from entente.settings.run_settings import (
-    PipelineSettings,
-    RunSettings,
+from entente.settings.layers import (
     check_prompts,
     layered_settings,
     one_sentence,
@@ -24,6 +22,7 @@ from entente.settings.run_settings import (
     resumed_settings,
     settings_of,
 )
+from entente.settings.run_settings import PipelineSettings, RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import apply_threads, plan_threads
 from entente.training.settings import usual_rate

@@ -9,7 +9,7 @@ import pytest
 from entente.game.board import Board
 from entente.game.players import PLAYERS
 from entente.game.snapshot import board_key
-from entente.settings.run_settings import layered_settings
+from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from state_cache.build import build, play_source_game
 from state_cache.sampling import count_strata

@@ -12,7 +12,7 @@ import pytest
 
 from entente.rollouts.play import Stretch
 from entente.rollouts.resources import PRODUCER
-from entente.settings.run_settings import settings_of
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
 from storage.shards import shard_path

@@ -9,7 +9,7 @@ import pytest
 
 from entente.rollouts.play import play_missing
 from entente.rollouts.teach import visited_positions
-from entente.settings.run_settings import settings_of
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import DataError, InputError
 from storage.asking import connect
 from storage.control import read_control

@@ -1,0 +1,245 @@
+"""Makes the settings of a run from layers, later ones win: a preset, TOML files, command-line flags.
+
+The resolved tree is written to the run's folder; a resumed run starts from it.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from entente.decoding.model_files import read_config, recipe_prompts
+from entente.game.prompts import PromptSettings
+from entente.settings.check_settings import check_settings
+from entente.settings.run_settings import RunSettings
+from entente.telemetry.errors import InputError
+from entente.telemetry.read_file import read_text
+from entente.telemetry.setting_marks import (
+    MAY_CHANGE,
+    STAYS,
+    ChangeRule,
+    change_rule,
+    setting_names,
+    similar_names,
+)
+from entente.training.settings import usual_rate
+from storage.runs import RunPaths, check_name, resolve_run, run_names
+
+_LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
+_LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
+_PRESETS = Path(__file__).with_name("presets")
+
+
+def read_settings_file(file: Path) -> dict[str, Any]:
+    """The tree of values in a TOML file of settings. Names and values are not checked.
+
+    Raises:
+        InputError: the file cannot be read, or is not TOML.
+    """
+    text = read_text(file, at_most=_LARGEST_FILE, what="settings file")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # not TOML, a number with thousands of digits, or too deep
+        raise InputError(f"settings file '{file}' cannot be read: {error}") from error
+
+
+def preset_names() -> list[str]:
+    """Names of the presets, sorted."""
+    return sorted(file.stem for file in _PRESETS.glob("*.toml"))
+
+
+def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
+    """Checked settings from a preset, TOML files and overrides; later layers win.
+
+    Raises:
+        InputError: unknown preset, unreadable file, unknown or invalid setting, or settings that contradict each other.
+    """
+    if preset not in preset_names():
+        raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
+    layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge_layers(merged, layer)
+    merged = _with_usual_rate(merged, layers)
+    if (prompts := _prompts_of_base(merged)) is not None:
+        merged = merge_layers({"prompts": prompts.model_dump()}, merged)
+    try:
+        settings = RunSettings.model_validate(merged)
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_settings(settings)
+    return settings
+
+
+def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tree with the usual rate where a layer over the preset names a model on this machine, and none a rate."""
+    named, rated = (
+        any(isinstance(layer.get(section), Mapping) and name in layer[section] for layer in layers[1:])
+        for section, name in (("inference", "model"), ("training", "learning_rate"))
+    )
+    folder = _folder_of_base(tree)
+    if rated or not named or folder is None or not (folder / "config.json").is_file():
+        return dict(tree)
+    width = read_config(folder).get("hidden_size")  # a model without one is refused later, with what it lacks
+    return merge_layers(tree, {"training": {"learning_rate": usual_rate(width)}} if isinstance(width, int) and width > 0 else {})
+
+
+def rate_warning(rate: float, width: int) -> str:
+    """A sentence where the rate is ten times off the usual one for a model of this hidden width; else empty."""
+    usual = usual_rate(width)
+    if usual / 10 < rate < usual * 10:
+        return ""
+    return f"training.learning_rate {rate:g} is far from {usual:g}, which suits a model {width} wide"
+
+
+def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
+    """The prompt settings of the base model that a settings tree names, if it was made here."""
+    folder = _folder_of_base(tree)
+    return None if folder is None else recipe_prompts(folder)
+
+
+def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
+    """The folder that a settings tree names as the base model, if it is one."""
+    inference = tree.get("inference")
+    model = inference.get("model") if isinstance(inference, Mapping) else None
+    if not isinstance(model, str) or "\0" in model or not model or not Path(model).is_dir():
+        return None
+    return Path(model)
+
+
+def check_prompts(settings: RunSettings) -> None:
+    """Check that a base model that was made here gets the prompts that it was made for.
+
+    Raises:
+        InputError: names the setting and both values.
+    """
+    made_for = _prompts_of_base({"inference": {"model": settings.inference.model}})
+    for name in PromptSettings.model_fields if made_for is not None else ():
+        wanted, given = getattr(made_for, name), getattr(settings.prompts, name)
+        if name != "chat" and wanted != given:  # such a model has no chat template
+            raise InputError(
+                f"model '{settings.inference.model}' was made for prompts.{name} {wanted!r}, not for {given!r}: leave the "
+                "setting out, or make a model for these prompts"
+            )
+
+
+def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
+    """Checked settings of a resumed run: its stored settings, changed by files and overrides.
+
+    Raises:
+        InputError: no run is named, it does not exist, or a setting that may not change would change.
+    """
+    changes: dict[str, Any] = {}
+    for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
+        changes = merge_layers(changes, layer)
+    run, root = changes.get("run"), changes.get("runs_root", "runs")
+    if not run or not isinstance(run, str):
+        raise InputError("--resume continues an existing run: name it with --run")
+    if not isinstance(root, str | Path):
+        raise InputError(f"runs_root: input is not a path, got {root!r}")
+    root = Path(root)
+    changes["run"] = run = resolve_run(root, run)
+    stored = settings_of(RunPaths(root / check_name(run, "run")))
+    try:
+        settings = RunSettings.model_validate(merge_layers(stored.model_dump(), {**changes, "runs_root": root}))
+    except ValidationError as error:
+        raise InputError(one_sentence(error)) from error
+    check_resumed(stored, settings)
+    check_settings(settings)
+    return settings
+
+
+def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
+    """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
+    before, after = leaves(stored.model_dump(mode="json")), leaves(wanted.model_dump(mode="json"))
+    differ = (name for name in before | after if before.get(name) != after.get(name))
+    return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
+
+
+def _rule(name: str) -> ChangeRule:
+    return change_rule(RunSettings, name.split("."))
+
+
+def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
+    """Check that a run may be resumed with the settings `wanted`.
+
+    Raises:
+        InputError: a setting changed that may not; names it and both values.
+    """
+    for name, (before, after) in changed_settings(stored, wanted).items():
+        if _rule(name) is STAYS:
+            raise InputError(
+                f"run '{stored.run}' was started with {name} {_in_short(before)} and cannot continue with {_in_short(after)}: "
+                "leave it out, or begin another run, from a step of this one with --init-from"
+            )
+
+
+def _in_short(value: Any) -> str:
+    """A value in a sentence; of a long one the beginning, and a hash that tells it from others."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({sha256(text.encode()).hexdigest()[:8]})"
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value, of a tree whose names may be dotted."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def settings_of(paths: RunPaths) -> RunSettings:
+    """The resolved settings of an existing run. Its name, its root and the path of its model are adapted to its current folder.
+
+    Raises:
+        InputError: there is no such run, or its settings cannot be used.
+    """
+    if not paths.settings.exists():
+        others = [name for name in run_names(paths.root.parent) if RunPaths(paths.root.parent / name).settings.exists()]
+        there = f"; runs there: {', '.join(others[-5:])}" if others else ""
+        raise InputError(f"there is no run in '{paths.root}': it has no settings.json{there}")
+    try:
+        return _relocated(RunSettings.model_validate(json.loads(paths.settings.read_bytes())), paths)
+    except ValidationError as error:
+        raise InputError(f"'{paths.settings}' is not of this version or was changed: {one_sentence(error)}") from error
+    except ValueError as error:
+        raise InputError(f"'{paths.settings}' cannot be used: {error}") from error
+
+
+def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
+    """The settings with paths adapted to the run's current folder, because a run may have been copied."""
+    root, model = paths.root.parent, settings.inference.model
+    if settings.runs_root.parts and Path(model).is_relative_to(settings.runs_root):
+        copied = root / Path(model).relative_to(settings.runs_root)
+        model = str(copied) if copied.is_dir() else model
+    inference = settings.inference.model_copy(update={"model": model})
+    return settings.model_copy(update={"run": paths.root.name, "runs_root": root, "inference": inference})
+
+
+def one_sentence(error: ValidationError) -> str:
+    """Pydantic's first error with the setting's dotted name, and the number of further errors."""
+    first, *others = error.errors()
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = tuple(setting_names(RunSettings)) if error.title == RunSettings.model_config.get("title") else ()
+        meant = " or ".join(similar_names(name, known))
+        text = f"there is no setting '{name}'" + (f"; did you mean {meant}?" if meant else "")
+    elif first["type"] == "value_error":
+        # The message of a settings class's own check is enough. The input would be the whole table.
+        text = f"{name}: {first.get('ctx', {}).get('error', first['msg'])}".removeprefix(": ")
+    else:
+        text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
+    return text + (f" (and {len(others)} more)" if others else "")
+
+
+def merge_layers(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree `base` with the values of `layer` over it, table by table."""
+    merged = dict(base)
+    for key, value in layer.items():
+        inner = merged.get(key)
+        merged[key] = merge_layers(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
