@@ -1,7 +1,7 @@
 """A user's query chooses the start groups of a step, and can break none of the rules of a step."""
 
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def test_the_ledger_has_the_query(paths: RunPaths, rows: Any) -> None:
 
 def test_every_column_of_candidates_is_documented(three_groups: Index) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data-format.md").read_text()
-    names = list_candidates(three_groups.connection, query(6, policy_version=5)).column_names
+    names = list_candidates(three_groups.connection, asdict(query(6, policy_version=5))).column_names
     table = page.split("<!-- candidates -->")[1].split("<!--")[0]
     assert [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")] == names
 
@@ -150,5 +150,5 @@ def test_candidates_do_not_depend_on_the_number_of_threads(paths: RunPaths, rows
         index.refresh()
         asked = query(1, start_groups=16, selection=FIRST)
         index.select_batch(asked)
-        found.append(list_candidates(index.connection, asked))
+        found.append(list_candidates(index.connection, asdict(asked)))
     assert found[0].num_rows == 16 and found[0].equals(found[1])
