@@ -60,8 +60,9 @@ def test_every_run_has_a_line_the_latest_last_and_nothing_else_has(several: Path
 
 @pytest.mark.parametrize("damage", ["{", '{"steps": "many"}', None], ids=repr)
 def test_a_damaged_run_is_listed_with_the_reason_and_is_never_the_latest(several: Path, damage: str | None):
-    broken = make_run("broken", age=-10).settings
-    broken.unlink() if damage is None else broken.write_text(damage)
+    broken = make_run("broken", age=-10)
+    (broken.ledger / "step-000001.arrow").touch()
+    broken.settings.unlink() if damage is None else broken.settings.write_text(damage)
     line = {line.name: line for line in list_runs(several)}["broken"]
     assert line.state == "damaged" and line.trouble
     if damage not in ('{"steps": "many"}',):

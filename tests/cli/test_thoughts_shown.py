@@ -80,7 +80,7 @@ def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, sto
     found = {decision["thought"]["text"]: decision["thought"]["about"] for decision in decisions}
     assert "ended by force" in found["\\x1b[2J<script>alert(1)</script>\nA PAR H\n\\u202eétage"]
     assert found[""] == f"thought of 1 token, ended by itself, log-probability {LOGPROB:.2f}"
-    (one,) = [decision for decision in decisions if decision["id"] == str(DECISION)]
+    (one,) = [decision for decision in decisions if decision["decision_id"] == str(DECISION)]
     assert math.exp(one["logprob"]) == pytest.approx(0.022 * 0.094 * 0.075 * 0.186, rel=0.03), "of the orders, given the thought"
     odds = [order[2] for order in data["plies"][1]["orders"]["5"]]
     assert odds == pytest.approx([0.022, 0.094, 0.075, 0.186], rel=0.03)
