@@ -6,7 +6,7 @@ records nothing, checks no order, and stops where the value cannot change any mo
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from entente.game.board import POWERS, Board
@@ -17,37 +17,44 @@ from entente.players.search_settings import OutlookSettings, SearchSettings
 from entente.players.seeds import dice
 from entente.telemetry.process_pool import ProcessPool
 
+NamedSet = tuple[Sequence[str], str]
+"""A legal order set, and the name of its dice, which seed all seats by phase and power: equal names give equal luck."""
 
-def play_out(board: Board, power: str, orders: Sequence[str], name: str, settings: SearchSettings) -> float:
-    """Value for `power` after its `orders` and scripted play to the horizon; `board` is not changed.
 
-    Args:
-        orders: a legal order set.
-        name: seeds the dice of all seats, by phase and power; equal names give equal luck.
+def play_out(board: Board, power: str, sets: Iterable[NamedSet], settings: SearchSettings) -> Iterator[float]:
+    """Value for `power` after each order set and scripted play to the horizon; `board` is not changed.
+
+    The first orders of the others depend on the name alone, so sets that share a name share them.
 
     Raises:
         InputError: a name in `settings.player` is no scripted player.
     """
-    return value_of(_standing_after(board, {power: orders}, name, settings.years, settings.player), power, settings)
+    first: dict[str, dict[str, Sequence[str]]] = {}
+    for orders, name in sets:
+        if name not in first:
+            first[name] = _scripted(board, _players(name, settings.player), name, skip=(power,))
+        standing = _standing_after(board, {**first[name], power: orders}, name, settings.years, settings.player)
+        yield value_of(standing, power, settings)
 
 
 def outlook(board: Board, name: str, settings: OutlookSettings) -> tuple[float, ...]:
     """Share of squared centres of each power of POWERS after one playout from here; `board` is not changed.
 
     Args:
-        name: as in `play_out`.
+        name: as in `NamedSet`.
     """
     standing = _standing_after(board, {}, name, settings.years, settings.player)
     return tuple(map(standing.sos_share, POWERS))
 
 
 def _standing_after(board: Board, given: Mapping[str, Sequence[str]], name: str, years: int, players: Sequence[str]) -> Standing:
-    """The standing after the orders of `given`, if any, and scripted play to the horizon."""
-    seats = {seat: player(who) for seat, who in seats_of(name, players).items()}
+    """The standing after the orders of `given`, of all powers or of none, and scripted play to the horizon."""
+    seats = _players(name, players)
     start, game = board.phase, board.fork()
-    while given or not _is_end(start, game, years):
-        game.advance({**_scripted(game, seats, name, skip=given), **given})
-        given = {}
+    if given:
+        game.advance(given)
+    while not _is_end(start, game, years):
+        game.advance(_scripted(game, seats, name))
     standing = compute_standing(game)
     game.release()
     return standing
@@ -69,14 +76,14 @@ def value_of(standing: Standing, power: str, settings: SearchSettings) -> float:
     return float(standing.centres[POWERS.index(power)]) if settings.value == "centres" else standing.sos_share(power)
 
 
-def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Mapping[str, object]) -> dict[str, Sequence[str]]:
+def _players(name: str, players: Sequence[str]) -> dict[str, Player]:
+    return {seat: player(who) for seat, who in seats_of(name, players).items()}
+
+
+def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Container[str] = ()) -> dict[str, Sequence[str]]:
     """Orders of all powers but `skip`, seeded as in a fork."""
     phase, legal = board.phase, board.legal_orders()
     return {power: seats[power](legal[power], dice(name, phase, power), board) for power in legal if power not in skip}
-
-
-NamedSet = tuple[Sequence[str], str]
-"""An order set, and the name of its playout's dice."""
 
 
 async def play_out_apart(
@@ -93,7 +100,7 @@ async def play_out_apart(
 
 
 def _play_part(snapshot: Snapshot, power: str, sets: Sequence[NamedSet], settings: SearchSettings) -> list[float]:
-    return [play_out(_board(snapshot), power, orders, name, settings) for orders, name in sets]
+    return list(play_out(_board(snapshot), power, sets, settings))
 
 
 @lru_cache(maxsize=64)  # a decision comes back once a round, and many games are in progress

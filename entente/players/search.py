@@ -125,8 +125,8 @@ async def _round(
         if processes is not None:
             return await play_out_apart(processes, request.board, request.power, sets, settings)
         values = []
-        for orders, name in sets:
-            values.append(play_out(request.board, request.power, orders, name, settings))
+        for value in play_out(request.board, request.power, sets, settings):
+            values.append(value)
             await asyncio.sleep(0)  # let other tasks of the event loop run
         return values
 

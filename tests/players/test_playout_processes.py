@@ -44,4 +44,4 @@ def test_processes_give_the_values_of_this_process_and_one_that_is_killed_is_tol
         assert not multiprocessing.active_children()
         return found
 
-    assert asyncio.run(both()) == [play_out(board, "FRANCE", orders, name, SETTINGS) for orders, name in sets]
+    assert asyncio.run(both()) == list(play_out(board, "FRANCE", sets, SETTINGS))

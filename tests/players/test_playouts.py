@@ -69,10 +69,10 @@ def test_a_playout_has_the_value_of_a_fork_with_the_same_dice(phase: str, settin
     board = played_to(phase)
     request = asked(board)
     before = board.snapshot(game_id="", seed=0, source="").position
-    for number in range(2):
-        orders = player("random")(request.legal, random.Random(number), board)
-        value = play_out(board, request.power, orders, f"g/{number}", settings)
-        assert value == forked(board, request.power, orders, f"g/{number}", settings)
+    tried = [player("random")(request.legal, random.Random(number), board) for number in range(2)]
+    sets = [(orders, f"g/{luck}") for luck in range(2) for orders in tried]  # sets that share their luck, and sets that do not
+    values = list(play_out(board, request.power, sets, settings))
+    assert values == [forked(board, request.power, list(orders), name, settings) for orders, name in sets]
     assert board.snapshot(game_id="", seed=0, source="").position == before and board.phase == asked(board).board.phase
 
 

@@ -51,8 +51,8 @@ def test_values_are_means_of_playouts_whose_luck_every_proposal_shares(autumn: D
     settings = SearchSettings(proposals=3, playouts=6, player=("mover",), years=2, value="squares")
     found = asyncio.run(search(autumn, sets, settings))
     for place, orders in enumerate(sets):
-        names = [f"g/0/FRANCE/playout/{number}" for number in range(found.visits[place])]
-        values = [play_out(autumn.board, "FRANCE", orders, name, settings) for name in names]
+        named = [(orders, f"g/0/FRANCE/playout/{number}") for number in range(found.visits[place])]
+        values = list(play_out(autumn.board, "FRANCE", named, settings))
         assert found.values[place] == pytest.approx(sum(values) / len(values))
     assert sum(found.visits) <= settings.playouts
 
