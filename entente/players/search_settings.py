@@ -32,7 +32,7 @@ class SearchSettings(Settings):
     """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
     playouts: Annotated[int, Field(ge=1, le=65536)] = 16
     """Playouts of a round; sequential halving divides them among its order sets."""
-    rounds: Annotated[int, Field(ge=1, le=100)] = 1
+    rounds: Annotated[int, Field(ge=1, le=100)] = 3
     """Rounds: the first among the proposals, each later one among the best so far and sets that differ from it in an order or
     two."""
     years: Annotated[int, Field(ge=1, le=20)] = 1

@@ -17,7 +17,7 @@ from entente.players.search import SearchDecider, check_search, propose, search
 from entente.players.search_settings import SearchSettings
 from entente.telemetry.errors import InputError
 
-QUICK = SearchSettings(proposals=3, playouts=6, player=("mover",))
+QUICK = SearchSettings(proposals=3, playouts=6, rounds=1, player=("mover",))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_search_prefers_the_set_that_takes_a_centre_and_plays_equal_sets_once(
 def test_values_are_means_of_playouts_whose_luck_every_proposal_shares(autumn: DecisionRequest):
     """Oracle: each proposal played out by hand under the names of the dice."""
     sets = [holding(autumn), holding(autumn, PIC="A PIC - BEL"), holding(autumn, BRE="F BRE - MAO")]
-    settings = SearchSettings(proposals=3, playouts=6, player=("mover",), years=2, value="squares")
+    settings = SearchSettings(proposals=3, playouts=6, rounds=1, player=("mover",), years=2, value="squares")
     found = asyncio.run(search(autumn, sets, settings))
     for place, orders in enumerate(sets):
         named = [(orders, f"g/0/FRANCE/playout/{number}") for number in range(found.visits[place])]
@@ -101,7 +101,7 @@ def test_changed_orders_are_legal_distinct_and_their_supports_fit_the_set():
 def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, tokens, positions):
     board = Board.restore(positions[0])
     request = asked(board, next(iter(board.legal_orders())))
-    settings = SearchSettings(proposals=4, scripted=("dumbbot", "territorial"), playouts=6, player=("mover",))
+    settings = SearchSettings(proposals=4, scripted=("dumbbot", "territorial"), playouts=6, rounds=1, player=("mover",))
     sets = [list(orders) for orders in asyncio.run(propose(request, uniform_engine(), tokens, 1, settings))]
     assert sets[0] == asyncio.run(PolicyDecider(uniform_engine(), tokens, 1).decide(request))
     assert all(request.legal.admits(orders) for orders in sets) and len({tuple(orders) for orders in sets}) == len(sets) > 4
@@ -113,7 +113,7 @@ def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, token
 
 def test_a_look_tells_each_proposal_s_value_and_with_which_probability_the_policy_drew_it(uniform_engine, tokens, positions):
     request = asked(board := Board.restore(positions[0]), next(iter(board.legal_orders())))
-    settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=6, player=("mover",))
+    settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=6, rounds=1, player=("mover",))
     engine = uniform_engine()
     decider = SearchDecider(settings, engine=engine, tokens=tokens, version=1)
     found, drawn = asyncio.run(decider.look(request))

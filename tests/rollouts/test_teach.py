@@ -29,7 +29,7 @@ from storage.selection import SelectionQuery
 from storage.shards import open_plies, open_shard, shard_path
 from tasks.rollouts import label_visits
 
-SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=6, player=("random",))
+SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=6, rounds=1, player=("random",))
 IMPROVE = ImproveSettings(positions=5, search=SEARCH)
 
 
