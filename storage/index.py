@@ -95,7 +95,7 @@ class Index:
         self.rows: dict[str, pa.Table] = {}
         self.newest_versions: dict[str, int] = {}
         self.connection = duckdb.connect(":memory:")
-        # In a notebook without ipywidgets DuckDB has no bar, and refuses to be told so.
+        # In a notebook without ipywidgets DuckDB has no bar, and refuses the setting.
         if self.connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() != [(False,)]:
             self.connection.execute("SET enable_progress_bar = false")
         if threads:

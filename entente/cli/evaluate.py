@@ -172,7 +172,7 @@ def _play(temperature: float | None, pick: str, search: SearchSettings | None) -
 
 def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict[str, Any]) -> Any:
     """Settings of the match that is asked for; None if none is."""
-    from entente.evaluation.protocols import protocol_match
+    from entente.evaluation.protocols import protocol_match, usual_protocol
     from entente.evaluation.settings import MatchSettings
     from entente.telemetry.errors import InputError
 
@@ -181,17 +181,12 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
     if opponents and len(opponents) > 1:
         raise InputError(f"a match has one kind of opponents in the six other seats, not {len(opponents)}: name one")
     named = tuple(name.strip() for name in players.split(",") if name.strip())
-    if not protocol and not opponents and not set(asked) - {"games", "at_once"} and any(map(_is_folder, named)):
-        protocol = "whole-game"
+    protocol = protocol or usual_protocol(named, opponents or (), asked)
     if protocol:
         return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
     if named:
         asked["players"] = named
     return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
-
-
-def _is_folder(name: str) -> bool:
-    return "/" in name and not is_endpoint(name)
 
 
 def _show_score(result: dict[str, Any]) -> None:
@@ -223,7 +218,7 @@ def _show_match(result: dict[str, Any]) -> None:
         cells = [
             _cell(player["measures"][name], share=name != "centres") for name in ("centres", "sos", "win", "survival", "solo")
         ]
-        cells.append(_cell(player["years"], share=False) if player["years"] else "")
+        cells.append(_cell(player["years"], share=False))
         counts = answers.get(player["player"])
         default = [f"{counts['missing'] / max(1, counts['orders']):.1%}" if counts else ""] if answers else []
         table.add_row(cell(player["player"]), str(player["seats"]), *cells, *default)

@@ -41,9 +41,9 @@ class PlayerResult:
     seats: int
     """Number of measured seats."""
     measures: dict[str, Estimate]
-    years: Estimate | None = None
-    """Years that its games lasted; None where games do not say."""
-    by_year: tuple[Estimate, ...] = ()
+    years: Estimate
+    """Years that its games lasted."""
+    by_year: tuple[Estimate, ...]
     """Centres at the end of each year; a game that has ended stays as it ended."""
 
 
@@ -146,8 +146,6 @@ def _player_result(player: str, seats: Sequence[_Seat], settings: MatchSettings)
     for name, (_, share, _) in MEASURES.items():
         values = [seat.value[name] for seat in own]
         measures[name] = estimate(values, clusters, settings.seed, share=share)
-    if not all(seat.by_year for seat in own):
-        return PlayerResult(player=player, seats=len(own), measures=measures)
     longest = max(len(seat.by_year) for seat in own)
     return PlayerResult(
         player=player,

@@ -67,7 +67,7 @@ class GameResult:
     """horizon | won | drawn."""
     rejected: int
     """Orders that the board rejected; more than 0 means an error in the program."""
-    by_year: tuple[tuple[int, ...], ...] = ()
+    by_year: tuple[tuple[int, ...], ...]
     """Centres at the end of each year played, int per power of POWERS."""
     answers: dict[str, AnswerCounts] = field(default_factory=dict)
     """Endpoint -> how it answered in this game; empty if none played."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from entente.evaluation.settings import MatchSettings, Measure
+from entente.players.opponents import is_endpoint
 from entente.telemetry.errors import InputError
 
 _FREE = {"games", "at_once"}
@@ -54,6 +55,13 @@ def find_protocol(name: str) -> Protocol:
     if name not in protocols():
         raise InputError(f"there is no protocol '{name}': the protocols are {', '.join(protocols())}")
     return protocols()[name]
+
+
+def usual_protocol(players: Sequence[str], opponents: Sequence[str], asked: Mapping[str, Any]) -> str:
+    """The protocol of a match for which none was named: 'whole-game' where the folder of a model plays and nothing else is asked;
+    else none. See `protocol_match` for the arguments."""
+    a_folder = any("/" in name and not is_endpoint(name) for name in players)
+    return "whole-game" if a_folder and not opponents and not set(asked) - _FREE else ""
 
 
 def protocol_match(name: str, players: Sequence[str], opponents: str, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Call:
     """Why it was ended from here."""
 
     def end(self, reason: Exception) -> None:
-        """Cancel it; whoever waits for it gets `reason`."""
+        """Cancel it; its waiter gets `reason`."""
         self.reason = reason
         self.task.cancel()
 

@@ -184,7 +184,7 @@ def _distinct(request: DecisionRequest, sets: Sequence[Sequence[str]]) -> list[t
         if not request.legal.admits(orders):
             raise InputError(
                 f"{list(orders)} was proposed for {request.power} in {request.board.phase} and is no legal {request.legal.kind} "
-                "set in the order of the sites: mend whoever proposes it"
+                "set in the order of the sites: mend its proposer"
             )
     if not found:
         raise InputError(f"a search for {request.power} in {request.board.phase} has no proposal: give at least one order set")

@@ -65,8 +65,7 @@ def check_settings(settings: RunSettings) -> None:
 
 
 def check_objective(settings: RunSettings) -> None:
-    """Check that the loss and the reward components exist, here or in an installed package, and that the baseline foretells these
-    components. The loss is not loaded.
+    """Check that the loss and the reward components exist, here or in an installed package. The loss is not loaded.
 
     Raises:
         InputError: names it, its package if there is one, and the cure.

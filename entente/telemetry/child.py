@@ -38,7 +38,7 @@ def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
         gently: ask with SIGTERM first, and insist after five seconds; else end at once, which a process whose files are safe
             against a kill at any moment can afford.
         parent: process id of the parent. A child that `multiprocessing` did not start needs it, in case the parent ended while
-            the child still imported modules; 0 takes whoever is the parent now.
+            the child still imported modules; 0 takes the present parent.
     """
     started_by = multiprocessing.parent_process()
     parent = parent or (os.getppid() if started_by is None or started_by.pid is None else started_by.pid)

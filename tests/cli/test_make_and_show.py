@@ -61,10 +61,10 @@ def test_a_cache_is_built_once_and_shows_what_it_holds(built_cache: Built):
         games = len({snapshot.game_id for snapshot in snapshots})
         _, _, rest = shown.stdout.partition(f"{folder.name}, {part}: {len(snapshots)} positions from {games} source games\n")
         rows = re.findall(r"^ +(\d{4}) +(movement|adjustments|retreats) +(?:level|ahead|far ahead) +(\d+)", rest, re.MULTILINE)
-        told = Counter[tuple[int, str]]()
+        counted = Counter[tuple[int, str]]()
         for year, phases, count in rows[: len({stratum_of(snapshot) for snapshot in snapshots})]:
-            told[int(year), phases[0].upper()] += int(count)
-        assert told == Counter((snapshot.year, snapshot.phase_type) for snapshot in snapshots)
+            counted[int(year), phases[0].upper()] += int(count)
+        assert counted == Counter((snapshot.year, snapshot.phase_type) for snapshot in snapshots)
 
 
 @pytest.mark.system

@@ -109,9 +109,16 @@ def made_up(centres_by_round: list[dict[str, int]]) -> list[GameResult]:
                     phase="S1902M",
                     ended="horizon",
                     rejected=0,
+                    by_year=((3,) * 7, tuple(centres[seats[power]] for power in POWERS))[1 - number % 2 :],
                 )
             )
     return games
+
+
+def test_a_game_that_has_ended_stays_as_it_ended_in_the_centres_by_year():
+    """All games end with 9 centres; those of the second round have a year with 3 before."""
+    (player, *_) = match_table(made_up([{"a": 9, "b": 9}] * 2), MatchSettings(players=("a", "b"))).players
+    assert player.years.mean == 1.5 and [year.mean for year in player.by_year] == [6, 9]
 
 
 def test_the_seven_games_of_a_round_carry_the_information_of_one():

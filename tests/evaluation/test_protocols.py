@@ -3,7 +3,7 @@
 import pytest
 
 from entente.evaluation.matches import GAMES_PER_ROUND, plan_match
-from entente.evaluation.protocols import check_protocol, part_of_protocol, protocol_match, protocols
+from entente.evaluation.protocols import check_protocol, part_of_protocol, protocol_match, protocols, usual_protocol
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS
 from entente.telemetry.errors import InputError
@@ -48,3 +48,13 @@ def test_a_match_cannot_bear_the_name_of_a_protocol_that_it_does_not_follow(chan
     match = asked("whole-game", "mover").model_copy(update=change)
     with pytest.raises(InputError, match=f"but its {next(iter(change))} are not that protocol's"):
         check_protocol(match)
+
+
+def test_the_folder_of_a_model_plays_whole_games_if_nothing_else_is_asked():
+    assert usual_protocol(["models/small+search", "dumbbot"], (), {"games": 7}) == "whole-game"
+    for players, opponents, asked_for in (
+        (["models/small"], ("dumbbot",), {}),
+        (["models/small"], (), {"years": 3}),
+        (["newest", "openai:m@http://host/v1"], (), {}),
+    ):
+        assert usual_protocol(players, opponents, asked_for) == ""

@@ -1,6 +1,7 @@
 """Claims about plots: each is there where the run has something to draw, and says in words what the run's figures say."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -41,6 +42,8 @@ def match() -> MatchRecord:
             player=name,
             seats=7,
             measures=dict.fromkeys(MEASURES, Estimate(mean=share, low=share - 0.05, high=share + 0.05)),
+            years=Estimate(mean=2.0, low=None, high=None),
+            by_year=(Estimate(mean=3.0, low=None, high=None), Estimate(mean=10 * share, low=None, high=None)),
         )
         for name, share in shares.items()
     )
@@ -52,6 +55,14 @@ def match() -> MatchRecord:
     )
     table = MatchTable(games=21, clusters=3, players=players, pairs=pairs, rejected=0)
     return MatchRecord(label="x", settings=settings, players=tuple(Contestant(name=n) for n in shares), table=table, seconds=1.0)
+
+
+def test_a_match_is_drawn_year_by_year_and_one_year_alone_is_no_line():
+    drawn = plots.match_by_year(match())
+    assert drawn is not None and "Centres by year, at last base 1.00; v8 3.00; mover 2.00." in drawn
+    once = match()
+    short = tuple(replace(player, by_year=player.by_year[:1]) for player in once.table.players)
+    assert plots.match_by_year(replace(once, table=replace(once.table, players=short))) is None
 
 
 def test_what_a_run_does_not_have_is_not_drawn():
