@@ -80,6 +80,18 @@ def test_a_later_round_finds_a_set_that_nobody_proposed(autumn: DecisionRequest)
     assert len(found.proposals) > 10 and found.values[found.best] == found.values[0] + 1
 
 
+def test_each_round_has_luck_of_its_own_so_that_it_does_not_choose_twice(autumn: DecisionRequest, monkeypatch):
+    names: list[str] = []
+
+    def noted(board, power, sets, settings):
+        names.extend(name for _, name in sets)
+        return play_out(board, power, sets, settings)
+
+    monkeypatch.setattr(search_module, "play_out", noted)
+    asyncio.run(search(autumn, [holding(autumn), holding(autumn, PIC="A PIC - BEL")], QUICK.model_copy(update={"rounds": 3})))
+    assert {int(name.split("/")[-1]) // QUICK.playouts for name in names} == {0, 1, 2}
+
+
 def test_changed_orders_are_legal_distinct_and_their_supports_fit_the_set():
     """In every kind of phase of a game, and a support among the changes names what its set orders."""
     board, rng, kinds = Board.start(), random.Random(1), set()
