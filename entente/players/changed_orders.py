@@ -51,9 +51,9 @@ def _supports(options: Sequence[str]) -> dict[str, str]:
 
 
 def _supported(order: str) -> str:
-    """What a support of the unit with this order names: its move without "VIA", or the unit alone if it stays."""
+    """What a support of the unit with this order names: its move without "VIA" and coast, or the unit alone if it stays."""
     words = order.split(" ")
-    return " ".join(words[:4]) if words[2] == "-" else " ".join(words[:2])
+    return " ".join((*words[:3], words[3][:3])) if words[2] == "-" else " ".join(words[:2])
 
 
 def _with(orders: tuple[str, ...], changes: dict[int, str]) -> tuple[str, ...]:

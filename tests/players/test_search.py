@@ -103,11 +103,20 @@ def test_changed_orders_are_legal_distinct_and_their_supports_fit_the_set():
             assert len(found) == len(set(found)) <= 40 and given not in found and all(map(legal.admits, found))
             for orders in found if legal.kind == "movement" else ():
                 new = set(orders) - set(given)
-                acts = {" ".join(order.split()[:words]) for order in orders for words in (2, 4)}
+                words = [order.split() for order in orders]
+                acts = {" ".join(each[:2]) for each in words}
+                acts |= {" ".join((*each[:3], each[3][:3])) for each in words if len(each) > 3}
                 assert 1 <= len(new) <= 2
                 assert all(order.split(" ", 3)[3] in acts for order in new if order.split()[2] == "S")
         board.step({power: player("mover")(legal, rng, board) for power, legal in board.legal_orders().items()})
     assert len(kinds) == 4
+
+
+def test_a_move_to_a_named_coast_is_supported():
+    board = Board.start()
+    board.step({"FRANCE": ["F BRE - MAO"]})
+    found = changed_orders(board.legal_orders()["FRANCE"], ["F MAO H", "A MAR H", "A PAR H"], 1000, random.Random(1))
+    assert ("F MAO - SPA/SC", "A MAR S F MAO - SPA", "A PAR H") in found
 
 
 def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, tokens, positions):
