@@ -39,6 +39,8 @@ def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(paths:
         assert batch.behaviour_logprobs[positions.start : positions.stop].tolist() == source.behaviour_logprobs
         legal = [batch.legal_ids[batch.legal_offsets[at] : batch.legal_offsets[at + 1]].tolist() for at in positions]
         bounds = source.legal_offsets
+        nothing = [np.nan] * len(positions)
+        np.testing.assert_array_equal(batch.gains_if_held[positions.start : positions.stop], source.gains_if_held or nothing)
         assert legal == [list(source.legal_ids[low:high]) for low, high in pairwise(bounds)]
     assert batch.returns.tolist() == shuffled["return"].to_pylist()
     assert batch.advantage_groups.tolist() == shuffled["advantage_group"].to_pylist()
@@ -52,7 +54,7 @@ def test_a_recorded_step_gathers_to_the_same_batch(paths: RunPaths, publish: Any
     write_ledger(paths, 1, rows, {})
     first, again = index.gather(rows), Index(paths).gather(read_ledger(paths, 1))
     for name in type(first).__slots__:
-        assert np.array_equal(getattr(first, name), getattr(again, name)), name
+        np.testing.assert_array_equal(getattr(first, name), getattr(again, name), name)
 
 
 def test_token_counts_are_those_of_the_rows(paths: RunPaths, publish: Any) -> None:
