@@ -28,7 +28,7 @@ class SearchSettings(Settings):
 
     proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 4
     """Order sets that the searching player draws: a policy version, or a scripted player such as the one of 'dumbbot+search'."""
-    scripted: Names = ()
+    scripted: Names = ("dumbbot", "dumbbot")
     """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
     playouts: Annotated[int, Field(ge=1, le=65536)] = 16
     """Playouts of a round; sequential halving divides them among its order sets."""

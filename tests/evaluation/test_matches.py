@@ -183,7 +183,7 @@ def test_a_scripted_player_that_searches_needs_no_engine(tmp_path: Path, monkeyp
         ("mover+search", True, False),
         ("mover", False, False),
     ]
-    quick = SearchSettings(proposals=2, playouts=4, player=("mover",))
+    quick = SearchSettings(proposals=2, scripted=(), playouts=4, player=("mover",))
     settings = ALONE.model_copy(update={"players": ("mover+search", "mover"), "opponents": "mover", "search": quick})
 
     async def match() -> list[GameResult]:

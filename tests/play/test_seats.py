@@ -13,7 +13,7 @@ from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings
 from flows.open_players import OpenPlayers
 
-SEARCH = SearchSettings(proposals=3, playouts=6, rounds=1, player=("mover",))
+SEARCH = SearchSettings(proposals=3, scripted=(), playouts=6, rounds=1, player=("mover",))
 
 
 class Recorder:

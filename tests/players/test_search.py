@@ -17,7 +17,7 @@ from entente.players.search import SearchDecider, check_search, propose, search
 from entente.players.search_settings import SearchSettings
 from entente.telemetry.errors import InputError
 
-QUICK = SearchSettings(proposals=3, playouts=6, rounds=1, player=("mover",))
+QUICK = SearchSettings(proposals=3, scripted=(), playouts=6, rounds=1, player=("mover",))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"proposals": 0}, "a search needs order sets to choose from"),
+        ({"proposals": 0, "scripted": ()}, "a search needs order sets to choose from"),
         (
             {"proposals": 9, "scripted": "dumbbot,mover", "playouts": 10},
             r"search.playouts 10 is less than one for each of the 9 \+ 2",

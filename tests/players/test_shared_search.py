@@ -18,7 +18,7 @@ from entente.rollouts.league import tally_fork
 from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 
-QUICK = SearchSettings(proposals=2, playouts=4, player=("hold",))
+QUICK = SearchSettings(proposals=2, scripted=(), playouts=4, player=("hold",))
 SETTINGS = RolloutSettings(start_groups=1, forks_per_group=3, horizon_years=1)
 
 
@@ -101,7 +101,7 @@ def test_a_version_that_searches_proposes_under_its_number_and_is_no_member_of_t
     assert tally_fork("FRANCE", "policy:2+search", dict.fromkeys(POWERS, 3)) == {}
 
 
-TEACHING = SearchSettings(proposals=3, playouts=6, player=("random",))
+TEACHING = SearchSettings(proposals=3, scripted=(), playouts=6, player=("random",))
 
 
 def test_a_teacher_orders_what_the_player_of_a_match_orders_and_so_does_a_copy():

@@ -161,7 +161,7 @@ def test_a_round_is_labelled_for_the_student_that_it_began_with(tmp_path):
     ("improve", "change", "why"),
     [
         (ImproveSettings(search=SearchSettings(player=("policy",))), {}, "no scripted player 'policy'"),
-        (ImproveSettings(search=SearchSettings(proposals=1)), {}, "at least 2 together"),
+        (ImproveSettings(search=SearchSettings(proposals=1, scripted=())), {}, "at least 2 together"),
         (ImproveSettings(search=SearchSettings(scripted=("nobody",))), {}, "nobody"),
         (IMPROVE, {"prompts": {"thinking_tokens": 8}}, "answers without thoughts"),
     ],
