@@ -94,7 +94,7 @@ REFUSED = [
     (["play", "--run", "taken", "--against", "v7"], "run 'taken' has no policy version 7"),
     (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
-    (["evaluate", "--run", "taken", "--search.proposals", "0", "--search.empty-scripted"], "a search needs order sets to choose from"),
+    (["evaluate", "--run", "taken", "--search.proposals", "0", "--search.empty-scripted"], "needs order sets to choose from"),
     (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no scripted player 'policy'"),
     (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
