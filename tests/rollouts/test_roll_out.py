@@ -135,10 +135,10 @@ def test_gains_if_held_are_those_of_the_plain_engine_and_change_nothing_else(uni
             if row.phase[0] != "F" or row.phase[-1] != "M":
                 assert len(row.gains_if_held) == 0
                 continue
-            told, expected = fork.plies[row.ply], []
-            orders, place = json.loads(told.orders), POWERS.index(row.power)
+            ply, expected = fork.plies[row.ply], []
+            orders, place = json.loads(ply.orders), POWERS.index(row.power)
             for number, order in enumerate(row.orders):
-                board = Board.restore(_as_snapshot(told, positions[row.start_group - 10]), BoardPath.PLAIN)
+                board = Board.restore(_as_snapshot(ply, positions[row.start_group - 10]), BoardPath.PLAIN)
                 before, (kind, unit) = board.centre_counts()[place], order.split()[:2]
                 held = [*row.orders[:number], f"{kind} {unit} H", *row.orders[number + 1 :]]
                 assert not board.step(orders | {row.power: held}).rejected[row.power]
