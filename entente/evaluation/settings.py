@@ -52,9 +52,8 @@ class PlaySettings(Settings):
         if self.pick == "search" or any(name.endswith(SEARCHES) for name in players):
             search, who = self.search, "versions" if self.pick == "search" else f"'{SEARCHES}'"
             others = f" and {', '.join(search.scripted)}" if search.scripted else ""
-            rounds = f"{search.rounds} rounds of " if search.rounds > 1 else ""
             parts.append(
-                f"search of {who}: {search.proposals} proposals{others}, {rounds}{search.playouts} playouts of {search.years} "
+                f"search of {who}: {search.proposals} proposals{others}, {search.playouts} playouts of {search.years} "
                 f"years by {', '.join(search.player)}, {search.value} count"
             )
         return "; ".join(parts)

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.players import player
 
+ADJUSTMENTS = 40
+"""Draws of builds or disbands, which depend on one another; there are few."""
 
-def changed_orders(legal: LegalOrders, orders: Sequence[str], count: int, rng: random.Random) -> list[tuple[str, ...]]:
-    """At most `count` distinct legal order sets near `orders`, which is not among them, in random order.
+
+def changed_orders(legal: LegalOrders, orders: Sequence[str], rng: random.Random) -> list[tuple[str, ...]]:
+    """Distinct legal order sets near `orders`, which is not among them, in random order.
 
     Args:
         orders: a legal order set in canonical form.
@@ -22,11 +25,11 @@ def changed_orders(legal: LegalOrders, orders: Sequence[str], count: int, rng: r
         found = list(dict.fromkeys(_movements(legal, given)))
     elif legal.kind is OrderKind.RETREAT:
         found = [_with(given, {site: order}) for site, options in enumerate(legal.options) for order in options]
-    else:  # builds and disbands depend on one another, and there are few
-        found = list(dict.fromkeys(tuple(player("random")(legal, rng)) for _ in range(2 * count)))
+    else:
+        found = list(dict.fromkeys(tuple(player("random")(legal, rng)) for _ in range(ADJUSTMENTS)))
     found = [orders for orders in found if orders != given]
     rng.shuffle(found)
-    return found[:count]
+    return found
 
 
 def _movements(legal: LegalOrders, orders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -2,62 +2,87 @@
 
 A playout is synchronous and gives what `entente.rollouts.fork.play_fork` gives with the same dice. It is faster because it
 records nothing, checks no order, and stops where the value cannot change any more. The caller checks that the order set is legal.
-`play_out_apart` plays them in processes, so that searches use all cores; the values are the same.
 """
 
-import asyncio
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from entente.game.board import POWERS, Board
 from entente.game.players import Player, player
 from entente.game.scores import Standing, compute_standing, horizon_reached, spring_after
-from entente.game.snapshot import Snapshot
 from entente.players.search_settings import OutlookSettings, SearchSettings
 from entente.players.seeds import dice
-from entente.telemetry.process_pool import ProcessPool
-
-NamedSet = tuple[Sequence[str], str]
-"""A legal order set, and the name of its dice, which seed all seats by phase and power: equal names give equal luck."""
 
 
-def play_out(board: Board, power: str, sets: Iterable[NamedSet], settings: SearchSettings) -> Iterator[float]:
-    """Value for `power` after each order set and scripted play to the horizon; `board` is not changed.
+class Playouts:
+    """The playouts of one decision, by order set and scenario.
 
-    The first orders of the others depend on the name alone, so sets that share a name share them.
-
-    Raises:
-        InputError: a name in `settings.player` is no scripted player.
+    A scenario is dice for all seats by phase and power. What its playouts have in common is computed once: the first orders of
+    the others, and what follows a position, as many an order set changes nothing on the board.
     """
-    first: dict[str, dict[str, Sequence[str]]] = {}
-    for orders, name in sets:
-        if name not in first:
-            first[name] = _scripted(board, _players(name, settings.player), name, skip=(power,))
-        standing = _standing_after(board, {**first[name], power: orders}, name, settings.years, settings.player)
-        yield value_of(standing, power, settings)
+
+    def __init__(self, board: Board, power: str, luck: str, settings: SearchSettings) -> None:
+        """`board` is not changed; `luck` names the dice of the decision."""
+        self._board, self._power, self._luck, self._settings = board, power, luck, settings
+        self._scenarios: dict[int, _Scenario] = {}
+
+    def value(self, orders: Sequence[str], number: int) -> float:
+        """Value for the power after these orders and scripted play to the horizon, in scenario `number`.
+
+        Raises:
+            InputError: a name in `settings.player` is no scripted player.
+        """
+        if number not in self._scenarios:
+            self._scenarios[number] = self._scenario(f"{self._luck}/playout/{number}")
+        scenario, start, years = self._scenarios[number], self._board.phase, self._settings.years
+        game = self._board.fork()
+        game.advance({**scenario.first, self._power: orders})
+        position = _position(game)
+        value = scenario.values.get(position)
+        if value is None:
+            standing = _play_on(game, start, scenario.seats, scenario.name, years)
+            value = scenario.values[position] = value_of(standing, self._power, self._settings)
+        game.release()
+        return value
+
+    def _scenario(self, name: str) -> "_Scenario":
+        seats = _players(name, self._settings.player)
+        return _Scenario(name=name, seats=seats, first=_scripted(self._board, seats, name, skip=(self._power,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scenario:
+    name: str
+    """Of its dice."""
+    seats: dict[str, Player]
+    first: dict[str, Sequence[str]]
+    """Orders of the others in the first phase."""
+    values: dict[object, float] = field(default_factory=dict)
+    """By the position after the first phase."""
 
 
 def outlook(board: Board, name: str, settings: OutlookSettings) -> tuple[float, ...]:
     """Share of squared centres of each power of POWERS after one playout from here; `board` is not changed.
 
     Args:
-        name: as in `NamedSet`.
+        name: of the dice, which seed all seats by phase and power: equal names give equal luck.
     """
-    standing = _standing_after(board, {}, name, settings.years, settings.player)
+    game = board.fork()
+    standing = _play_on(game, board.phase, _players(name, settings.player), name, settings.years)
+    game.release()
     return tuple(map(standing.sos_share, POWERS))
 
 
-def _standing_after(board: Board, given: Mapping[str, Sequence[str]], name: str, years: int, players: Sequence[str]) -> Standing:
-    """The standing after the orders of `given`, of all powers or of none, and scripted play to the horizon."""
-    seats = _players(name, players)
-    start, game = board.phase, board.fork()
-    if given:
-        game.advance(given)
+def _position(game: Board) -> object:
+    """Equal for boards that continue equally. A game that is over has no text, and its centres are its value."""
+    return game.centre_counts() if game.is_over else game.snapshot(game_id="", seed=0, source="").position
+
+
+def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> Standing:
+    """The standing after scripted play to the horizon, counted from the phase `start`."""
     while not _is_end(start, game, years):
         game.advance(_scripted(game, seats, name))
-    standing = compute_standing(game)
-    game.release()
-    return standing
+    return compute_standing(game)
 
 
 def _is_end(start: str, board: Board, years: int) -> bool:
@@ -84,25 +109,3 @@ def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Contai
     """Orders of all powers but `skip`, seeded as in a fork."""
     phase, legal = board.phase, board.legal_orders()
     return {power: seats[power](legal[power], dice(name, phase, power), board) for power in legal if power not in skip}
-
-
-async def play_out_apart(
-    pool: ProcessPool, board: Board, power: str, sets: Sequence[NamedSet], settings: SearchSettings
-) -> list[float]:
-    """Values of the playouts of all `sets`, in their order."""
-    snapshot = board.snapshot(game_id="", seed=0, source="search")
-    parts = [sets[first :: pool.size] for first in range(min(pool.size, len(sets)))]
-    values = [0.0] * len(sets)
-    found = await asyncio.gather(*(pool.ask(_play_part, snapshot, power, part, settings) for part in parts))
-    for first, part in enumerate(found):
-        values[first :: pool.size] = part
-    return values
-
-
-def _play_part(snapshot: Snapshot, power: str, sets: Sequence[NamedSet], settings: SearchSettings) -> list[float]:
-    return list(play_out(_board(snapshot), power, sets, settings))
-
-
-@lru_cache(maxsize=64)  # a decision comes back once a round, and many games are in progress
-def _board(snapshot: Snapshot) -> Board:
-    return Board.restore(snapshot)

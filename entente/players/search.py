@@ -1,41 +1,42 @@
-"""Search of one decision: proposals, their playouts by sequential halving, changes of the best, and the best of all.
+"""Search of one decision: its proposals, then changes of the best of them, race by playouts under equal luck.
 
-A proposal that is not legal is refused, so what is played is legal. All random numbers derive from the request's dice name: the
-same request has the same result. Between playouts other tasks of the event loop run.
+A proposal that is not legal is refused, so what is played is legal. All random numbers derive from the name of the decision's
+luck: the same question has the same result. Between playouts other tasks of the event loop run.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from entente.game.board import Board
 from entente.game.players import check_player, player
 from entente.game.prompts import board_text
+from entente.game.snapshot import Snapshot
 from entente.players.changed_orders import changed_orders
 from entente.players.deciders import CompletionSource, DecisionRequest, Tokens, draw
-from entente.players.halving import Pull, halve
-from entente.players.playouts import play_out, play_out_apart
+from entente.players.playouts import Playouts
+from entente.players.race import race
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
 
-PLAYOUTS_OF_A_CHANGE = 3
-"""Playouts of a later round for each change that it tries; halving gives most of them to the better ones."""
+SCENARIOS = 16
+"""Dice that an order set of a decision meets at most: 32 gained no more with twice the playouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What the last round of a search found; lists have one entry per order set that it tried."""
+    """What a search found; lists have one entry per order set."""
 
     proposals: tuple[tuple[str, ...], ...]
-    """Legal order sets without repetitions: in a first round the proposals in their order, in a later one the best so far and
-    its changes."""
+    """Legal order sets without repetitions: the proposals in their order, then the changes that met all scenarios."""
     values: tuple[float, ...]
-    """Mean value of each over its playouts, in centres or as a share. 0 for a single proposal, which is not played out."""
+    """Mean value of each over its playouts, in centres or as a share. 0 for the only legal set, which is not played out."""
     visits: tuple[int, ...]
-    """Playouts of each."""
+    """Playouts of each. Those with as many as the best met the same luck."""
     best: int
-    """Index of the proposal to play: the largest mean in the last round of halving, which may not be the largest of all."""
+    """Index of the order set to play."""
 
     @property
     def orders(self) -> list[str]:
@@ -62,7 +63,7 @@ async def propose(
         Order set -> the probability with which the policy drew it; None if only scripted players proposed it.
 
     Raises:
-        InputError: nobody proposes, or a scripted player is unknown.
+        InputError: a scripted player is unknown.
         EngineError, DataError: the engine could not draw.
     """
     sets: list[list[str]] = []
@@ -78,60 +79,63 @@ async def propose(
     for number, name in enumerate(settings.scripted):
         rng = dice(request.dice, request.ply, request.power, "proposal", number)
         sets.append(player(name)(request.legal, rng, request.board))
-    return {orders: drawn.get(orders) for orders in _distinct(request, sets)}
+    return {orders: drawn.get(orders) for orders in map(tuple, sets)}
 
 
 async def search(
-    request: DecisionRequest,
-    proposals: Sequence[Sequence[str]],
-    settings: SearchSettings,
-    processes: ProcessPool | None = None,
+    board: Board, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, luck: str
 ) -> SearchResult:
-    """Play out the proposals, in later rounds the best and its changes, and find the best.
+    """Race the proposals of a decision, then changes of the best of them.
 
     Args:
-        proposals: order sets; equal ones count once. More than `settings.playouts` distinct ones are cut off at the end.
-        processes: play scripted playouts; None: this process does.
+        board: the position; not changed.
+        proposals: order sets; equal ones count once.
+        luck: name of the decision's dice.
 
     Raises:
         InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
-        EngineError: a process ended.
     """
-    found = await _round(request, _distinct(request, proposals)[: settings.playouts], 0, settings, processes)
-    for number in range(1, settings.rounds):
-        rng = dice(request.dice, request.ply, request.power, "changes", number)
-        most = max(1, settings.playouts // PLAYOUTS_OF_A_CHANGE)
-        changed = changed_orders(request.legal, found.orders, most, rng)
-        found = await _round(request, [tuple(found.orders), *changed], number, settings, processes)
-    return found
+    legal = board.legal_orders()[power]
+    candidates = list(dict.fromkeys(tuple(orders) for orders in proposals))
+    if not candidates:
+        raise InputError(f"a search for {power} in {board.phase} has no proposal: give at least one order set")
+    for orders in candidates:
+        if not legal.admits(orders):
+            raise InputError(
+                f"{list(orders)} was proposed for {power} in {board.phase} and is no legal {legal.kind} set in the order of the "
+                "sites: mend its proposer"
+            )
+    playouts, rng = Playouts(board, power, luck, settings), dice(luck, "changes")
+
+    async def play(orders: tuple[str, ...], scenario: int) -> float:
+        await asyncio.sleep(0)  # let other tasks of the event loop run
+        return playouts.value(orders, scenario)
+
+    raced = await race(
+        candidates,
+        lambda best: changed_orders(legal, best, rng),
+        playouts=settings.playouts,
+        scenarios=SCENARIOS,
+        play=play,
+    )
+    kept = [orders for orders, values in raced.values.items() if orders in candidates or len(values) == SCENARIOS]
+    values = [raced.values[orders] for orders in kept]
+    return SearchResult(
+        proposals=tuple(kept),
+        values=tuple(sum(each) / len(each) if each else 0.0 for each in values),
+        visits=tuple(map(len, values)),
+        best=kept.index(raced.best),
+    )
 
 
-async def _round(
-    request: DecisionRequest,
-    arms: Sequence[tuple[str, ...]],
-    number: int,
-    settings: SearchSettings,
-    processes: ProcessPool | None,
+def search_apart(
+    snapshot: Snapshot, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, luck: str
 ) -> SearchResult:
-    """Divide `settings.playouts` among the order sets. Each round has dice of its own, so that luck does not choose twice."""
-    if len(arms) == 1:
-        return SearchResult(proposals=tuple(arms), values=(0.0,), visits=(0,), best=0)
-
-    def name_of(turn: int) -> str:
-        return f"{request.dice}/{request.ply}/{request.power}/playout/{number * settings.playouts + turn}"
-
-    async def play_round(pulls: Sequence[Pull]) -> list[float]:
-        sets = [(arms[arm], name_of(turn)) for arm, turn in pulls]
-        if processes is not None:
-            return await play_out_apart(processes, request.board, request.power, sets, settings)
-        values = []
-        for value in play_out(request.board, request.power, sets, settings):
-            values.append(value)
-            await asyncio.sleep(0)  # let other tasks of the event loop run
-        return values
-
-    found = await halve(len(arms), settings.playouts, play_round)
-    return SearchResult(proposals=tuple(arms), values=found.values, visits=found.visits, best=found.best)
+    """`search` of a snapshot; what another process does."""
+    board = Board.restore(snapshot)
+    found = asyncio.run(search(board, power, proposals, settings, luck))
+    board.release()
+    return found
 
 
 class SearchDecider:
@@ -151,7 +155,7 @@ class SearchDecider:
 
         Args:
             proposer: the scripted player that makes the `settings.proposals`, if no engine does.
-            processes: play scripted playouts; None: this process does.
+            processes: search; None: this process does.
         """
         if proposer:
             scripted = (proposer,) * settings.proposals + settings.scripted
@@ -167,25 +171,19 @@ class SearchDecider:
     async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
         """What the search of a decision found, and the proposals as `propose` returns them."""
         proposals = await propose(request, self._engine, self._tokens, self._version, self._settings)
-        found = await search(request, list(proposals), self._settings, self._processes)
-        return found, proposals
+        question = request.power, list(proposals), self._settings, luck_of(request)
+        if self._processes is None:
+            return await search(request.board, *question), proposals
+        snapshot = request.board.snapshot(game_id="", seed=0, source="search")
+        return await self._processes.ask(search_apart, snapshot, *question), proposals
+
+
+def luck_of(request: DecisionRequest) -> str:
+    """Name of the dice of a decision's playouts."""
+    return f"{request.dice}/{request.ply}/{request.power}"
 
 
 def check_search(settings: SearchSettings) -> None:
     """Check that everybody whom the settings name is a scripted player."""
     for name in (*settings.scripted, *settings.player):
         check_player(name)
-
-
-def _distinct(request: DecisionRequest, sets: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The order sets, each once."""
-    found = list(dict.fromkeys(tuple(orders) for orders in sets))
-    for orders in found:
-        if not request.legal.admits(orders):
-            raise InputError(
-                f"{list(orders)} was proposed for {request.power} in {request.board.phase} and is no legal {request.legal.kind} "
-                "set in the order of the sites: mend its proposer"
-            )
-    if not found:
-        raise InputError(f"a search for {request.power} in {request.board.phase} has no proposal: give at least one order set")
-    return found

@@ -26,15 +26,13 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 class SearchSettings(Settings):
     """The search of one decision."""
 
-    proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 4
+    proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 2
     """Order sets that the searching player draws: a policy version, or a scripted player such as the one of 'dumbbot+search'."""
     scripted: Names = ("dumbbot", "dumbbot")
     """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
-    playouts: Annotated[int, Field(ge=1, le=65536)] = 16
-    """Playouts of a round; sequential halving divides them among its order sets."""
-    rounds: Annotated[int, Field(ge=1, le=100)] = 3
-    """Rounds: the first among the proposals, each later one among the best so far and sets that differ from it in an order or
-    two."""
+    playouts: Annotated[int, Field(ge=1, le=65536)] = 80
+    """Playouts of a decision. All proposals race; then sets that differ from the best so far in an order or two, until so many
+    playouts are used."""
     years: Annotated[int, Field(ge=1, le=20)] = 1
     """Horizon of a playout: game years, counted from the position's phase."""
     player: Names = ("dumbbot",)
@@ -49,11 +47,6 @@ class SearchSettings(Settings):
             raise ValueError("a search needs order sets to choose from: give search.proposals or search.scripted")
         if not self.player:
             raise ValueError("somebody must play the playouts: give search.player, as 'dumbbot'")
-        if self.playouts < self.proposals + len(self.scripted):
-            raise ValueError(
-                f"search.playouts {self.playouts} is less than one for each of the {self.proposals} + {len(self.scripted)} order "
-                "sets of search.proposals and search.scripted: give more playouts, or fewer order sets"
-            )
         return self
 
 

@@ -68,8 +68,6 @@ def check_improve(improve: ImproveSettings, thinking_tokens: int) -> None:
         InputError: names what cannot be used.
     """
     check_search(improve.search)
-    if improve.search.proposals + len(improve.search.scripted) < 2:
-        raise InputError("a teacher compares order sets: give search.proposals and search.scripted at least 2 together")
     if thinking_tokens:
         raise InputError("a teacher answers without thoughts, and this run's model thinks (prompts.thinking_tokens): use another")
 

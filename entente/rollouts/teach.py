@@ -12,17 +12,14 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from entente.game.board import Board
-from entente.game.legal import LegalOrders
 from entente.game.snapshot import Snapshot, make_snapshot
 from entente.players.deciders import DecisionRequest
-from entente.players.search import SearchResult, propose, search
-from entente.players.search_settings import SearchSettings
+from entente.players.search import luck_of, propose, search_apart
 from entente.players.seeds import seed_of
 from entente.records.lesson import Lesson, lesson_id
 from entente.rollouts.improve_rounds import ImproveSettings, round_name
@@ -38,20 +35,6 @@ from storage.shards import open_plies, open_shard, shard_path
 
 VISITED_GROUPS = 8
 """Start groups of a task: enough requests at a time for the engine, and few enough that labelling begins early."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a teacher's process is asked: which of the order sets is best."""
-
-    snapshot: Snapshot
-    power: str
-    ply: int
-    """Phase index since the fork, part of the dice."""
-    dice: str
-    """Name from which the luck of the playouts derives."""
-    proposals: list[tuple[str, ...]]
-    settings: SearchSettings
 
 
 def visitor(number: int) -> str:
@@ -128,23 +111,15 @@ def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: 
     return [each / sum(odds) for each in odds]
 
 
-def answer(question: Question) -> SearchResult:
-    """Search one position; what a teacher's process does."""
-    board = Board.restore(question.snapshot)
-    request = _request(board, question.snapshot, question.power, question.ply, question.dice, 1.0)
-    found = asyncio.run(search(request, question.proposals, question.settings))
-    board.release()
-    return found
-
-
 async def _lesson(
     resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, row: dict[str, Any], teacher: str
 ) -> Lesson | None:
-    """The lesson of one decision; None if there is only one proposal, as that compares nothing."""
-    question, legal = await resources.host.run(_question(resources, improve, row))
-    if len(question.proposals) < 2:
+    """The lesson of one decision; None if no second order set came near, as that compares nothing."""
+    request, proposals = await resources.host.run(_propose(resources, improve, row))
+    legal, snapshot = request.legal, row["snapshot"]
+    found = await teachers.ask(search_apart, snapshot, request.power, proposals, improve.search, luck_of(request))
+    if len(found.proposals) < 2:
         return None
-    found = await teachers.ask(answer, question)
     table, spelt = resources.tokens.tables.table(legal), []
     for orders in found.proposals:
         ids = resources.tokens.tables.spell(orders, legal)
@@ -154,9 +129,9 @@ async def _lesson(
         lesson_id=lesson_id(f"{row['source']}/{teacher}", row["decision_id"]),
         decision_id=row["decision_id"],
         source=row["source"],
-        snapshot_id=question.snapshot.snapshot_id,
-        phase=question.snapshot.phase,
-        power=question.power,
+        snapshot_id=snapshot.snapshot_id,
+        phase=snapshot.phase,
+        power=request.power,
         policy_version=row["policy_version"],
         adapter_hash=row["adapter_hash"],
         temperature=row["temperature"],
@@ -173,36 +148,26 @@ async def _lesson(
     )
 
 
-async def _question(resources: RolloutResources, improve: ImproveSettings, row: dict[str, Any]) -> tuple[Question, LegalOrders]:
-    """Draw the proposals for a decision; runs on the engine's event loop."""
-    producer = row["source"].partition("/")[0]
+async def _propose(
+    resources: RolloutResources, improve: ImproveSettings, row: dict[str, Any]
+) -> tuple[DecisionRequest, list[tuple[str, ...]]]:
+    """A visited decision and the proposals for it; runs on the engine's event loop."""
+    producer, snapshot = row["source"].partition("/")[0], row["snapshot"]
     dice = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
-    board = Board.restore(row["snapshot"])
-    request = _request(board, row["snapshot"], row["power"], row["ply"], dice, row["temperature"])
-    proposals = list(await propose(request, resources.engine, resources.tokens, None, improve.search))
-    board.release()
-    question = Question(
-        snapshot=row["snapshot"],
-        power=row["power"],
-        ply=row["ply"],
-        dice=dice,
-        proposals=proposals,
-        settings=improve.search,
-    )
-    return question, request.legal
-
-
-def _request(board: Board, snapshot: Snapshot, power: str, ply: int, dice: str, temperature: float) -> DecisionRequest:
-    return DecisionRequest(
+    board = Board.restore(snapshot)
+    request = DecisionRequest(
         game=dice,
         dice=dice,
-        ply=ply,
-        power=power,
-        legal=board.legal_orders()[power],
+        ply=row["ply"],
+        power=row["power"],
+        legal=board.legal_orders()[row["power"]],
         board=board,
         snapshot_id=snapshot.snapshot_id,
-        temperature=temperature,
+        temperature=row["temperature"],
     )
+    proposals = list(await propose(request, resources.engine, resources.tokens, None, improve.search))
+    board.release()
+    return request, proposals
 
 
 def _visits(paths: RunPaths, producer: str, first_group: int, count: int) -> list[dict[str, Any]]:

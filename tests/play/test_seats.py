@@ -13,7 +13,7 @@ from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings
 from flows.open_players import OpenPlayers
 
-SEARCH = SearchSettings(proposals=3, scripted=(), playouts=6, rounds=1, player=("mover",))
+SEARCH = SearchSettings(proposals=3, scripted=(), playouts=1, player=("mover",))
 
 
 class Recorder:
@@ -43,7 +43,5 @@ def test_the_temperature_of_the_command_reaches_the_draw():
 
 def test_a_search_tells_the_value_of_each_order_set_that_it_tried():
     found = choose(SearchDecider(SEARCH, proposer="random"))
-    assert len(found.proposals) > 1 and sum(each.playouts for each in found.proposals) <= SEARCH.playouts
+    assert len(found.proposals) > 1 and all(each.playouts > 1 for each in found.proposals)
     assert found.orders in [each.orders for each in found.proposals] and found.probability is None
-    alone = choose(SearchDecider(SEARCH.model_copy(update={"proposals": 1}), proposer="mover"))
-    assert alone.proposals == (), "one order set has no value"

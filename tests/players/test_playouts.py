@@ -8,7 +8,7 @@ import pytest
 from entente.game.board import POWERS, Board
 from entente.game.players import player
 from entente.players.deciders import DecisionRequest
-from entente.players.playouts import play_out, seats_of, value_of
+from entente.players.playouts import Playouts, seats_of, value_of
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 from entente.rollouts.fork import ForkPlan, play_fork
@@ -70,10 +70,24 @@ def test_a_playout_has_the_value_of_a_fork_with_the_same_dice(phase: str, settin
     request = asked(board)
     before = board.snapshot(game_id="", seed=0, source="").position
     tried = [player("random")(request.legal, random.Random(number), board) for number in range(2)]
-    sets = [(orders, f"g/{luck}") for luck in range(2) for orders in tried]  # sets that share their luck, and sets that do not
-    values = list(play_out(board, request.power, sets, settings))
-    assert values == [forked(board, request.power, list(orders), name, settings) for orders, name in sets]
+    playouts = Playouts(board, request.power, "g", settings)
+    for luck in range(2):  # sets that share their luck, and sets that do not
+        for orders in tried:
+            assert playouts.value(orders, luck) == forked(board, request.power, orders, f"g/playout/{luck}", settings)
     assert board.snapshot(game_id="", seed=0, source="").position == before and board.phase == asked(board).board.phase
+
+
+def test_what_follows_a_position_is_played_once_for_all_order_sets_that_lead_there(monkeypatch):
+    """A support of a unit that nobody attacks changes nothing."""
+    board = Board.start()
+    hold, support, move = (["F BRE H", france, "A PAR H"] for france in ("A MAR H", "A MAR S A PAR", "A MAR - SPA"))
+    playouts, played = Playouts(board, "FRANCE", "g", SearchSettings()), []
+    advance = Board.advance
+    monkeypatch.setattr(Board, "advance", lambda game, orders: (played.append(game.phase), advance(game, orders)))
+    assert playouts.value(hold, 0) == playouts.value(support, 0)
+    assert played.count("F1901M") == 1 and played.count("S1901M") == 2
+    playouts.value(move, 0), playouts.value(hold, 1)
+    assert played.count("F1901M") == 3, "another position, and other luck"
 
 
 def test_seats_of_a_mix_are_drawn_by_the_name_of_the_dice():

@@ -1,23 +1,26 @@
 """Search of a decision: legal proposals only, equal luck for all, the best by value, and no engine where none is needed."""
 
 import asyncio
+import multiprocessing
 import random
+import time
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-import entente.players.search as search_module
 from entente.game.board import Board
 from entente.game.players import player
 from entente.players.changed_orders import changed_orders
 from entente.players.deciders import DecisionRequest, PolicyDecider
-from entente.players.playouts import play_out
-from entente.players.search import SearchDecider, check_search, propose, search
+from entente.players.playouts import Playouts
+from entente.players.search import SCENARIOS, SearchDecider, SearchResult, check_search, propose, search
 from entente.players.search_settings import SearchSettings
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import EngineError, InputError
+from entente.telemetry.process_pool import ProcessPool
 
-QUICK = SearchSettings(proposals=3, scripted=(), playouts=6, rounds=1, player=("mover",))
+QUICK = SearchSettings(proposals=3, scripted=(), playouts=1, player=("mover",))
+"""Proposals race, and no change of the best."""
 
 
 @pytest.fixture
@@ -38,58 +41,62 @@ def holding(request: DecisionRequest, **instead: str) -> list[str]:
     return [instead.get(site[2:], f"{site} H") for site in request.legal.sites]
 
 
+def searched(request: DecisionRequest, proposals: list[list[str]], settings: SearchSettings) -> SearchResult:
+    return asyncio.run(search(request.board, request.power, proposals, settings, "luck"))
+
+
 def test_a_search_prefers_the_set_that_takes_a_centre_and_plays_equal_sets_once(autumn: DecisionRequest):
     hold, take = holding(autumn), holding(autumn, PIC="A PIC - BEL")
-    found = asyncio.run(search(autumn, [hold, hold, take], QUICK))
+    found = searched(autumn, [hold, hold, take], QUICK)
     assert found.orders == take and found.proposals == (tuple(hold), tuple(take))
-    assert found.visits == (3, 3) and found.values[1] > found.values[0]
+    assert found.visits == (SCENARIOS, SCENARIOS) and found.values[1] > found.values[0]
 
 
 def test_values_are_means_of_playouts_whose_luck_every_proposal_shares(autumn: DecisionRequest):
-    """Oracle: each proposal played out by hand under the names of the dice."""
+    """Oracle: each proposal played out by hand in the scenarios that it met."""
     sets = [holding(autumn), holding(autumn, PIC="A PIC - BEL"), holding(autumn, BRE="F BRE - MAO")]
-    settings = SearchSettings(proposals=3, playouts=6, rounds=1, player=("mover",), years=2, value="squares")
-    found = asyncio.run(search(autumn, sets, settings))
+    settings = SearchSettings(playouts=1, player=("mover",), years=2, value="squares")
+    found = searched(autumn, sets, settings)
     for place, orders in enumerate(sets):
-        named = [(orders, f"g/0/FRANCE/playout/{number}") for number in range(found.visits[place])]
-        values = list(play_out(autumn.board, "FRANCE", named, settings))
-        assert found.values[place] == pytest.approx(sum(values) / len(values))
-    assert sum(found.visits) <= settings.playouts
+        playouts = [Playouts(autumn.board, "FRANCE", "luck", settings).value(orders, each) for each in range(found.visits[place])]
+        assert found.values[place] == pytest.approx(sum(playouts) / len(playouts))
+    assert max(found.visits) == found.visits[found.best] == SCENARIOS
 
 
 def test_what_is_not_legal_is_refused_and_never_played(autumn: DecisionRequest, monkeypatch):
-    monkeypatch.setattr(search_module, "play_out", lambda *_: pytest.fail("an illegal order set was played out"))
+    monkeypatch.setattr(Playouts, "value", lambda *_: pytest.fail("an illegal order set was played out"))
     illegal = holding(autumn, PIC="A PIC - MOS")
     with pytest.raises(InputError, match="was proposed for FRANCE in F1901M and is no legal movement set"):
-        asyncio.run(search(autumn, [holding(autumn), illegal], QUICK))
+        searched(autumn, [holding(autumn), illegal], QUICK)
     with pytest.raises(InputError, match="a search for FRANCE in F1901M has no proposal"):
-        asyncio.run(search(autumn, [], QUICK))
+        searched(autumn, [], QUICK)
 
 
-def test_one_proposal_is_not_played_out(autumn: DecisionRequest, monkeypatch):
-    monkeypatch.setattr(search_module, "play_out", lambda *_: pytest.fail("there is nothing to choose"))
-    found = asyncio.run(search(autumn, [holding(autumn)] * 3, QUICK))
-    assert (found.orders, found.visits, found.values) == (holding(autumn), (0,), (0.0,))
-
-
-def test_a_later_round_finds_a_set_that_nobody_proposed(autumn: DecisionRequest):
+def test_a_search_finds_a_set_that_nobody_proposed(autumn: DecisionRequest):
     """Proposed is to hold; an army is next to an empty centre."""
-    still = SearchSettings(proposals=1, playouts=60, player=("hold",), rounds=2)
-    found = asyncio.run(search(autumn, [holding(autumn)], still))
+    found = searched(autumn, [holding(autumn)], SearchSettings(playouts=300, player=("hold",)))
     assert "A PIC - BEL" in found.orders
-    assert len(found.proposals) > 10 and found.values[found.best] == found.values[0] + 1
+    assert found.proposals[0] == tuple(holding(autumn)) and found.values[found.best] >= found.values[0] + 1
+    assert set(found.visits) == {SCENARIOS}, "only changes that met all scenarios are told"
 
 
-def test_each_round_has_luck_of_its_own_so_that_it_does_not_choose_twice(autumn: DecisionRequest, monkeypatch):
-    names: list[str] = []
+@pytest.mark.system
+def test_processes_find_what_this_process_finds_and_one_that_is_killed_is_told(autumn: DecisionRequest):
+    settings = SearchSettings(playouts=30, player=("mover", "random"))
 
-    def noted(board, power, sets, settings):
-        names.extend(name for _, name in sets)
-        return play_out(board, power, sets, settings)
+    async def apart() -> list[SearchResult]:
+        async with ProcessPool(2) as pool:
+            decider = SearchDecider(settings, proposer="random", processes=pool)
+            found = await asyncio.gather(*(decider.look(autumn) for _ in range(3)))
+            waiting = asyncio.ensure_future(pool.ask(time.sleep, 600))
+            await asyncio.sleep(0)
+            multiprocessing.active_children()[0].kill()
+            with pytest.raises(EngineError, match="a process that works for this one ended"):
+                await waiting
+            return [result for result, _ in (*found, await decider.look(autumn))]
 
-    monkeypatch.setattr(search_module, "play_out", noted)
-    asyncio.run(search(autumn, [holding(autumn), holding(autumn, PIC="A PIC - BEL")], QUICK.model_copy(update={"rounds": 3})))
-    assert {int(name.split("/")[-1]) // QUICK.playouts for name in names} == {0, 1, 2}
+    assert asyncio.run(apart()) == [asyncio.run(SearchDecider(settings, proposer="random").look(autumn))[0]] * 4
+    assert not multiprocessing.active_children()
 
 
 def test_changed_orders_are_legal_distinct_and_their_supports_fit_the_set():
@@ -98,9 +105,9 @@ def test_changed_orders_are_legal_distinct_and_their_supports_fit_the_set():
     while board.year < 1905:
         for legal in board.legal_orders().values():
             given = tuple(player("random")(legal, rng))
-            found = changed_orders(legal, given, 40, rng)
+            found = changed_orders(legal, given, rng)
             kinds.add(legal.kind)
-            assert len(found) == len(set(found)) <= 40 and given not in found and all(map(legal.admits, found))
+            assert len(found) == len(set(found)) and given not in found and all(map(legal.admits, found))
             for orders in found if legal.kind == "movement" else ():
                 new = set(orders) - set(given)
                 words = [order.split() for order in orders]
@@ -115,14 +122,14 @@ def test_changed_orders_are_legal_distinct_and_their_supports_fit_the_set():
 def test_a_move_to_a_named_coast_is_supported():
     board = Board.start()
     board.step({"FRANCE": ["F BRE - MAO"]})
-    found = changed_orders(board.legal_orders()["FRANCE"], ["F MAO H", "A MAR H", "A PAR H"], 1000, random.Random(1))
+    found = changed_orders(board.legal_orders()["FRANCE"], ["F MAO H", "A MAR H", "A PAR H"], random.Random(1))
     assert ("F MAO - SPA/SC", "A MAR S F MAO - SPA", "A PAR H") in found
 
 
 def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, tokens, positions):
     board = Board.restore(positions[0])
     request = asked(board, next(iter(board.legal_orders())))
-    settings = SearchSettings(proposals=4, scripted=("dumbbot", "territorial"), playouts=6, rounds=1, player=("mover",))
+    settings = SearchSettings(proposals=4, scripted=("dumbbot", "territorial"), playouts=1, player=("mover",))
     sets = [list(orders) for orders in asyncio.run(propose(request, uniform_engine(), tokens, 1, settings))]
     assert sets[0] == asyncio.run(PolicyDecider(uniform_engine(), tokens, 1).decide(request))
     assert all(request.legal.admits(orders) for orders in sets) and len({tuple(orders) for orders in sets}) == len(sets) > 4
@@ -134,7 +141,7 @@ def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, token
 
 def test_a_look_tells_each_proposal_s_value_and_with_which_probability_the_policy_drew_it(uniform_engine, tokens, positions):
     request = asked(board := Board.restore(positions[0]), next(iter(board.legal_orders())))
-    settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=6, rounds=1, player=("mover",))
+    settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=1, player=("mover",))
     engine = uniform_engine()
     decider = SearchDecider(settings, engine=engine, tokens=tokens, version=1)
     found, drawn = asyncio.run(decider.look(request))
@@ -160,10 +167,6 @@ def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):
     ("settings", "complaint"),
     [
         ({"proposals": 0, "scripted": ()}, "a search needs order sets to choose from"),
-        (
-            {"proposals": 9, "scripted": "dumbbot,mover", "playouts": 10},
-            r"search.playouts 10 is less than one for each of the 9 \+ 2",
-        ),
         ({"player": ()}, "somebody must play the playouts"),
         ({"value": "wins"}, "'centres' or 'squares'"),
     ],

@@ -12,14 +12,14 @@ import pytest
 from prefect.states import Failed
 
 from entente.game.board import Board
-from entente.players.search import SearchResult
+from entente.players.search import SearchResult, search_apart
 from entente.players.search_settings import SearchSettings
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts import teach
 from entente.rollouts.improve_rounds import ImproveSettings, begin_round, check_improve, check_student, end_round, open_rounds
 from entente.rollouts.resources import RolloutResources
 from entente.rollouts.settings import RolloutSettings
-from entente.rollouts.teach import Question, answer, label, teacher_probabilities, visit
+from entente.rollouts.teach import label, teacher_probabilities, visit
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.index import open_index
@@ -29,7 +29,7 @@ from storage.selection import SelectionQuery
 from storage.shards import open_plies, open_shard, shard_path
 from tasks.rollouts import label_visits
 
-SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=6, rounds=1, player=("random",))
+SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=20, player=("random",))
 IMPROVE = ImproveSettings(positions=5, search=SEARCH)
 
 
@@ -37,12 +37,12 @@ class Here:
     """A teacher's pool in this process, which counts; `told` replaces an answer."""
 
     def __init__(self, told: Any = None) -> None:
-        self.questions: list[Question] = []
+        self.questions: list[tuple[Any, ...]] = []
         self._told = told
 
-    async def ask(self, work: Callable[[Question], SearchResult], question: Question) -> SearchResult:
+    async def ask(self, work: Callable[..., SearchResult], *question: Any) -> SearchResult:
         self.questions.append(question)
-        found = await asyncio.to_thread(work, question)
+        found = await asyncio.to_thread(work, *question)
         return found if self._told is None else self._told(found)
 
 
@@ -90,12 +90,12 @@ def test_lessons_hold_the_position_the_answers_and_the_teacher_s_odds(resources)
         assert lesson["snapshot_id"] == boards[row["start_group"], row["fork"], row["ply"]]
         assert lesson["prompt_ids"] == row["input_ids"][: row["prompt_len"]] and lesson["temperature"] == pytest.approx(0.8)
         assert (lesson["power"], lesson["phase"]) == (row["power"], row["phase"])
-        question = next(each for each in here.questions if each.snapshot.snapshot_id == lesson["snapshot_id"])
-        legal = Board.restore(question.snapshot).legal_orders()[lesson["power"]]
+        question = next(each for each in here.questions if each[0].snapshot_id == lesson["snapshot_id"])
+        legal = Board.restore(question[0]).legal_orders()[lesson["power"]]
         spans = list(pairwise(lesson["completion_offsets"]))
         read = [resources.tokens.tables.read(lesson["completion_ids"][begin:end], legal) for begin, end in spans]
         assert ["; ".join(orders) for orders in read] == lesson["orders"] and all(legal.admits(orders) for orders in read)
-        found = answer(question)
+        found = search_apart(*question)
         assert tuple(lesson["values"]) == pytest.approx(found.values) and tuple(lesson["visits"]) == found.visits
         wanted = teacher_probabilities(found.values, found.visits, found.best, IMPROVE.temperature)
         assert lesson["probabilities"] == pytest.approx(wanted)
@@ -161,11 +161,10 @@ def test_a_round_is_labelled_for_the_student_that_it_began_with(tmp_path):
     ("improve", "change", "why"),
     [
         (ImproveSettings(search=SearchSettings(player=("policy",))), {}, "no scripted player 'policy'"),
-        (ImproveSettings(search=SearchSettings(proposals=1, scripted=())), {}, "at least 2 together"),
         (ImproveSettings(search=SearchSettings(scripted=("nobody",))), {}, "nobody"),
         (IMPROVE, {"prompts": {"thinking_tokens": 8}}, "answers without thoughts"),
     ],
-    ids=["policy plays", "one proposal", "unknown player", "thoughts"],
+    ids=["policy plays", "unknown player", "thoughts"],
 )
 def test_a_teacher_that_cannot_teach_is_refused_with_a_sentence(improve, change, why):
     with pytest.raises(InputError, match=why):
