@@ -6,7 +6,7 @@
     best      a challenger that is ahead after the last heat
 
 Most changes of a good order set are bad, and two scenarios are enough to see it. What the best has played is not played again.
-Early stopping of a race: Maron & Moore 1994, "Hoeffding races". Equal scenarios for all candidates: Kleywegt, Shapiro &
+Early stopping of a race: Maron & Moore 1997, "The racing algorithm". Equal scenarios for all candidates: Kleywegt, Shapiro &
 Homem-de-Mello 2002, "The sample average approximation method".
 
 This module is pure: it knows neither boards nor players.
