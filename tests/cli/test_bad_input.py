@@ -88,7 +88,6 @@ REFUSED = [
     (["serve", "--model", "bare", "--host", "0.0.0.0"], "a server on 0.0.0.0 needs a key"),
     (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
     (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
-    (["improve", "--run", "taken", "--search.proposals", "1", "--search.empty-scripted"], "at least 2 together"),
     (["play", "--power", "narnia"], "there is no power 'NARNIA'"),
     (["play", "--against", "nobody"], "there is no player 'nobody'"),
     (["play", "--run", "taken", "--against", "v7"], "run 'taken' has no policy version 7"),
