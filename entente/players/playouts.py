@@ -24,7 +24,6 @@ class Playouts:
     def __init__(self, board: Board, power: str, luck: str, settings: SearchSettings) -> None:
         """`board` is not changed; `luck` names the dice of the decision."""
         self._board, self._power, self._luck, self._settings = board, power, luck, settings
-        self._years = settings.years + (board.season == "F")  # the count at hand says little about the position
         self._scenarios: dict[int, _Scenario] = {}
 
     def value(self, orders: Sequence[str], number: int) -> float:
@@ -35,12 +34,13 @@ class Playouts:
         """
         if number not in self._scenarios:
             self._scenarios[number] = self._scenario(f"{self._luck}/playout/{number}")
-        scenario, game = self._scenarios[number], self._board.fork()
+        scenario, start, years = self._scenarios[number], self._board.phase, self._settings.years
+        game = self._board.fork()
         game.advance({**scenario.first, self._power: orders})
         position = _position(game)
         value = scenario.values.get(position)
         if value is None:
-            standing = _play_on(game, self._board.phase, scenario.seats, scenario.name, self._years)
+            standing = _play_on(game, start, scenario.seats, scenario.name, years)
             value = scenario.values[position] = value_of(standing, self._power, self._settings)
         game.release()
         return value

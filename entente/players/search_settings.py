@@ -34,7 +34,7 @@ class SearchSettings(Settings):
     """Playouts of a decision. All proposals race; then sets that differ from the best so far in an order or two, until so many
     playouts are used."""
     years: Annotated[int, Field(ge=1, le=20)] = 1
-    """Horizon of a playout: whole years from the position's phase, so one from an autumn sees the next autumn's count too."""
+    """Horizon of a playout: game years, counted from the position's phase."""
     player: Names = ("dumbbot",)
     """Who plays all seats in a playout: what the search assumes about everybody. Of several scripted players
     each seat draws one by a seeded lot."""

@@ -41,13 +41,13 @@ class Given:
 
 
 def forked(board: Board, power: str, orders: list[str], name: str, settings: SearchSettings) -> float:
-    """Oracle: the same playout as a fork, with every check and record, to the horizon itself; from an autumn the next year's."""
+    """Oracle: the same playout as a fork, with every check and record, to the horizon itself."""
     seats = seats_of(name, settings.player)
     plan = ForkPlan(
         name=name,
         shared_name=name,
         seats=seats | {power: "given"},
-        horizon_years=settings.years + (board.season == "F"),
+        horizon_years=settings.years,
         temperature=1.0,
         snapshot_id="",
     )
