@@ -60,12 +60,15 @@ async def race(
         return sum(found[:heat])
 
     async def beats(challenger: Candidate, best: Candidate) -> bool:
-        heat = min(FIRST_HEAT, scenarios)
+        heat = FIRST_HEAT
         while True:
+            heat = min(heat, scenarios)
             lead = -await total(best, heat) + await total(challenger, heat)
-            if heat == scenarios or lead < 0 or (lead == 0 and heat > FIRST_HEAT):
-                return heat == scenarios and lead > 0
-            heat = min(2 * heat, scenarios)
+            if heat == scenarios:
+                return lead > 0
+            if lead < 0 or (lead == 0 and heat > FIRST_HEAT):
+                return False
+            heat *= 2
 
     best, *others = candidates
     for challenger in others:
