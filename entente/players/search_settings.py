@@ -26,9 +26,9 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 class SearchSettings(Settings):
     """The search of one decision."""
 
-    proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 2
+    proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 1
     """Order sets that the searching player draws: a policy version, or a scripted player such as the one of 'dumbbot+search'."""
-    scripted: Names = ("dumbbot", "dumbbot")
+    scripted: Names = ("dumbbot", "dumbbot", "dumbbot")
     """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
     playouts: Annotated[int, Field(ge=1, le=65536)] = 80
     """Playouts of a decision. All proposals race; then sets that differ from the best so far in an order or two, until so many
