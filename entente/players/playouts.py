@@ -17,8 +17,8 @@ from entente.players.seeds import dice
 class Playouts:
     """The playouts of one decision, by order set and scenario.
 
-    A scenario is dice for all seats by phase and power. What its playouts have in common is computed once: the first orders of
-    the others, and what follows a position, as many an order set changes nothing on the board.
+    A scenario is dice for all seats by phase and power. What its playouts share is computed once: the first orders of the others,
+    and all that follows a position, because several order sets may lead to the same one.
     """
 
     def __init__(self, board: Board, power: str, luck: str, settings: SearchSettings) -> None:

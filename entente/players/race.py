@@ -63,7 +63,8 @@ async def race(
         heat = FIRST_HEAT
         while True:
             heat = min(heat, scenarios)
-            lead = -await total(best, heat) + await total(challenger, heat)
+            to_beat = await total(best, heat)
+            lead = await total(challenger, heat) - to_beat
             if heat == scenarios:
                 return lead > 0
             if lead < 0 or (lead == 0 and heat > FIRST_HEAT):

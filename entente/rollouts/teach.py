@@ -151,7 +151,7 @@ async def _lesson(
 async def _propose(
     resources: RolloutResources, improve: ImproveSettings, row: dict[str, Any]
 ) -> tuple[DecisionRequest, list[tuple[str, ...]]]:
-    """A visited decision and the proposals for it; runs on the engine's event loop."""
+    """A visited decision, its board released, and the proposals for it; runs on the engine's event loop."""
     producer, snapshot = row["source"].partition("/")[0], row["snapshot"]
     dice = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
     board = Board.restore(snapshot)

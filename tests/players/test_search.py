@@ -77,11 +77,11 @@ def test_a_search_finds_a_set_that_nobody_proposed(autumn: DecisionRequest):
     found = searched(autumn, [holding(autumn)], SearchSettings(playouts=300, player=("hold",)))
     assert "A PIC - BEL" in found.orders
     assert found.proposals[0] == tuple(holding(autumn)) and found.values[found.best] >= found.values[0] + 1
-    assert set(found.visits) == {SCENARIOS}, "only changes that met all scenarios are told"
+    assert set(found.visits) == {SCENARIOS}, "a change that was dropped early is left out"
 
 
 @pytest.mark.system
-def test_processes_find_what_this_process_finds_and_one_that_is_killed_is_told(autumn: DecisionRequest):
+def test_processes_find_what_this_process_finds_and_one_that_is_killed_is_an_error(autumn: DecisionRequest):
     settings = SearchSettings(playouts=30, player=("mover", "random"))
 
     async def apart() -> list[SearchResult]:
