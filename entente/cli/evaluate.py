@@ -58,6 +58,9 @@ def evaluate(
     ] = None,
     years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
     at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
+    seed: Annotated[
+        int | None, Parameter(group=_MATCH, help="Seed of starts, draws and dice, for games that are independent; default: 1000.")
+    ] = None,
     temperature: Annotated[float | None, Parameter(help="Temperature of a version's draws; default: 1.")] = None,
     pick: Annotated[Literal["draw", "search"], Parameter(help="How versions choose: as drawn, or by search.")] = "draw",
     search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
@@ -97,7 +100,7 @@ def evaluate(
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
-    asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once}
+    asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once, "seed": seed}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     play = _play(temperature, pick, search)
     if search is not None and pick != "search" and not any("+search" in name for name in (players, *(opponents or ()))):

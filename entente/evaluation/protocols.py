@@ -16,7 +16,7 @@ from entente.evaluation.settings import MatchSettings, Measure
 from entente.players.opponents import is_endpoint
 from entente.telemetry.errors import InputError
 
-_FREE = {"games", "at_once"}
+_FREE = {"games", "at_once", "seed"}
 """Settings that may be given beside a protocol; with fewer games the table says that it is a part."""
 
 

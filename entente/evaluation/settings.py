@@ -59,6 +59,10 @@ class PlaySettings(Settings):
         return "; ".join(parts)
 
 
+MATCH_SEED = 1000
+"""Of matches that ask for no other."""
+
+
 class MatchSettings(PlaySettings):
     """Games in which players meet one another in full seats."""
 
@@ -82,12 +86,12 @@ class MatchSettings(PlaySettings):
     off before anybody has won."""
     at_once: Annotated[int, Field(ge=1, le=1024)] = 28
     """Games played at the same time."""
-    seed: Seed = 1000
-    """Seed of starts, draws and dice."""
+    seed: Seed = MATCH_SEED
+    """Seed of starts, draws and dice: games of two seeds are independent."""
     outside: OutsideSettings = OutsideSettings()
     """How players that are endpoints are asked."""
 
     def how(self, players: Iterable[str] = ()) -> str:
-        """See `PlaySettings.how`; the protocol first."""
-        played = super().how(players)
-        return "; ".join(part for part in (self.protocol and f"protocol {self.protocol}", played) if part)
+        """See `PlaySettings.how`; the protocol first, then a seed that is not the usual one."""
+        seed = "" if self.seed == MATCH_SEED else f"seed {self.seed}"
+        return "; ".join(part for part in (self.protocol and f"protocol {self.protocol}", seed, super().how(players)) if part)

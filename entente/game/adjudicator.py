@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from diplomacy import Game, Message
+from diplomacy import Game, Map, Message
 from diplomacy.engine.power import Power
 from diplomacy.utils.constants import OrderSettings
 from diplomacy.utils.sorted_dict import SortedDict
@@ -60,11 +60,12 @@ _FRESH = {
 class Adjudicator(Game):
     """A Game without history. It lists orders from tables and shares convoy tables between equal sets of fleets."""
 
-    __slots__ = ("_occupants",)
+    __slots__ = ("_is_convoying", "_occupants")
 
     def __init__(self, **settings: Any) -> None:
         """A game at its first phase; `settings` are those of the engine's Game."""
         self._occupants: dict[str, str] | None = None
+        self._is_convoying = True
         super().__init__(**settings)
 
     def get_all_possible_orders(self) -> dict[str, list[str]]:
@@ -125,12 +126,22 @@ class Adjudicator(Game):
         twin.messages = SortedDict(int, Message)
         twin.error = []
         twin.renderer = twin.fixed_state = twin._occupants = None
+        twin._is_convoying = True
         # The cache maps units to Power objects. If shared, it would point to the powers of the other game.
         twin._unit_owner_cache = None
         twin.powers = {name: _copy_power(power, twin) for name, power in self.powers.items()}
         return twin
 
+    def get_current_phase(self) -> str:
+        """Short name of the phase. The engine takes the long one apart at each of some ten calls a phase."""
+        return _short_name(self.phase)
+
+    def _get_convoying_units_for_path(self, unit: str, start: str, end: str) -> list[str]:
+        # Asked once for each unit that moves; the engine then reads all orders.
+        return super()._get_convoying_units_for_path(unit, start, end) if self._is_convoying else []
+
     def _resolve_moves(self) -> None:
+        self._is_convoying = any(what[0] == "C" for power in self.powers.values() for what in power.orders.values())
         # Units stay in place until all moves are resolved. A dictionary replaces the engine's search through all units.
         self._occupants = occupants = {}
         for power in self.powers.values():
@@ -169,6 +180,11 @@ class Adjudicator(Game):
 
 _GAME_SLOTS = tuple(name for name in Game.__slots__ if name not in _FRESH)
 _POWER_SLOTS = tuple(name for name in Power.__slots__ if name not in ("game", "retreats"))
+
+
+@lru_cache(maxsize=2048)  # a game of a hundred years has five hundred phases
+def _short_name(phase: str) -> str:
+    return Map.phase_abbr(phase)
 
 
 def _blank_copy(original: Any, slots: tuple[str, ...]) -> Any:

@@ -153,21 +153,27 @@ def _blur(season: str) -> np.ndarray:
 
 
 class _Position:
-    """What all powers of a position share: units near each province, and owners of centres. It makes each power's view once."""
+    """What the powers of a position share: units near each province, owners of centres. All views are computed at once."""
 
     def __init__(self, board: "Board") -> None:
         tables, owned = _tables(), board.centres()
-        self._season = board.season
-        self._units_near = np.zeros((len(POWERS), len(tables.provinces)), np.int64)
+        units_near = np.zeros((len(POWERS), len(tables.provinces)), np.int64)
         for power, units in enumerate(board.units().values()):
             for unit in units:
                 near = tables.near.get(_place(unit))
-                self._units_near[power, tables.number[province(unit[2:])] if near is None else near] += 1
-        self._strength = np.array([len(own) ** 2 + 4 * len(own) + 16 for own in owned.values()])
+                units_near[power, tables.number[province(unit[2:])] if near is None else near] += 1
+        strength = np.array([len(own) ** 2 + 4 * len(own) + 16 for own in owned.values()])
         holder = np.full(len(tables.provinces), len(POWERS))
         for power, own in enumerate(owned.values()):
             holder[[tables.number[centre] for centre in own]] = power
-        self._owner = holder[tables.centres]  # int [34]: index of the power, 7 for none
+        owner = holder[tables.centres]  # int [34]: index of the power, 7 for none
+        threat = _most_of_others(np.where(units_near[:, tables.centres] > 0, strength[:, None], 0))
+        attack = _ATTACK[board.season] * np.append(strength, _FREE)[owner]
+        centres = np.where(owner == np.arange(len(POWERS))[:, None], _DEFENCE[board.season] * threat, attack)
+        self._spread = _blur(board.season), np.pad(centres, ((0, 0), (0, 1))).astype(float)[:, tables.centre_of]
+        self._competition = _most_of_others(units_near)
+        # Products of whole numbers are exact, so only the order of the two sums for a place matters.
+        self._helped, self._contested = _STRENGTH * units_near, _COMPETITION * self._competition
         self._views: dict[str, _View] = {}
 
     def view(self, power: str) -> _View:
@@ -177,22 +183,20 @@ class _Position:
         return self._views[power]
 
     def _make_view(self, power: int) -> _View:
-        tables = _tables()
-        rivals = self._units_near.copy()
-        rivals[power] = 0
-        competition = rivals.max(axis=0)
-        threat = np.where(rivals[:, tables.centres] > 0, self._strength[:, None], 0).max(axis=0)
-        attack = np.append(self._strength, _FREE)[self._owner]
-        centres = np.where(self._owner == power, _DEFENCE[self._season] * threat, _ATTACK[self._season] * attack)
-        values = _blur(self._season) @ np.append(centres, 0).astype(float)[tables.centre_of]
-        # Products of whole numbers are exact, so only the order of these two sums matters.
-        helped, contested = _STRENGTH * self._units_near[power], _COMPETITION * competition
-        worths = values + helped[tables.province_of] - contested[tables.province_of]
+        tables, (blur, values) = _tables(), self._spread
+        helped, contested = self._helped[power], self._contested[power]
+        worths = blur @ values[power] + helped[tables.province_of] - contested[tables.province_of]
         return _View(
             dict(zip(tables.places, worths.tolist(), strict=True)),
             dict(zip(tables.provinces, (helped - contested).tolist(), strict=True)),
-            dict(zip(tables.provinces, competition.tolist(), strict=True)),
+            dict(zip(tables.provinces, self._competition[power].tolist(), strict=True)),
         )
+
+
+def _most_of_others(counts: np.ndarray) -> np.ndarray:
+    """For each power's row of `counts` [powers, n] the largest value of the other rows."""
+    second, most = np.sort(counts, axis=0)[-2:]
+    return np.where(counts == most, second, most)
 
 
 class _Campaign:

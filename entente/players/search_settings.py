@@ -30,7 +30,7 @@ class SearchSettings(Settings):
     """Order sets that the searching player draws: a policy version, or a scripted player such as the one of 'dumbbot+search'."""
     scripted: Names = ("dumbbot", "dumbbot", "dumbbot")
     """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
-    playouts: Annotated[int, Field(ge=1, le=65536)] = 80
+    playouts: Annotated[int, Field(ge=1, le=65536)] = 40
     """Playouts of a decision. All proposals race; then sets that differ from the best so far in an order or two, until so many
     playouts are used."""
     years: Annotated[int, Field(ge=1, le=20)] = 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from entente.evaluation.match_files import match_label
 from entente.evaluation.matches import GAMES_PER_ROUND, plan_match
 from entente.evaluation.protocols import check_protocol, part_of_protocol, protocol_match, protocols, usual_protocol
 from entente.evaluation.settings import MatchSettings
@@ -48,6 +49,12 @@ def test_a_match_cannot_bear_the_name_of_a_protocol_that_it_does_not_follow(chan
     match = asked("whole-game", "mover").model_copy(update=change)
     with pytest.raises(InputError, match=f"but its {next(iter(change))} are not that protocol's"):
         check_protocol(match)
+
+
+def test_two_seeds_of_a_protocol_are_two_questions_with_other_dice():
+    usual, other = asked("whole-game", "mover"), asked("whole-game", "mover", seed=7)
+    check_protocol(other)
+    assert other.how() == "protocol whole-game; seed 7" and match_label(usual, []) != match_label(other, [])
 
 
 def test_the_folder_of_a_model_plays_whole_games_if_nothing_else_is_asked():
