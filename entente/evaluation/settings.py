@@ -50,11 +50,14 @@ class PlaySettings(Settings):
         """What is not the plain play of a version: temperature, and the search if one of `players` searches; or empty."""
         parts = [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
         if self.pick == "search" or any(name.endswith(SEARCHES) for name in players):
+            from entente.evaluation.intervals import format_count  # loads NumPy, which reading settings does not need
+
             search, who = self.search, "versions" if self.pick == "search" else f"'{SEARCHES}'"
             others = f" and {', '.join(search.scripted)}" if search.scripted else ""
             parts.append(
-                f"search of {who}: {search.proposals} proposals{others}, {search.playouts} playouts of {search.years} "
-                f"years by {', '.join(search.player)}, {search.value} count"
+                f"search of {who}: {format_count(search.proposals, 'proposals')}{others}, "
+                f"{format_count(search.playouts, 'playouts')} of {format_count(search.years, 'years')} "
+                f"by {', '.join(search.player)}, {search.value} count"
             )
         return "; ".join(parts)
 
