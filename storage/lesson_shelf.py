@@ -24,6 +24,9 @@ from storage.lessons import LessonRef, open_lessons, recorded_lessons
 from storage.runs import RunPaths, check_name
 from storage.schema import as_array
 
+_NEIGHBOURS = 8
+"""Lessons that are chosen together: a position has about five decisions, and a step needs many positions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonQuery:
@@ -62,15 +65,19 @@ def lessons_in_use(paths: RunPaths, round_name: str) -> int:
 
 
 def choose_lessons(known: Iterable[LessonRef], uses: Mapping[int, int], query: LessonQuery, seed: int) -> list[LessonRef]:
-    """The lessons of one step: the least used ones first, in an order that follows from seed, uses and lesson id alone.
+    """The lessons of one step: the least used ones first, in an order that follows from seed, uses and place alone.
+
+    Neighbours in a file come together: they are the decisions of a position, whose prompts share the rules and, with
+    `prompts.own_line` "in_place", the board. The trainer computes what they share once.
 
     Returns:
         at most `query.count` lessons with fewer uses than `query.max_uses`, sorted by their place.
     """
 
-    def order(lesson: LessonRef) -> tuple[int, bytes]:
+    def order(lesson: LessonRef) -> tuple[int, bytes, int]:
         used = uses.get(lesson.lesson_id, 0)
-        return used, blake2b(f"{seed}/{used}/{lesson.lesson_id}".encode(), digest_size=8).digest()
+        neighbours = f"{seed}/{used}/{lesson.shard}/{lesson.row // _NEIGHBOURS}"
+        return used, blake2b(neighbours.encode(), digest_size=8).digest(), lesson.row
 
     left = [lesson for lesson in known if uses.get(lesson.lesson_id, 0) < query.max_uses]
     return sorted(sorted(left, key=order)[: query.count], key=lambda lesson: (lesson.shard, lesson.row))
