@@ -206,7 +206,7 @@ def export(
 ) -> None:
     """Write a policy version as a folder that transformers with peft, and vLLM, load as it is.
 
-    The folder holds the adapter, tokenizer, recipe, a card with the run's own scores, and `legal_orders.py`, which draws orders
+    The folder holds the adapter, recipe, a card with the run's own scores, and `legal_orders.py`, which draws orders
     under the legal mask. A base model from the hub is named by its id, one from the package index by the folder that
     `entente model fetch` makes; one that was made here is included, up to 16 MB. No other folder of this machine is named.
     The folder is a player: `entente evaluate --players ./folder`.

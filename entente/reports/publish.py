@@ -1,8 +1,9 @@
 """Writes policies as folders that leave this machine: `entente export` and `entente model publish`.
 
 An export holds a version's adapter, or with `merged` whole weights, for transformers, peft, vLLM and the hub. A published model
-is small enough for a repository: merged weights, at most MOST_BYTES with everything. Both hold tokenizer, card, and a recipe: the
-settings that made the policy, its prompts, and hashes of the files. A folder gets its name by one rename, names no folder of this
+is small enough for a repository: merged weights, at most MOST_BYTES with everything. Whole weights have their tokenizer beside
+them; an adapter is read with its base's. All hold a card, and a recipe: the settings that made the policy, its prompts, and
+hashes of the files. A folder gets its name by one rename, names no folder of this
 machine, and never changes.
 """
 
@@ -112,8 +113,8 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
     named = source.hub_id or (f"runs/{MODEL_FOLDER}/{fetched}" if fetched else "")
     config = read_object(source.adapter / ADAPTER_FILES[0])
     with _new_folder(to, runs_root) as folder:
-        _copy_tokenizer(source.base, folder)
         if merged:
+            _copy_tokenizer(source.base, folder)
             _write_config(source.base, folder, {"dtype": publish_weights(source.base, source.adapter, folder)})
         else:
             if not named:
