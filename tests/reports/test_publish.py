@@ -69,9 +69,8 @@ def test_an_export_is_whole_and_names_no_folder_and_nobody_of_this_machine(expor
     files = {file.relative_to(exported).as_posix(): file for file in exported.rglob("*") if file.is_file()}
     found = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
     assert recipe["files"] == {name: digest for name, digest in found.items() if name not in ("recipe.json", "README.md")}
-    assert {"adapter_model.safetensors", "adapter_config.json", "legal_orders.py", "base/config.json", "base/tokenizer.json"} <= set(
-        files
-    )
+    assert files.keys() >= {"adapter_model.safetensors", "adapter_config.json", "legal_orders.py"}
+    assert files.keys() >= {"base/config.json", "base/tokenizer.json"} and "tokenizer.json" not in files
     assert json.loads(files["adapter_config.json"].read_text())["base_model_name_or_path"] == "base"
     local = {str(place) for place in (tmp_path, root, Path.cwd(), Path.home())}
     texts = {name: file.read_text() for name, file in files.items() if file.suffix != ".safetensors"}

@@ -149,7 +149,7 @@ def test_a_shelf_counts_the_uses_of_its_own_steps(paths, published):
 
 
 def test_a_step_takes_the_decisions_of_a_position_together():
-    known = [LessonRef(shard, row, 100 * place + row, 0) for place, shard in enumerate(("r/0.arrow", "r/8.arrow")) for row in range(24)]
+    known = [LessonRef(f"r/{file}.arrow", row, 100 * file + row, 0) for file in range(2) for row in range(24)]
     chosen = choose_lessons(known, {}, LessonQuery(round="r", count=16, max_uses=1), 0)
     assert len(chosen) == 16 and len({(lesson.shard, lesson.row // 8) for lesson in chosen}) == 2
 
