@@ -6,7 +6,7 @@ is set aside with a sentence. This module computes no loss.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -23,9 +23,6 @@ from storage.ledger import read_ledger, recorded_steps
 from storage.lessons import LessonRef, open_lessons, recorded_lessons
 from storage.runs import RunPaths, check_name
 from storage.schema import as_array
-
-_NEIGHBOURS = 8
-"""Lessons that are chosen together: a position has about five decisions, and a step needs many positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +61,14 @@ def lessons_in_use(paths: RunPaths, round_name: str) -> int:
     return len(known) if any(uses[lesson.lesson_id] for lesson in known) else 0
 
 
-def choose_lessons(known: Iterable[LessonRef], uses: Mapping[int, int], query: LessonQuery, seed: int) -> list[LessonRef]:
-    """The lessons of one step: the least used ones first, in an order that follows from seed, uses and place alone.
+def choose_lessons(known: Mapping[LessonRef, str], uses: Mapping[int, int], query: LessonQuery, seed: int) -> list[LessonRef]:
+    """The lessons of one step: the least used ones first, in an order that follows from these and the seed alone.
 
-    Neighbours in a file come together: they are the decisions of a position, whose prompts share the rules and, with
-    `prompts.own_line` "in_place", the board. The trainer computes what they share once.
+    The decisions of a position come together: with `prompts.own_line` "in_place" their prompts share the board, and the trainer
+    computes what they share once.
+
+    Args:
+        known: the position's snapshot id of each lesson.
 
     Returns:
         at most `query.count` lessons with fewer uses than `query.max_uses`, sorted by their place.
@@ -76,8 +76,7 @@ def choose_lessons(known: Iterable[LessonRef], uses: Mapping[int, int], query: L
 
     def order(lesson: LessonRef) -> tuple[int, bytes, int]:
         used = uses.get(lesson.lesson_id, 0)
-        neighbours = f"{seed}/{used}/{lesson.shard}/{lesson.row // _NEIGHBOURS}"
-        return used, blake2b(neighbours.encode(), digest_size=8).digest(), lesson.row
+        return used, blake2b(f"{seed}/{used}/{known[lesson]}".encode(), digest_size=8).digest(), lesson.lesson_id
 
     left = [lesson for lesson in known if uses.get(lesson.lesson_id, 0) < query.max_uses]
     return sorted(sorted(left, key=order)[: query.count], key=lambda lesson: (lesson.shard, lesson.row))
@@ -132,17 +131,18 @@ class LessonShelf:
             self._uses = lesson_uses(self._paths)
         return self._uses
 
-    def _known(self, round_name: str) -> list[LessonRef]:
-        """All lessons of a round."""
-        known: list[LessonRef] = []
+    def _known(self, round_name: str) -> dict[LessonRef, str]:
+        """All lessons of a round, each with its position's snapshot id."""
+        known: dict[LessonRef, str] = {}
         for name in sorted(names_in(self._paths.lessons / check_name(round_name, "The round"))):
             shard = f"{round_name}/{name}"
             try:
                 file = self._files.get(shard) or self._open(shard)
             except ShardDamaged:
                 continue
-            ids = as_array(file.table["lesson_id"]).to_pylist()
-            known += [LessonRef(shard, row, *found) for row, found in enumerate(zip(ids, file.sums.tolist(), strict=True))]
+            ids, positions = (as_array(file.table[name]).to_pylist() for name in ("lesson_id", "snapshot_id"))
+            found = enumerate(zip(ids, file.sums.tolist(), positions, strict=True))
+            known |= {LessonRef(shard, row, number, checksum): position for row, (number, checksum, position) in found}
         return known
 
     def _verify(self, shard: str) -> None:

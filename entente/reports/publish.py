@@ -3,8 +3,7 @@
 An export holds a version's adapter, or with `merged` whole weights, for transformers, peft, vLLM and the hub. A published model
 is small enough for a repository: merged weights, at most MOST_BYTES with everything. Whole weights have their tokenizer beside
 them; an adapter is read with its base's. All hold a card, and a recipe: the settings that made the policy, its prompts, and
-hashes of the files. A folder gets its name by one rename, names no folder of this
-machine, and never changes.
+hashes of the files. A folder gets its name by one rename, names no folder of this machine, and never changes.
 """
 
 import json
