@@ -74,7 +74,8 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
         host = EngineHost("match-engine")
         stack.callback(host.close)
         opened = OpenPlayers(host=host)
-        groups = await _groups(policies, runs_root)
+        parallel = any(each.searches_by(play) for each in players) and usable_cores() > 1
+        groups = await _groups(policies, runs_root, model_threads=1 if parallel else usable_cores())
         for group in groups:
             engine = make_engine(group.inference, group.model)
             stack.push_async_callback(_close, host, engine)
@@ -82,7 +83,7 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
             await start_engine(host, engine, group.inference)
             for number, player in await _published(host, engine, group.players):
                 opened.served[player.name] = engine, group.tokens[player.run], number
-        if any(each.searches_by(play) for each in players) and usable_cores() > 1:
+        if parallel:
             opened.processes = await stack.enter_async_context(ProcessPool(usable_cores()))
         for player in players:
             if (decider := opened.decider(player, play)) is not None:
@@ -101,8 +102,12 @@ class _Group:
     inference: InferenceSettings
 
 
-async def _groups(policies: Sequence[Contestant], runs_root: Path) -> list[_Group]:
-    """What each engine serves. The threads are set first, because loading a tokenizer may import torch."""
+async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads: int) -> list[_Group]:
+    """What each engine serves. The threads are set first, because loading a tokenizer may import torch.
+
+    Args:
+        model_threads: for a model that plays without a run: 1 beside a search, whose processes take all cores.
+    """
     models = [player for player in policies if player.model is not None]
     versions = [player for player in policies if player.model is None]
     groups, settings = list[_Group](), dict[str, RunSettings]()
@@ -119,7 +124,7 @@ async def _groups(policies: Sequence[Contestant], runs_root: Path) -> list[_Grou
         inference = first.inference.model_copy(update={"adapter_slots": slots})
         groups.append(_Group(players=versions, model=base, tokens=tokens, inference=inference))
     elif models:
-        apply_threads(usable_cores())
+        apply_threads(model_threads)
     for player in models:
         assert player.model is not None
         if player.adapter is None:

@@ -1,7 +1,6 @@
 """Plays a match: counts the games, reads those already played, plays the rest, and writes the table."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -27,7 +26,7 @@ from entente.players.endpoint_players import OutsidePlayers
 from entente.players.read_answer import AnswerCounts
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
-from entente.telemetry.machine import environment
+from entente.telemetry.machine import cpu_seconds, environment
 from entente.telemetry.progress import reporter
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -67,16 +66,16 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     for key in [key for key in done if key not in {plan.key for plan in plans}]:
         del done[key]
     missing = [plan for plan in plans if plan.key not in done]
-    seconds = 0.0
+    spent = 0.0
     if missing:
-        seconds = await _play(folder, label, match, everybody, runs_root, missing, done)
+        spent = await _play(folder, label, match, everybody, runs_root, missing, done)
     table = match_table([replace(done[plan.key], cluster=plan.cluster) for plan in plans], match)
     record = MatchRecord(
         label=label,
         settings=match,
         players=tuple(everybody),
         table=table,
-        seconds=round(seconds, 1),
+        cpu_seconds_a_game=round(spent / len(missing), 3) if missing else 0.0,
         environment=environment(),
     )
     write_match(folder, record)
@@ -87,7 +86,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         "run": run,
         "match": label,
         "how": _how(match),
-        "seconds": record.seconds,
+        "cpu_seconds_a_game": record.cpu_seconds_a_game,
         "told": conclusions(table, match),
         "plot": plot,
     } | asdict(table)
@@ -112,14 +111,18 @@ async def _play(
     missing: Sequence[GamePlan],
     done: dict[str, GameResult],
 ) -> float:
-    """Play the missing games; add them to `done` and to the match's file. Returns the seconds without engine starts."""
+    """Play the missing games; add them to `done` and to the match's file.
+
+    Returns:
+        CPU seconds of this process, without the start of an engine in it, and of the processes that ended with the match.
+    """
     if done:
         reporter().say(f"{len(done)} games of this match are there already; {len(missing)} are played")
     endpoints = [player.name for player in players if player.is_endpoint]
     outside = OutsidePlayers(endpoints, answers_file(folder, label), match.outside)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_players(players, runs_root, match))
-        began = time.monotonic()
+        began = cpu_seconds()
 
         def on_game(game: GameResult) -> None:
             done[game.key] = game
@@ -129,7 +132,7 @@ async def _play(
             await play_games(opened.host, label, missing, match, {**opened.deciders, **outside.deciders}, on_game)
         finally:
             await opened.host.run(outside.close())
-        return time.monotonic() - began
+    return cpu_seconds() - began
 
 
 def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:

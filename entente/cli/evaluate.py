@@ -226,7 +226,8 @@ def _show_match(result: dict[str, Any]) -> None:
         default = [f"{counts['missing'] / max(1, counts['orders']):.1%}" if counts else ""] if answers else []
         table.add_row(cell(player["player"]), str(player["seats"]), *cells, *default)
     Console(width=160).print(table)
-    print("intervals: 95 %; win: most centres, ties split")
+    cost = f"; {result['cpu_seconds_a_game']:.3g} CPU seconds a game" if result["cpu_seconds_a_game"] else ""
+    print(f"intervals: 95 %; win: most centres, ties split{cost}")
     if result["plot"]:
         print(f"centres by year: {result['plot']}")
     for sentence in result["told"]:

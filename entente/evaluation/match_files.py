@@ -33,8 +33,8 @@ class MatchRecord:
     players: tuple[Contestant, ...]
     """The measured players, then opponents of the other seats, if any."""
     table: MatchTable
-    seconds: float
-    """Wall time of the games played by the process that wrote this; 0 if all games were stored before."""
+    cpu_seconds_a_game: float = 0.0
+    """Of the games played by the process that wrote this, with the start of other processes; 0 if all were stored before."""
     environment: dict[str, str] = field(default_factory=dict)
     """Machine and versions of the process that wrote this (`entente.telemetry.machine.environment`)."""
 

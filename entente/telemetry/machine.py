@@ -82,6 +82,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 def apply_threads(threads: int) -> None:
     """Set the number of torch threads for this process and its children. Does nothing once torch is loaded.
 

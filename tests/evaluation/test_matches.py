@@ -160,7 +160,7 @@ def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     append_game(paths.matches, label, games[3])
     assert read_games(paths.matches, label) == {game.key: game for game in games[:4]}
     players = tuple(Contestant(name=name) for name in MIXED.players)
-    record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED), seconds=1.0)
+    record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED))
     write_match(paths.matches, record)
     assert read_matches(paths.matches) == [record]
 

@@ -54,7 +54,7 @@ def match() -> MatchRecord:
         for name, mean, n in (("v8", -0.2, 9), ("mover", -0.05, 400))
     )
     table = MatchTable(games=21, clusters=3, players=players, pairs=pairs, rejected=0)
-    return MatchRecord(label="x", settings=settings, players=tuple(Contestant(name=n) for n in shares), table=table, seconds=1.0)
+    return MatchRecord(label="x", settings=settings, players=tuple(Contestant(name=n) for n in shares), table=table)
 
 
 def test_a_match_is_drawn_year_by_year_and_one_year_alone_is_no_line():

@@ -3,6 +3,9 @@
 import importlib.metadata
 import json
 import platform
+import subprocess
+import sys
+import time
 
 from entente.telemetry import machine
 
@@ -20,3 +23,10 @@ def test_a_package_that_is_not_installed_is_absent_and_a_stand_in_is_named(monke
     found = machine.environment()
     assert found["one"] == "absent"
     assert found["two"] == f"{importlib.metadata.version('duckdb')} (duckdb)"
+
+
+def test_cpu_seconds_count_processes_that_have_ended():
+    before = machine.cpu_seconds()
+    own = time.process_time()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert machine.cpu_seconds() - before - (time.process_time() - own) > 0.25
