@@ -72,7 +72,7 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
                 )
     found: dict[int, dict[Any, ScoreRecord]] = {}
     if run is not None:
-        for file in sorted(run.scores.rglob("*.json")):
+        for file in sorted(file for file in run.scores.rglob("*.json") if file.parent != run.matches):
             score = read_score(run, file.relative_to(run.scores).with_suffix("").as_posix())
             if score is not None and score.player == POLICY:
                 found.setdefault(score.policy_version, {}).setdefault((score.opponents, score.settings.question), score)

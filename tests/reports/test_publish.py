@@ -23,6 +23,10 @@ from entente.decoding.codec import Codec
 from entente.decoding.model_files import recipe_prompts, weights_hash
 from entente.evaluation.adapter_folders import adapter_prompts, check_weights, open_adapter
 from entente.evaluation.contestants import Contestant, resolve_contestant
+from entente.evaluation.intervals import Estimate
+from entente.evaluation.match_files import MatchRecord, write_match
+from entente.evaluation.match_table import MEASURES, MatchTable, PlayerResult
+from entente.evaluation.settings import MatchSettings
 from entente.game.board import Board
 from entente.game.prompts import board_text, power_text
 from entente.game.snapshot import Snapshot
@@ -264,6 +268,23 @@ def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(stored_run
     assert weights_hash(to) != weights_hash(source.base)
     recipe = json.loads((to / "recipe.json").read_text())
     assert recipe["training"]["version"] == 2
+
+
+def test_the_matches_of_a_version_s_run_are_on_its_card(stored_run: RunPaths, tmp_path: Path):
+    root = stored_run.root.parent
+    source = find_version("before:v2", root)
+    half = Estimate(mean=0.5, low=None, high=None)
+    figures = PlayerResult(player="v2", seats=7, measures=dict.fromkeys(MEASURES, half), years=half, by_year=(half,))
+    assert source.version is not None
+    record = MatchRecord(
+        label="one",
+        settings=MatchSettings(players=("v2",), opponents="random", years=1),
+        players=(Contestant(name="v2", run="before", version=2, adapter_hash=source.version.adapter_hash),),
+        table=MatchTable(games=7, clusters=7, players=(figures,), pairs=(), rejected=0),
+    )
+    write_match(stored_run.matches, record)
+    card = (publish_model(source, tmp_path / "models" / "two", root) / "README.md").read_text()
+    assert "two | 0.50" in card
 
 
 def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: RunPaths, tmp_path: Path):
