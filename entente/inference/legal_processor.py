@@ -7,6 +7,7 @@ vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM r
 vLLM's own sampler would make random numbers for the whole vocabulary, in a launch per request.
 """
 
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -36,6 +37,8 @@ class LegalOrderProcessor(LogitsProcessor):
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
         self._size = LegalOrderProcessor._vocabulary_size = vllm_config.model_config.get_vocab_size()
         self._rows = LegalRows(vllm_config.scheduler_config.max_num_seqs, device)
+        if device.type == "cpu":
+            _draw_base_rows_without_adapter()
 
     @property
     def rows(self) -> LegalRows:
@@ -65,3 +68,23 @@ class LegalOrderProcessor(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Draw or mask each constrained row of logits [rows, vocabulary], in place; see `LegalRows.apply`."""
         return self._rows.apply(logits)
+
+
+@cache
+def _draw_base_rows_without_adapter() -> None:
+    """Mend vLLM 0.32 on a CPU, which draws a request of the base model by the adapter in the last slot.
+
+    It marks such rows with slot -1, and its PyTorch kernels index the slots by it; its kernels for GPUs skip these rows. No slot
+    can be kept empty instead: the server's route that unloads an adapter forgets its name alone.
+    """
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    shrink = PunicaWrapperCPU._apply_shrink
+
+    def shrink_rows_with_adapter(
+        self: PunicaWrapperCPU, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float
+    ) -> None:
+        shrink(self, y, x, w_t_all, scale)
+        y.view(-1, y.shape[-1])[self.token_lora_indices < 0] = 0
+
+    PunicaWrapperCPU._apply_shrink = shrink_rows_with_adapter

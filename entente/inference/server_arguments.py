@@ -30,9 +30,6 @@ COMPILING_START_S = 1800.0
 def server_arguments(model: Path, settings: InferenceSettings, *, host: str, port: int) -> list[str]:
     """Arguments of `MODULE` for the model in the folder `model`."""
     on_card = computes_on_card(settings)
-    # On a CPU, vLLM adds the last slot's adapter to requests of the base model that share a batch with requests of adapters: it
-    # takes slot -1 for "none". One slot more than the versions need stays empty, so it adds nothing.
-    slots = settings.adapter_slots + (0 if on_card else 1)
     eager = not on_card if settings.enforce_eager == "auto" else settings.enforce_eager == "on"
     options = {
         "--model": model,
@@ -49,8 +46,8 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         # The processor draws, and leaves the drawn token's log-probability as its logit.
         "--logprobs-mode": "processed_logits",
         "--generation-config": "vllm",
-        "--max-loras": slots,
-        "--max-cpu-loras": slots,
+        "--max-loras": settings.adapter_slots,
+        "--max-cpu-loras": settings.adapter_slots,
         "--max-lora-rank": slot_rank(settings.adapter_rank),
     }
     flags = (

@@ -223,10 +223,9 @@ class Server:
         probe = probe_request(self._eos_id, policy.version)
         drawn, base = await asyncio.gather(self.ask(probe, policy), self.ask(probe, BASE))
         if not is_zero and same_weights(drawn, base, SIDE_BY_SIDE):
-            # Kernels for CPUs take the slot of a request without an adapter, -1, for the last one. Those for GPUs do not.
             raise DataError(
                 f"vLLM server {self.url} draws by the same weights under the adapter's name '{name}' and the base model's: start "
-                "it again; on a CPU with one more of --max-loras, because vLLM 0.32 draws the base model by the last slot there"
+                "it again as `entente serve` does, with our processor"
             )
         self._compare(policy, drawn)
         self.loaded.add(policy)

@@ -11,10 +11,12 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from safetensors import safe_open
 
 from entente import inference, reports
 from entente.decoding.model_files import (
@@ -157,7 +159,7 @@ def publish_model(
         taken = sum(file.stat().st_size for file in folder.iterdir())
         dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_ROOM - taken)
         _write_config(source.base, folder, {"dtype": dtype})
-        recipe = _base_recipe(source.base) | _training(source) | {"weights": dtype}
+        recipe = {"parameters": _parameters(folder)} | _base_recipe(source.base) | _training(source) | {"weights": dtype}
         shown = f"models/{to.name}" if to.is_absolute() else to.as_posix()
         found = measured_figures(source, weights_hash(folder), figures)
         _finish(folder, shown, recipe, "model_card.md.jinja", found, has_curve=(folder / CURVE).is_file())
@@ -165,12 +167,21 @@ def publish_model(
 
 
 def _base_recipe(base: Path) -> dict[str, Any]:
-    """The recipe of a base that was made here, without folders of this machine; of another base an empty one."""
-    recipe = read_object(base / RECIPE) if (base / RECIPE).is_file() else {"settings": {}}
+    """The recipe of a base, without folders of this machine and, where none was taught here, with empty settings."""
+    recipe = {"settings": {}} | (read_object(base / RECIPE) if (base / RECIPE).is_file() else {})
     recorded = recipe["settings"].get("recorded")
     return (
         recipe | {"settings": recipe["settings"] | {"recorded": [Path(file).name for file in recorded]}} if recorded else recipe
     )
+
+
+def _parameters(folder: Path) -> int:
+    """The number of weights, each counted once however often the model uses it."""
+    count = 0
+    for file in weight_files(folder):
+        with safe_open(file, framework="numpy") as weights:
+            count += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118, it is no mapping
+    return count
 
 
 def _training(source: Source) -> dict[str, Any]:

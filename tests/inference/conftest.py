@@ -134,7 +134,7 @@ def contract_served(model: Path, host: EngineHost, tmp_path_factory: pytest.Temp
     """vLLM's own server, as a run has it."""
     from entente.inference.served_vllm import ServedVllm
 
-    settings = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32, adapter_slots=32, threads=1)
+    settings = InferenceSettings(engine="vllm", max_model_length=512, max_sequences=32, adapter_slots=2, threads=1)
     log = tmp_path_factory.mktemp("served") / "vllm.log"
     engine = EngineSupervisor(lambda: ServedVllm(model, settings, log=log))
     host.submit(engine.start()).result(timeout=300)

@@ -28,7 +28,7 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
     assert found["--model"] == "folder of a model" and found["--port"] == "4321" and found["--host"] == "127.0.0.1"
     assert found["--logits-processors"] == "entente.inference.legal_processor:LegalOrderProcessor"
     assert found["--logprobs-mode"] == "processed_logits" and found["--max-num-seqs"] == "7"
-    assert found["--max-loras"] == found["--max-cpu-loras"] == "6", "the last slot stays empty"
+    assert found["--max-loras"] == found["--max-cpu-loras"] == "5"
     assert found["--max-lora-rank"] == "16"
     assert {"--enable-lora", "--enable-scale-out", "--enable-prefix-caching", "--enforce-eager"} <= found.keys()
     assert not any("key" in each for each in found)
@@ -40,7 +40,6 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
 def test_a_card_compiles_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, on_card: bool, wanted: str, eager: bool):
     monkeypatch.setattr(module, "computes_on_card", lambda settings: on_card)
     settings = InferenceSettings.model_validate({"engine": "vllm", "enforce_eager": wanted, "adapter_slots": 5})
-    assert options(settings)["--max-loras"] == ("5" if on_card else "6")
     assert ("--enforce-eager" in options(settings)) is eager
     assert start_limit_s(settings) == (300 if eager else 1800)
 

@@ -270,6 +270,20 @@ def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(stored_run
     assert recipe["training"]["version"] == 2
 
 
+def test_a_version_of_a_fetched_base_has_a_card_that_says_nothing_of_how_the_base_was_taught(
+    stored_run: RunPaths, tmp_path: Path
+):
+    source = find_version("before:v2", stored_run.root.parent)
+    base = shutil.copytree(source.base, tmp_path / "fetched")
+    made = json.loads((base / "recipe.json").read_text())
+    (base / "recipe.json").write_text(json.dumps({"wheel": "somebody's 1.0", "licence": "Apache-2.0"}))
+    to = publish_model(replace(source, base=base), tmp_path / "models" / "two", stored_run.root.parent)
+    recipe = json.loads((to / "recipe.json").read_text())
+    assert (recipe["wheel"], recipe["parameters"]) == ("somebody's 1.0", made["parameters"])
+    card = (to / "README.md").read_text()
+    assert "games between" not in card and "imitation steps" not in card and "stored as float32" in card
+
+
 def test_the_matches_of_a_version_s_run_are_on_its_card(stored_run: RunPaths, tmp_path: Path):
     root = stored_run.root.parent
     source = find_version("before:v2", root)
