@@ -49,7 +49,7 @@ def enter(
 
         entente enter league.example:8432 --game friday --power france --run mine --player newest
 
-        entente enter 127.0.0.1:8432 --game a,b --player models/dumbbot-192 --draw-after 1910
+        entente enter 127.0.0.1:8432 --game a,b --player models/whole-192 --draw-after 1910
     """
     how = how_they_play(temperature, search)
     _check_address(address)

@@ -52,7 +52,7 @@ def serve(
 
         ENTENTE_KEY=secret entente serve --model Qwen/Qwen2.5-7B-Instruct --host 0.0.0.0 --dtype bfloat16
 
-        entente serve --openai --model models/dumbbot-192
+        entente serve --openai --model models/whole-192
 
         entente serve --openai --run mine --version 20 --port 8200
     """

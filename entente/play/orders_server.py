@@ -44,7 +44,7 @@ class ServedPolicy:
     """A policy version, or a model, and the engine that serves it."""
 
     name: str
-    """What clients call the model: 'mine:v20' or 'models/dumbbot-192'."""
+    """What clients call the model: 'mine:v20' or 'models/whole-192'."""
     fingerprint: str
     """Of its weights: with equal fingerprint, seed and position the same orders are drawn."""
     host: EngineHost

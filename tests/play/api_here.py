@@ -12,7 +12,7 @@ from entente.players.deciders import Tokens
 from tests.waiting import wait_until
 
 MODEL = "mine:v3"
-PUBLISHED = Path(__file__).parents[2] / "models" / "dumbbot-192"
+PUBLISHED = Path(__file__).parents[2] / "models" / "whole-192"
 
 
 class ApiHere:

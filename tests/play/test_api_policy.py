@@ -89,15 +89,15 @@ def test_logprobs_add_up_to_the_policys_own_under_the_mask(api, tokens: Tokens, 
 @pytest.mark.system
 def test_the_command_serves_a_published_folder_until_a_signal(entente):
     (entente.folder / "models").symlink_to(PUBLISHED.parent)
-    process = entente.start("serve", "--openai", "--model", "models/dumbbot-192", "--port", "0", ENTENTE_KEY="the-key")
+    process = entente.start("serve", "--openai", "--model", "models/whole-192", "--port", "0", ENTENTE_KEY="the-key")
     try:
         assert process.stdout is not None
         line = next(line for line in process.stdout if line.startswith("serving "))
         from openai import OpenAI
 
         with OpenAI(base_url=line.split()[-1], api_key="the-key", max_retries=0) as client:
-            assert [model.id for model in client.models.list()] == ["models/dumbbot-192"]
-            board, _ = play_years(client, "models/dumbbot-192", 1901)
+            assert [model.id for model in client.models.list()] == ["models/whole-192"]
+            board, _ = play_years(client, "models/whole-192", 1901)
         assert board.year == 1902
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
