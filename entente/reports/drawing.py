@@ -24,6 +24,7 @@ MANY_STEPS = 60
 """From this number of steps on, a line has no markers."""
 
 _WIDE, _HIGH = 5.6, 2.9  # inches; at 72 units per inch the text is about as large as the page's
+_LEGEND_ROOM, _LEGEND_GAPS = 66, 6  # mean letters that fit into a row; those that handle and gaps of a name take
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "entente",
@@ -73,11 +74,12 @@ def marker(steps: int) -> str | None:
 
 
 def legend_above(axes: Axes) -> None:
-    """Place the legend in one row above the plot."""
+    """Place the legend above the plot, in one row of up to four names, or in more rows if the names are long."""
+    longest = max(map(len, axes.get_legend_handles_labels()[1]), default=1)
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
-        ncols=4,
+        ncols=min(4, max(1, int(_LEGEND_ROOM / (_LEGEND_GAPS + longest)))),
         columnspacing=1.2,
         handlelength=1.3,
         borderaxespad=0.2,

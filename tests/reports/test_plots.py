@@ -12,6 +12,7 @@ from entente.evaluation.match_table import MEASURES, Estimate, MatchTable, PairD
 from entente.evaluation.score_files import TrackPoint
 from entente.evaluation.settings import MatchSettings
 from entente.reports import plots, sentences
+from entente.reports.drawing import legend_above, new_plot
 from tests.reports.conftest import facts
 
 STEP = {
@@ -63,6 +64,17 @@ def test_a_match_is_drawn_year_by_year_and_one_year_alone_is_no_line():
     once = match()
     short = tuple(replace(player, by_year=player.by_year[:1]) for player in once.table.players)
     assert plots.match_by_year(replace(once, table=replace(once.table, players=short))) is None
+
+
+def test_long_names_in_a_legend_stay_inside_the_picture():
+    figure, (axes,) = new_plot()
+    for seat in range(4):
+        axes.plot([1, 2], label=f"models/whole-192+{seat}")
+    legend_above(axes)
+    figure.draw_without_rendering()
+    legend = axes.get_legend()
+    assert legend is not None and legend.get_window_extent().x1 < figure.bbox.x1
+    assert axes.get_window_extent().width > 0.8 * figure.bbox.width
 
 
 def test_what_a_run_does_not_have_is_not_drawn():
