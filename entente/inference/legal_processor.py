@@ -5,6 +5,8 @@ Nothing here may raise while the engine steps; see `legal_admission`.
 The processor draws the token of each request with a seed, by vLLM's public interface alone: it leaves one logit finite, which
 vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
 vLLM's own sampler would make random numbers for the whole vocabulary, in a launch per request.
+
+On a CPU its start also mends how vLLM draws requests of the base model, in each process that computes.
 """
 
 from functools import cache
