@@ -61,21 +61,21 @@ def _select_fitting(
 
 
 def _choose_evenly(fitting: list[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
-    """At most `count` positions, round by round over the strata, and at most SNAPSHOTS_PER_GAME of each start group."""
+    """At most `count` positions, round by round over the strata, and at most SNAPSHOTS_PER_GAME of each fork."""
     ranks = {snapshot.snapshot_id: rng.random() for snapshot in fitting}
     strata: dict[object, list[Snapshot]] = {}
     for snapshot in sorted(fitting, key=lambda snapshot: ranks[snapshot.snapshot_id]):
         strata.setdefault(stratum_of(snapshot), []).append(snapshot)
-    chosen_per_group: Counter[str] = Counter()
+    chosen_per_fork: Counter[str] = Counter()
     chosen: list[Snapshot] = []
     while strata and len(chosen) < count:
         for stratum in sorted(strata, key=str):
             remaining = strata[stratum]
-            while remaining and chosen_per_group[remaining[-1].game_id] >= SNAPSHOTS_PER_GAME:
+            while remaining and chosen_per_fork[remaining[-1].game_id] >= SNAPSHOTS_PER_GAME:
                 remaining.pop()
             if remaining and len(chosen) < count:
                 chosen.append(remaining.pop())
-                chosen_per_group[chosen[-1].game_id] += 1
+                chosen_per_fork[chosen[-1].game_id] += 1
             if not remaining:
                 del strata[stratum]
     return chosen

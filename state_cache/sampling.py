@@ -7,6 +7,7 @@ the caller passes weights that follow from past groups as numbers. A stratum is 
     stratified  all strata have equal probability, and all positions within a stratum
     learnable   positions whose past groups had a high spread of returns are more probable: prioritised level replay
                 (Jiang et al. 2021) with the spread instead of the value loss; FLOOR keeps every position possible
+    large       positions as in uniform; the power by the square of its units, because a large one wins games and orders most
 """
 
 import random
@@ -15,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from entente.game.snapshot import Snapshot, powers_with_units
+from entente.game.snapshot import Snapshot, units_of_powers
 from entente.telemetry.errors import InputError
 
-Sampling = Literal["uniform", "stratified", "learnable"]
+Sampling = Literal["uniform", "stratified", "learnable", "large"]
 
 FLOOR = 0.25
 """Share of learnable draws that is uniform: a position without spread keeps a quarter of its uniform probability."""
@@ -65,7 +66,7 @@ def sample_start_positions(
     sampling: Sampling = "uniform",
     weights: Sequence[float] = (),
 ) -> list[tuple[Snapshot, str]]:
-    """`count` positions, each with a power that has units there.
+    """`count` positions, each with a power that has units there: the one that the policy had up to here, else any.
 
     A position repeats only after all positions were drawn; with "stratified", after all positions of its stratum were.
 
@@ -85,7 +86,7 @@ def sample_start_positions(
         drawn = _draw_weighted(snapshots, weights, count, rng)
     else:
         drawn = _draw_uniform(snapshots, count, rng)
-    return [(snapshot, rng.choice(powers_with_units(snapshot))) for snapshot in drawn]
+    return [(snapshot, _draw_power(snapshot, rng, sampling)) for snapshot in drawn]
 
 
 def learnable_weights(snapshots: Sequence[Snapshot], spreads: Mapping[str, float]) -> list[float]:
@@ -99,6 +100,15 @@ def learnable_weights(snapshots: Sequence[Snapshot], spreads: Mapping[str, float
     scores = [spreads.get(snapshot.snapshot_id, mean) for snapshot in snapshots]
     total = sum(scores)
     return [FLOOR / len(scores) + (1 - FLOOR) * score / total for score in scores]
+
+
+def _draw_power(snapshot: Snapshot, rng: random.Random, sampling: Sampling) -> str:
+    units = units_of_powers(snapshot)
+    if snapshot.power in units:
+        return snapshot.power
+    if sampling == "large":
+        return rng.choices(list(units), [count**2 for count in units.values()])[0]
+    return rng.choice(list(units))
 
 
 def _draw_uniform(snapshots: Sequence[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:

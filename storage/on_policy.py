@@ -36,8 +36,8 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
     found = index.connection.execute(_REACHED, values).fetchall()
     positions = dict(_positions(paths, sorted({shard for shard, *_ in found})))
     return [
-        _snapshot(positions[shard, row], name, phase, f"{paths.root.name}-{producer}-{group:06d}", version, seed)
-        for shard, row, name, phase, group, _, version, seed in found
+        _snapshot(positions[shard, row], name, phase, f"{paths.root.name}-{producer}-{group:06d}-{fork}", version, seed, power)
+        for shard, row, name, phase, group, fork, version, seed, power in found
     ]
 
 
@@ -55,7 +55,7 @@ def _positions(paths: RunPaths, shards: list[str]) -> Iterator[tuple[tuple[str, 
             yield (shard, row), text
 
 
-def _snapshot(position: str, name: str, phase: str, game_id: str, version: int, seed: int) -> Snapshot:
+def _snapshot(position: str, name: str, phase: str, game_id: str, version: int, seed: int, power: str) -> Snapshot:
     if position_id(position) != name:
         raise DataError(f"a ply in {phase} of {game_id} holds another position than {name}: its shard is damaged, remove it.")
-    return make_snapshot(position, phase, source=f"policy:{version}", game_id=game_id, seed=seed)
+    return make_snapshot(position, phase, source=f"policy:{version}", game_id=game_id, seed=seed, power=power)

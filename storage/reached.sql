@@ -1,12 +1,13 @@
 -- Positions after the first ply of a producer's forks, each once, newest start groups first.
 --   Only complete forks of start groups from $before - $recent to $before - 1.
 --   No held-out position, and no fork that began at one, because evaluation uses those.
-SELECT p.shard, p."row", p.snapshot_id, p.phase, p.start_group, p.fork, f.policy_version, f.seed
+SELECT p.shard, p."row", p.snapshot_id, p.phase, p.start_group, p.fork, f.policy_version, f.seed, f.power
 FROM plies AS p
 JOIN (
     SELECT
         producer, start_group, fork,
-        any_value(snapshot_id) AS began, max(policy_version) AS policy_version, min(seed) AS seed
+        any_value(snapshot_id) AS began, max(policy_version) AS policy_version, min(seed) AS seed,
+        CASE WHEN min(power) = max(power) THEN min(power) ELSE '' END AS power
     FROM decisions
     WHERE producer = $producer AND start_group < $before AND start_group >= $before - $recent
     GROUP BY producer, start_group, fork

@@ -39,6 +39,8 @@ class Snapshot:
     """The source game. Positions of one game are all for training or all held out."""
     seed: int
     """Seed of the players of the source game."""
+    power: str = ""
+    """Power that the policy had up to here, and therefore goes on with; empty: any."""
 
 
 def position_id(position: str) -> str:
@@ -52,7 +54,7 @@ def centres_in(position: str) -> tuple[int, ...]:
     return tuple(found[power] for power in POWERS)
 
 
-def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int) -> Snapshot:
+def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int, power: str = "") -> Snapshot:
     """A snapshot of a recorded position; `phase` is its short name, for example "S1903M"."""
     return Snapshot(
         snapshot_id=position_id(position),
@@ -65,6 +67,7 @@ def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed:
         source=source,
         game_id=game_id,
         seed=seed,
+        power=power,
     )
 
 
@@ -82,9 +85,9 @@ def read_position(snapshot: Snapshot) -> dict[str, Any]:
     return dict(json.loads(snapshot.position))
 
 
-def powers_with_units(snapshot: Snapshot) -> tuple[str, ...]:
-    """Powers that have a unit on the map, in the position's order."""
-    return tuple(power["name"] for power in read_position(snapshot)["powers"] if power["units"])
+def units_of_powers(snapshot: Snapshot) -> dict[str, int]:
+    """Power -> units on the map, for the powers that have one, in the position's order."""
+    return {power["name"]: len(power["units"]) for power in read_position(snapshot)["powers"] if power["units"]}
 
 
 def board_key(snapshot: Snapshot) -> str:

@@ -22,7 +22,7 @@ class RolloutSettings(Settings):
     """Start groups per training step."""
     sampling: Sampling = "uniform"
     """How positions are drawn: 'uniform'; 'stratified' by year, phase and balance of power; 'learnable', more often where
-    returns had a spread."""
+    returns had a spread; 'large', uniform, but with more of the powers that have many units."""
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3

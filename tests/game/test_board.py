@@ -7,7 +7,7 @@ import pytest
 
 from entente.game.adjudicator import MAPS, Adjudicator
 from entente.game.board import POWERS, Board
-from entente.game.snapshot import Snapshot, board_key, position_id, powers_with_units
+from entente.game.snapshot import Snapshot, board_key, position_id, units_of_powers
 from entente.telemetry.errors import DataError, InputError
 
 
@@ -97,7 +97,8 @@ def test_snapshot_columns_match_the_board(trieste_falls: Board) -> None:
     assert (snapshot.game_id, snapshot.seed, snapshot.source) == ("game-1", 5, "scripted:hold")
     assert snapshot.centres == trieste_falls.centre_counts()
     assert len(snapshot.snapshot_id) == 16 and snapshot.snapshot_id == position_id(snapshot.position)
-    assert powers_with_units(snapshot) == POWERS
+    on_the_map = dict.fromkeys(POWERS, 3) | {"RUSSIA": 4, "AUSTRIA": 2}
+    assert units_of_powers(snapshot) == on_the_map, "a dislodged unit is not on the map"
 
 
 def test_the_board_key_ignores_only_the_order_of_arrival() -> None:

@@ -71,13 +71,13 @@ def _respelled(snapshot: Snapshot) -> Snapshot:
     return dataclasses.replace(snapshot, position=text, snapshot_id=position_id(text))
 
 
-def test_what_comes_in_keeps_to_the_years_and_phases_and_to_a_few_of_a_group(small, reached, settings) -> None:
+def test_what_comes_in_keeps_to_the_years_and_phases_and_to_a_few_of_a_fork(small, reached, settings) -> None:
     _, train, held_out = small
     narrow = settings.model_copy(update={"phases": ("FM",), "last_year": 1903, "on_policy_share": 0.9})
     coming = [snapshot for snapshot in refresh(narrow, train, held_out, reached) if snapshot not in train]
     assert coming and all(snapshot.season + snapshot.phase_type == "FM" and snapshot.year <= 1903 for snapshot in coming)
-    one_group = [dataclasses.replace(snapshot, game_id="mine-local-000000") for snapshot in reached]
-    coming = [snapshot for snapshot in refresh(settings, train, held_out, one_group) if snapshot not in train]
+    one_fork = [dataclasses.replace(snapshot, game_id="mine-local-000000-0") for snapshot in reached]
+    coming = [snapshot for snapshot in refresh(settings, train, held_out, one_fork) if snapshot not in train]
     assert len(coming) == SNAPSHOTS_PER_GAME
 
 

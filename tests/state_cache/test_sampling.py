@@ -2,10 +2,12 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from state_cache.sampling import FLOOR, count_strata, learnable_weights, sample_start_positions, stratum_of
+from entente.game.snapshot import units_of_powers
+from state_cache.sampling import FLOOR, Sampling, count_strata, learnable_weights, sample_start_positions, stratum_of
 
 
 def test_a_draw_depends_on_seed_and_step_alone(small) -> None:
@@ -37,6 +39,26 @@ def test_every_power_with_units_is_drawn_alike_and_no_other(small) -> None:
         counts = {power: times for (name, power), times in drawn.items() if name == snapshot.snapshot_id}
         assert counts.keys() == with_units
         assert all(abs(times - 200 / len(with_units)) < 30 for times in counts.values())
+
+
+def test_large_draws_take_a_power_by_the_square_of_its_units(small) -> None:
+    _, (snapshot, *_), _ = small
+    drawn = Counter(sample_start_positions([snapshot], 1, 1, step, sampling="large")[0][1] for step in range(2000))
+    squares = {power: units**2 for power, units in units_of_powers(snapshot).items()}
+    assert len(set(squares.values())) > 1 and drawn.keys() <= squares.keys()
+    for power, square in squares.items():
+        expected = 2000 * square / sum(squares.values())
+        assert abs(drawn[power] - expected) < 4.5 * expected**0.5
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "large"])
+def test_a_position_goes_on_with_the_power_that_the_policy_had_there_while_it_has_units(small, sampling: Sampling) -> None:
+    _, (snapshot, *_), _ = small
+    for power in units_of_powers(snapshot):
+        reached = replace(snapshot, power=power)
+        assert {sample_start_positions([reached], 1, 1, step, sampling=sampling)[0][1] for step in range(20)} == {power}
+    gone = replace(snapshot, power="NOBODY")
+    assert len({sample_start_positions([gone], 1, 1, step, sampling=sampling)[0][1] for step in range(50)}) > 1
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])

@@ -24,16 +24,20 @@ def board_after(phases: int) -> Snapshot:
 def put(paths, rows, rng):
     """Publish a start group whose forks reach the same two boards, the later one its own note."""
 
-    def put(number: int, *, producer: str = "local", began: str = "a", forks: int = 2, **given) -> None:
+    def put(
+        number: int, *, producer: str = "local", began: str = "a", forks: int = 2, powers=("FRANCE", "FRANCE"), **given
+    ) -> None:
         decisions, plies = [], []
         for fork in range(forks):
-            for ply in range(2):
+            for ply, power in enumerate(powers):
                 snapshot = board_after(ply)
                 position = snapshot.position if ply == 0 else snapshot.position.replace('"note":""', f'"note":"{number}"')
                 place = {"start_group": number, "fork": fork, "ply": ply, "phase": snapshot.phase}
                 seed = 100 * number + 10 * fork + ply
                 decisions.append(
-                    rows.make_decision(rng, producer, **place, snapshot_id=began, seed=seed, policy_version=number, **given)
+                    rows.make_decision(
+                        rng, producer, **place, power=power, snapshot_id=began, seed=seed, policy_version=number, **given
+                    )
                 )
                 plies.append(rows.make_ply(**place, position=position, snapshot_id=position_id(position)))
         publish_shard(paths, producer, number, decisions, plies, {}, next_start_group=number + 1)
@@ -50,10 +54,16 @@ def test_a_position_tells_its_board_and_who_reached_it(paths, put) -> None:
     (found,) = reached(paths)
     wanted = board_after(1)
     assert json.loads(found.position)["note"] == "7", "the position after the policy's orders, not the one it was given"
-    assert (found.game_id, found.source, found.seed) == ("a-local-000007", "policy:7", 700)
-    told = dataclasses.replace(found, position="", snapshot_id="", game_id="", source="", seed=0)
+    assert (found.game_id, found.source, found.seed) == ("a-local-000007-0", "policy:7", 700)
+    assert found.power == "FRANCE"
+    told = dataclasses.replace(found, position="", snapshot_id="", game_id="", source="", seed=0, power="")
     assert told == dataclasses.replace(wanted, position="", snapshot_id="")
     assert Board.restore(found).phase == wanted.phase
+
+
+def test_where_the_policy_had_several_powers_none_is_named(paths, put) -> None:
+    put(0, powers=("FRANCE", "ITALY"))
+    assert [snapshot.power for snapshot in reached(paths)] == [""]
 
 
 def test_newer_groups_come_first_and_later_ones_do_not_count(paths, put) -> None:
