@@ -40,7 +40,7 @@ class Snapshot:
     seed: int
     """Seed of the players of the source game."""
     power: str = ""
-    """Power that the policy had up to here, and therefore goes on with; empty: any."""
+    """Power that the policy had up to here, and goes on with while it has units; empty: any."""
 
 
 def position_id(position: str) -> str:

@@ -76,8 +76,8 @@ def test_a_manifest_that_was_edited_is_refused(published: Path) -> None:
 
 
 def test_another_schema_is_refused(small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as later:
-        later.setattr("state_cache.store.SCHEMA_VERSION", 1)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("state_cache.store.SCHEMA_VERSION", 1)
         published = write_cache(tmp_path, *small)
     with pytest.raises(DataError, match=r"manifest\.json has schema version 1; this program reads 2"):
         open_cache(published)
