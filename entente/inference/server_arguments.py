@@ -1,14 +1,17 @@
 """The command and the environment of vLLM's own server, for a run that starts one and for people who start one by hand.
 
-The server draws by our logits processor, which it imports by name, and holds policy versions as LoRA adapters. The pinned
-release is vLLM 0.32 with its V1 runner: its V2 runner takes no processor of this interface.
+The server draws by our logits processor, which it imports by name, and holds policy versions as LoRA adapters. The locked
+release is vLLM 0.32; 0.26, the last one for torch 2.11, serves too. Both use their V1 runner: the V2 runner takes no processor of
+this interface.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entente.inference.engine_cards import computes_on_card, engine_cards, engine_family
+from packaging.version import Version
+
+from entente.inference.engine_cards import computes_on_card, engine_cards, engine_family, vllm_version
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.telemetry.cards import VARIABLE
 
@@ -54,12 +57,18 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--skip-tokenizer-init",
         "--enable-prefix-caching",
         "--enable-lora",
-        "--enable-scale-out",  # the route that takes and gives token ids
+        *scale_out_flags(),
         "--enable-prompt-tokens-details",  # says how much of a prompt the prefix cache held
         "--disable-uvicorn-access-log",
         *(["--enforce-eager"] if eager else []),
     )
     return [*(str(part) for pair in options.items() for part in pair), *flags]
+
+
+def scale_out_flags() -> list[str]:
+    """Open the route that takes and gives token ids. Releases before 0.30 always have it, and refuse the flag."""
+    version = vllm_version()
+    return [] if version and Version(version) < Version("0.30") else ["--enable-scale-out"]
 
 
 def server_environment(settings: InferenceSettings) -> dict[str, str]:

@@ -80,7 +80,7 @@ def read_answer(
         fields = json.loads(content)
         (choice,) = fields["choices"]
         drawn, entries = choice["token_ids"], choice["logprobs"]["content"]
-        named, logprobs = [entry["token_id"] for entry in entries], [float(entry["logprob"]) for entry in entries]
+        named, logprobs = [_token_of(entry) for entry in entries], [float(entry["logprob"]) for entry in entries]
         drew = fields["model"]
         cached = ((fields.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -107,6 +107,11 @@ def read_answer(
         decode_ms=took_ms,
         cached_tokens=max(0, min(cached, len(request.prompt_ids))),
     )
+
+
+def _token_of(entry: dict[str, Any]) -> int:
+    """The token of a log-probability; vLLM 0.26 names it in its text only."""
+    return entry["token_id"] if "token_id" in entry else int(entry["token"].removeprefix("token_id:"))
 
 
 def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: int = 2, first: int = 0) -> GenerationRequest:

@@ -34,6 +34,12 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
     assert not any("key" in each for each in found)
 
 
+@pytest.mark.parametrize(("version", "flag"), [("0.26.0", False), ("0.30.0", True), (None, True)])
+def test_only_a_vllm_that_knows_the_flag_of_the_route_gets_it(monkeypatch: pytest.MonkeyPatch, version: str | None, flag: bool):
+    monkeypatch.setattr(module, "vllm_version", lambda: version)
+    assert ("--enable-scale-out" in options(SETTINGS)) is flag
+
+
 @pytest.mark.parametrize(
     ("on_card", "wanted", "eager"), [(False, "auto", True), (True, "auto", False), (True, "on", True), (False, "off", False)]
 )
