@@ -24,7 +24,7 @@ from entente.inference.vllm_server import ClientTimes
 from entente.inference.vllm_wire import read_counter
 from entente.records.generation import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
-from tests.inference.vllm_double import LIES, VllmDouble, before_the_mask, illegal_path, probability_one
+from tests.inference.vllm_double import LIES, VllmDouble, before_the_mask, ids_in_text, illegal_path, probability_one
 from tests.waiting import wait_until
 
 FAULTS = ("status 500", "silent", "half a body", "closes")
@@ -145,6 +145,12 @@ def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is
 def test_a_server_that_does_not_draw_under_our_mask_is_refused_at_the_start(servers, clients, lie):
     with pytest.raises(InputError, match=r"(rejected: |every log-probability is 0).*processed_logits"):
         clients(servers(spoil=lie))
+
+
+def test_a_server_of_an_older_release_which_names_tokens_in_text_serves(host, servers, clients, request_for, expected):
+    requests = [request_for(number) for number in range(4)]
+    answers = draw(host, clients(servers(spoil=ids_in_text)), requests).result(timeout=60)
+    assert ids(answers) == expected(requests)
 
 
 def test_base_weights_under_an_adapters_name_are_noticed_before_any_request(host, servers, clients, request_for, adapters, said):

@@ -33,6 +33,12 @@ def illegal_path(answer: dict[str, Any]) -> None:
     answer["choices"][0]["token_ids"][0] = content[0]["token_id"] = 10**6
 
 
+def ids_in_text(answer: dict[str, Any]) -> None:
+    """As vLLM 0.26 answers."""
+    for entry in answer["choices"][0]["logprobs"]["content"]:
+        entry["token"] = f"token_id:{entry.pop('token_id')}"
+
+
 def not_a_number(answer: dict[str, Any]) -> None:
     answer["choices"][0]["logprobs"]["content"][0]["logprob"] = float("nan")
 
