@@ -130,11 +130,16 @@ def renamed(requests: Sequence[GenerationRequest], label: str) -> list[Generatio
 
 
 async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, in_flight: int) -> float:
-    """Decisions a second with so many in flight, from an empty prefix cache."""
-    await engine.forget_prefixes()
-    some, began = renamed(requests[: 8 + 4 * in_flight], label), time.perf_counter()
-    await draw(engine, some, in_flight)
-    return len(some) / (time.perf_counter() - began)
+    """Decisions a second with so many in flight.
+
+    Their prompts begin with a token of their own for each doubling of `in_flight`, so that none is in the prefix cache yet; they
+    share prefixes with one another as those of a run do.
+    """
+    first, some = in_flight.bit_length(), renamed(requests[: 8 + 4 * in_flight], label)
+    fresh = [replace(request, prompt_ids=[first, *request.prompt_ids[1:]]) for request in some]
+    began = time.perf_counter()
+    await draw(engine, fresh, in_flight)
+    return len(fresh) / (time.perf_counter() - began)
 
 
 def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.smoke import trainer_stages
-from benchmarks.smoke.engine_stages import check_drawn, draw, make_requests, reference_logprobs
+from benchmarks.smoke.engine_stages import check_drawn, draw, make_requests, rate, reference_logprobs
 from benchmarks.smoke.job import Job, StageFailed
 from benchmarks.smoke.trainer_stages import try_budgets
 from entente.telemetry.errors import TrainingError
@@ -39,6 +39,19 @@ def test_requests_are_of_several_positions_and_both_phases(model: Path):
     requests = make_requests(model, 64, "r")
     assert len(requests) == 64 and len({request.snapshot_id for request in requests}) == 4
     assert len({tuple(request.prompt_ids) for request in requests}) > 28, "more than seven powers of four positions"
+
+
+def test_a_rate_is_not_helped_by_prompts_that_an_earlier_one_left_in_the_cache(model: Path):
+    class Recording(InstantEngine):
+        async def generate(self, request: Any) -> Any:
+            firsts.append(request.prompt_ids[0])
+            return await super().generate(request)
+
+    firsts: list[int] = []
+    engine, requests = Recording(), make_requests(model, 48, "r")
+    for in_flight in (1, 8):
+        assert asyncio.run(rate(engine, requests, f"{in_flight}", in_flight)) > 0
+    assert len(firsts) == 12 + 40 and not set(firsts[:12]) & set(firsts[12:])
 
 
 def test_wrong_probabilities_and_uncertain_forced_tokens_fail(drawn: Any, job: Job, reference: Any):

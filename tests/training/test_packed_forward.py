@@ -148,6 +148,7 @@ def ranges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Ranges by the operators of torch's CPU kernel, and as they are computed on a GPU."""
     if request.param != "cpu":
         monkeypatch.setattr(packed_attention, "_CpuRanges", packed_attention._Ranges)
+        monkeypatch.setitem(packed_attention._CALL_COSTS, "cpu", packed_attention._CALL_COSTS["cuda"])
 
 
 @pytest.mark.usefixtures("ranges")
@@ -171,6 +172,15 @@ def test_every_attention_is_that_of_the_mask(window: int | None):
         found.append([attended.detach(), *(values.grad for values in given)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_a_card_gets_fewer_and_longer_ranges_and_no_attention_that_is_built_for_each_shape():
+    batch = three_levels(positions=12, powers=7, forks=8)
+    (micro,) = plan(batch, range(len(batch.returns)), 8192)
+    short, long = (packed_attention._ranges(micro, CPU), packed_attention._ranges(micro, torch.device("meta")))
+    assert len(long) < len(short) / 4 and long[-1].end == short[-1].end == micro.tokens
+    packed_attention.use_packed_attention(base().config)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_the_last_layer_multiplies_only_tokens_that_are_read():
