@@ -180,6 +180,7 @@ def load_reference(job: Job, policy: PolicyVersion | None = None) -> Any:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if job.device == "cuda" and 2.4 * weights > torch.cuda.mem_get_info()[0]:
         dtype = torch.bfloat16
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for each new length
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model = model.to(job.device)
     return (model if policy is None else PeftModel.from_pretrained(model, str(policy.folder))).eval()

@@ -177,6 +177,7 @@ class TorchModel:
             InputError: the model's family is unknown.
         """
         read_architecture(folder)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for each new shape, and each token has one
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
         logging.disable_progress_bar()
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation=_ATTENTION)

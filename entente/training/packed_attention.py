@@ -38,8 +38,8 @@ class _CallCost(NamedTuple):
 
 _CALL_COSTS = {"cpu": _CallCost(2000, 1024), "cuda": _CallCost(1_000_000, 2048)}
 """By device. CPU: measured as `_KEY_COST`. CUDA: a step of a 7B shape on an H200 took 2.1 s with 90 ranges in each of 28
-layers, of which its products explain 0.7 s; so 0.5 ms a range, in which the card computes some million pairs. Unmeasured with this
-value."""
+layers, of which its products explain 0.7 s; so 0.5 ms a range, in which the card computes some million pairs. Unmeasured with
+this value."""
 
 
 @torch.compiler.disable  # attention has kernels of its own, and a new object for each micro-batch would recompile the block
@@ -64,7 +64,8 @@ def use_packed_attention(config: Any) -> None:
     """Make the model of `config` call `_attend`. This is permanent: recomputed layers must use the same attention in the backward
     as in the forward, and compiled layers are compiled for one name."""
     config._attn_implementation = _NAME
-    # From 2.11 on torch prefers cuDNN's attention on Hopper, which builds a plan for each new shape: 0.2 s for each range here.
+    # torch 2.11 and later prefer cuDNN's attention on Hopper. It builds a plan for each new shape, 0.2 s on an H200, and each range
+    # has a shape of its own.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -60,6 +60,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_no_attention_is_built_for_each_shape_on_a_card(folder: Path):
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch_model.TorchModel(folder, "float32", CPU)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def use(host: Any, folder: Path, work: Any, **settings: Any) -> Any:
     """What `work(engine)` comes to, on an engine that is started before and closed after."""
 

@@ -179,6 +179,7 @@ def test_a_card_gets_fewer_and_longer_ranges_and_no_attention_that_is_built_for_
     (micro,) = plan(batch, range(len(batch.returns)), 8192)
     short, long = (packed_attention._ranges(micro, CPU), packed_attention._ranges(micro, torch.device("meta")))
     assert len(long) < len(short) / 4 and long[-1].end == short[-1].end == micro.tokens
+    torch.backends.cuda.enable_cudnn_sdp(True)
     packed_attention.use_packed_attention(base().config)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
