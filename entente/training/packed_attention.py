@@ -64,8 +64,8 @@ def use_packed_attention(config: Any) -> None:
     """Make the model of `config` call `_attend`. This is permanent: recomputed layers must use the same attention in the backward
     as in the forward, and compiled layers are compiled for one name."""
     config._attn_implementation = _NAME
-    # torch 2.11 and later prefer cuDNN's attention on Hopper. It builds a plan for each new shape, 0.2 s on an H200, and each range
-    # has a shape of its own.
+    # torch 2.11 and later prefer cuDNN's attention on Hopper. It builds a plan for each new shape, 0.2 s on an H200, and nearly
+    # each range has a shape of its own.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
