@@ -159,7 +159,10 @@ def publish_model(
         taken = sum(file.stat().st_size for file in folder.iterdir())
         dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_ROOM - taken)
         _write_config(source.base, folder, {"dtype": dtype})
-        recipe = {"parameters": _parameters(folder)} | _base_recipe(source.base) | _training(source) | {"weights": dtype}
+        base = _base_recipe(source.base)
+        recipe = {"parameters": _parameters(folder)} | base | _training(source) | {"weights": dtype}
+        if "training" in base and recipe["training"] != base["training"]:  # the base is a version of an earlier run
+            recipe["earlier"] = [*base.get("earlier", ()), base["training"]]
         shown = f"models/{to.name}" if to.is_absolute() else to.as_posix()
         found = measured_figures(source, weights_hash(folder), figures)
         _finish(folder, shown, recipe, "model_card.md.jinja", found, has_curve=(folder / CURVE).is_file())

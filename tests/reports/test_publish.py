@@ -270,6 +270,24 @@ def test_a_version_is_its_base_with_the_adapter_that_peft_would_merge(stored_run
     assert recipe["training"]["version"] == 2
 
 
+def test_a_version_of_a_version_has_a_card_with_every_run_that_trained_it(stored_run: RunPaths, tmp_path: Path):
+    root, made = stored_run.root.parent, stored_run.root.parent / "_models"
+    base = find_version("before:v2", root).base
+    for number, version in enumerate((2, 1, 2), 1):
+        base = publish_model(replace(find_version(f"before:v{version}", root), base=base), made / f"of-{number}", root)
+    third = base
+    recipe = json.loads((third / "recipe.json").read_text())
+    assert [each["version"] for each in (*recipe["earlier"], recipe["training"])] == [2, 1, 2]
+    copied = publish_model(find_model("of-3", root), tmp_path / "copied", root)
+    assert json.loads((copied / "recipe.json").read_text())["earlier"] == recipe["earlier"]
+    card = (third / "README.md").read_text()
+    assert [line for line in card.splitlines() if line.startswith("`entente train --config")] == [
+        "`entente train --config trained-1.toml --run before --steps 2` trains it:",
+        "`entente train --config trained-2.toml --run before --steps 1` trains it on:",
+        "`entente train --config trained.toml --steps 2` trains it on, where `trained.toml` holds what differs from",
+    ]
+
+
 def test_a_version_of_a_fetched_base_has_a_card_that_says_nothing_of_how_the_base_was_taught(
     stored_run: RunPaths, tmp_path: Path
 ):
