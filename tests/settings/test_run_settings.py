@@ -40,7 +40,7 @@ def test_a_file_overrides_the_preset_and_a_flag_overrides_both(tmp_path: Path):
 
 
 def test_another_model_than_the_preset_s_gets_the_rate_of_its_width_and_one_ten_times_off_is_said():
-    model = {"model": "models/night-192"}
+    model = {"model": "models/whole-192"}
     assert layered_settings("laptop", (), {"inference": model}).training.learning_rate == usual_rate(192) == 2e-3
     given = layered_settings("laptop", (), {"inference": model, "training": {"learning_rate": 1e-4}})
     assert given.training.learning_rate == 1e-4
