@@ -127,15 +127,15 @@ def start(python: Path, folder: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def ask(child: "subprocess.Popen[str]", line: str = "") -> dict[str, Any]:
-    """The program's answer to a line.
+def ask(child: "subprocess.Popen[str]") -> dict[str, Any]:
+    """The program's next answer.
 
     Raises:
         EntenteError: it ended.
     """
     assert child.stdin is not None and child.stdout is not None
     try:
-        child.stdin.write(line + "\n")
+        child.stdin.write("\n")
         child.stdin.flush()
         return json.loads(child.stdout.readline())
     except (BrokenPipeError, json.JSONDecodeError) as error:

@@ -43,9 +43,6 @@ def bench(
     scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
     model: Annotated[Path | None, Parameter(help="decode, trainer, peers: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
-    whole_s: Annotated[
-        float | None, Parameter(help="peers: CPU seconds for TRL's whole trainer, not its step; give those of a run of ours.")
-    ] = None,
     config: ConfigFiles = None,
     runs_root: Annotated[Path | None, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = None,
     seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.")] = None,
@@ -65,7 +62,7 @@ def bench(
 
     given = {
         "rounds": rounds, "only": only, "steps": steps, "scale": scale, "model": model, "trl_python": trl_python,
-        "whole_s": whole_s, "config": config, "runs_root": runs_root, "seed": seed,
+        "config": config, "runs_root": runs_root, "seed": seed,
     }  # fmt: skip
     measure, given = _BENCHMARKS[what], {name: value for name, value in given.items() if value is not None}
     if others := sorted(given.keys() - inspect.signature(measure).parameters):
@@ -133,7 +130,6 @@ def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_roo
 def _peers(
     rounds: int = 5,
     trl_python: Path = Path(".venv-trl/bin/python"),
-    whole_s: float | None = None,
     model: Path | None = None,
     config: Sequence[Path] = (),
     runs_root: Path = _RUNS,
@@ -145,10 +141,7 @@ def _peers(
         settings = settings.model_copy(update={"inference": settings.inference.model_copy(update={"model": str(model)})})
         words += ["--inference.model", str(model)]
     from benchmarks.peers.bench import bench_peers
-    from benchmarks.peers.trl_whole import bench_whole
 
-    if whole_s is not None:
-        return bench_whole(settings, trl_python.absolute(), whole_s)
     return bench_peers(settings, words, trl_python.absolute(), rounds=rounds)
 
 
