@@ -16,12 +16,11 @@ from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after
 from state_cache.settings import CacheSettings
-from state_cache.store import MANIFEST, find_cache, open_cache, version_name
+from state_cache.store import MANIFEST, find_cache, version_name
 from state_cache.verify import list_caches
 from storage.files import file_marks, folders_in, remove_folder
 from storage.ledger import last_step, ledger_path, recorded_steps
 from storage.runs import CACHE_FOLDER, RunPaths, check_name, run_names
-from tasks.artifacts import show_cache
 from tasks.preparation import freeze_positions, refresh_positions
 
 NEWEST = "newest"
@@ -54,7 +53,6 @@ async def build_state_cache(
     path = found or await _made(root, settings, runs_root)
     if name:
         await asyncio.to_thread(drop_unused, root, runs_root, path)
-    await show_cache(await asyncio.to_thread(open_cache, path))
     return path
 
 

@@ -14,7 +14,7 @@ from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
 from storage.runs import RunPaths, check_name
-from tasks.artifacts import show_scores
+from tasks.artifacts import show_sentences
 from tasks.evaluation import evaluate_player
 
 
@@ -66,11 +66,14 @@ async def evaluate_policy(
                 decider,
                 play.temperature,
             )
-    await show_scores(run, version, scores, play.how())
+    told = [f"policy version {version} against {name}: {score.describe()}" for name, score in scores.items()]
+    played = f"{version}{play.how() and ', ' + play.how()}"
+    await show_sentences(f"score-{run}-v{played}", f"{run}: strength of policy version {played}", told)
     return {
         "run": run,
         "policy_version": version,
         "how": play.how(),
+        "told": told,
         "against": {
             name: {
                 "score": round(score.mean, 4),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from entente.evaluation.contestants import Contestant, check_searches, resolve_contestants
-from entente.evaluation.intervals import Estimate, format_interval
 from entente.evaluation.match_files import (
     MatchRecord,
     answers_file,
@@ -23,7 +22,6 @@ from entente.evaluation.protocols import check_protocol, part_of_protocol
 from entente.evaluation.settings import MatchSettings
 from entente.game.snapshot import Snapshot
 from entente.players.endpoint_players import OutsidePlayers
-from entente.players.read_answer import AnswerCounts
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import cpu_seconds, environment
@@ -32,7 +30,7 @@ from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from storage.files import durable_write
 from storage.runs import RunPaths, matches_folder
-from tasks.artifacts import show_table
+from tasks.artifacts import show_sentences
 from tasks.evaluation import play_games
 
 
@@ -81,13 +79,14 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     write_match(folder, record)
     plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
     words = f"{run or 'match'}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
-    await show_table(f"match-{run and run + '-'}{label[-8:]}", words, table_rows(table))
+    told = conclusions(table, match)
+    await show_sentences(f"match-{run and run + '-'}{label[-8:]}", words, told)
     return {
         "run": run,
         "match": label,
         "how": _how(match),
         "cpu_seconds_a_game": record.cpu_seconds_a_game,
-        "told": conclusions(table, match),
+        "told": told,
         "plot": plot,
     } | asdict(table)
 
@@ -149,26 +148,6 @@ def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
             enough = f"; about {pair.games_to_show} games would show one of this size" if pair.games_to_show else ""
             said.append(f"no difference between {pair.player} and {pair.other} is shown: {figures}{enough}")
     return said
-
-
-def default_orders(counts: AnswerCounts | None) -> str:
-    """Share of an endpoint's orders that it did not give, so that default orders were played; empty for other players."""
-    return "" if counts is None else f"{counts.missing / max(1, counts.orders):.1%}"
-
-
-def table_rows(table: MatchTable) -> list[dict[str, str]]:
-    """One row for each player: measures with their intervals."""
-
-    def words(name: str, each: Estimate) -> str:
-        form = ".2f" if name in ("centres", "gained") else ".1%"
-        return f"{each.mean:{form}} {format_interval(each.interval, form)}"
-
-    return [
-        {"player": standing.player, "seats": str(standing.seats)}
-        | {name: words(name, each) for name, each in standing.measures.items()}
-        | ({"default orders": default_orders(table.answers.get(standing.player))} if table.answers else {})
-        for standing in table.players
-    ]
 
 
 def _how(match: MatchSettings) -> str:

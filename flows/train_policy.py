@@ -56,7 +56,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
         summary = run_summary(settings, totals, scores, orchestration_share, time.monotonic() - began)
         write_json(resources.paths.summary, summary)
     if scores:
-        await show_result(settings.paths, summary, scores)
+        await show_result(settings.paths, summary)
     if settings.telemetry.report:
         await write_report_page(settings.paths)
     await asyncio.to_thread(log.finish, settings.paths.root / "report.html")

@@ -1,4 +1,4 @@
-"""Artifacts of a flow run on Prefect's pages: progress, a table of steps, and the result with a board.
+"""Artifacts of a flow run on Prefect's pages: progress, a table of steps, the result, and what was measured.
 
 A training run never waits for its page. A background task sends merged updates a few seconds apart, under one key per run. If the
 server refuses or does not answer, this is reported once and counted. Everything shown is also in the run's folder. Outside of a
@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -20,10 +20,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 
-from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage, format_count
-from entente.evaluation.strength import Score
+from entente.evaluation.score_files import read_scores
 from entente.telemetry.progress import reporter
-from state_cache.store import StateCache
 from storage.runs import RunPaths
 
 PAUSE_S = 5.0
@@ -47,8 +45,6 @@ _STEP_COLUMNS = (
     ("Prefect", "{0:.1%}", "time/orchestration_share"),
     ("GPU", "{0:.0%}", "gpu/utilisation"),
 )
-_LEADS = ((4, "up to 4"), (5, "5"), (6, "6"), (8, "7 or 8"), (34, "9 and more"))
-"""(largest number of centres, label) of the classes of the strongest power; all powers start with 3 or 4 centres."""
 
 
 class RunPage:
@@ -114,35 +110,15 @@ class RunPage:
         await self._table.show(flow_run, words, json.dumps(list(self._rows)))
 
 
-async def show_result(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> None:
-    """Show the run's result and its scores by label."""
+async def show_result(paths: RunPaths, summary: Mapping[str, Any]) -> None:
+    """Show the run's result and its scores, from its files."""
     words = f"{paths.root.name}: what {summary['steps']} steps were worth"
-    await _show_once("markdown", f"result-{_slug(paths.root.name)}", words, lambda: result_page(paths, summary, scores))
+    await _show_once(f"result-{paths.root.name}", words, lambda: result_page(paths, summary))
 
 
-async def show_scores(run: str, version: int, scores: Mapping[str, Score], how: str = "") -> None:
-    """Show a policy version's scores by opponents.
-
-    `how`: how it played, if not plainly; it is part of the description and of the key.
-    """
-    words = f"{run}: strength of policy version {version}{how and ', ' + how}"
-    await _show_once(
-        "markdown", _slug(f"score-{run}-v{version}{how and '-' + how}"), words, lambda: score_page(run, version, scores)
-    )
-
-
-async def show_table(key: str, description: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Show a table."""
-    await _show_once("table", _slug(key), description, lambda: json.dumps(list(rows)))
-
-
-async def show_cache(cache: StateCache) -> None:
-    """Show the number of positions by game year and by the centres of the strongest power."""
-    words = (
-        f"Positions of state cache {cache.path.name}, by game year and by the centres of the strongest power: "
-        f"{len(cache.train)} to train from, {len(cache.held_out)} held out"
-    )
-    await _show_once("table", f"cache-{_slug(cache.path.name)}", words, lambda: json.dumps(cache_rows(cache)))
+async def show_sentences(key: str, description: str, sentences: Sequence[str]) -> None:
+    """Show what was measured, one sentence a paragraph."""
+    await _show_once(key, description, lambda: "\n\n".join([f"# {description}", *sentences]))
 
 
 class _Artifact:
@@ -165,13 +141,13 @@ class _Artifact:
                 await client.update_artifact(self._id, ArtifactUpdate(description=description, data=data))
 
 
-async def _show_once(kind: str, key: str, description: str, make: Callable[[], str]) -> None:
+async def _show_once(key: str, description: str, make: Callable[[], str]) -> None:
     flow_run = _flow_run_id()
     if flow_run is None:
         return
     try:
         data = await asyncio.to_thread(make)
-        await asyncio.wait_for(_Artifact(kind, key).show(flow_run, description, data), LAST_WORD_S)
+        await asyncio.wait_for(_Artifact("markdown", _slug(key)).show(flow_run, description, data), LAST_WORD_S)
     except Exception as error:  # the same is in files already
         reporter().say(f"Prefect's page does not show '{key}' ({_one_line(error)}); nothing else is missing")
 
@@ -210,7 +186,7 @@ async def write_report_page(paths: RunPaths) -> None:
         reporter().say(f"the report was not written ({' '.join(last) or process.returncode}); try `entente report`")
 
 
-# -- what the pages say: markdown and rows of tables, made from results ---------------------------------------------------------
+# -- what the pages say -----------------------------------------------------------------------------------------------------
 
 
 def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
@@ -219,78 +195,19 @@ def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
     return row | {title: form.format(figures[name]) if name in figures else "" for title, form, name in _STEP_COLUMNS}
 
 
-def cache_rows(cache: StateCache) -> list[dict[str, str | int]]:
-    """Number of positions in both parts by game year and centres of the strongest power."""
-    counts = {
-        part: Counter((snapshot.year, _lead(max(snapshot.centres))) for snapshot in snapshots)
-        for part, snapshots in (("to train from", cache.train), ("held out", cache.held_out))
-    }
-    met = sorted({key for counted in counts.values() for key in counted})
-    return [
-        {"year": year, "strongest power's centres": _LEADS[lead][1]}
-        | {part: counted[year, lead] for part, counted in counts.items()}
-        for year, lead in met
-    ]
-
-
-def result_page(paths: RunPaths, summary: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
+def result_page(paths: RunPaths, summary: Mapping[str, Any]) -> str:
     """The result of a finished run as markdown."""
-    base, trained = scores["base"], scores["trained"]
-    report = paths.root / "report.html"
+    from entente.reports.sentences import verdict  # loads DuckDB
+
+    scores, report = read_scores(paths), paths.root / "report.html"
     parts = [
-        f"# {paths.root.name}: {base.mean:+.2f} → {trained.mean:+.2f} centres",
-        f"{_verdict(base, trained)} It took {summary['steps']} steps, {summary.get('decisions', 0)} decisions "
+        f"# {paths.root.name}",
+        verdict(scores),
+        *(f"{label.partition('_vs_')[0]} against {each.opponents}: {each.score.describe()}" for label, each in scores.items()),
+        f"It took {summary['steps']} steps, {summary.get('decisions', 0)} decisions "
         f"and {summary.get('wall_s', 0):.0f} s; orders rejected: {summary.get('orders_rejected', 0)}; "
         f"policy lag at most {summary.get('max_policy_lag_seen', 0)}; "
         f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
-        _score_table({_in_words(label): score for label, score in scores.items()}),
         f"The report is `{report.resolve()}`." if report.exists() else f"The run is in `{paths.root.resolve()}`.",
     ]
     return "\n\n".join(parts)
-
-
-def score_page(run: str, version: int, scores: Mapping[str, Score]) -> str:
-    """Scores of one policy version, by opponents, as markdown."""
-    who = "the base" if version == 0 else f"version {version}"
-    first = next(iter(scores.values()))
-    parts = [
-        f"# {run}, {who}: {first.mean:+.2f} centres",
-        f"Mean supply centres gained by one power, on "
-        f"{format_count(first.positions, 'positions')} of {format_count(first.source_games, 'held-out games')}.",
-        _score_table({f"against {opponents}": score for opponents, score in scores.items()}),
-    ]
-    return "\n\n".join(parts)
-
-
-def _verdict(base: Score, trained: Score) -> str:
-    ours, theirs = trained.estimate.interval, base.estimate.interval
-    if ours is None or theirs is None:
-        shortage = describe_shortage(min(base.source_games, trained.source_games), "source games")
-        return f"**No difference from its base is shown**: there are no intervals ({shortage})."
-    if ours[0] > theirs[1]:
-        return "**It plays better than its base**: the two 95 % intervals do not overlap."
-    if ours[1] < theirs[0]:
-        return "**It plays worse than its base**: the two 95 % intervals do not overlap."
-    return "**No difference from its base is shown**: the two 95 % intervals overlap."
-
-
-def _in_words(label: str) -> str:
-    """`trained_vs_mover` -> `trained, against mover`."""
-    who, _, opponents = label.partition("_vs_")
-    return f"{who}, against {opponents}" if opponents else who
-
-
-def _score_table(scores: Mapping[str, Score]) -> str:
-    rows = [
-        f"| {who} | {score.mean:+.2f} | {_ends(score)} | {score.forks} | {score.source_games} |" for who, score in scores.items()
-    ]
-    return "\n".join(["| player | centres gained | 95 % interval | forks | source games |", "|---|---:|---:|---:|---:|", *rows])
-
-
-def _ends(score: Score) -> str:
-    found = score.estimate.interval
-    return f"none: it takes {FEWEST_CLUSTERS} source games" if found is None else f"{found[0]:+.2f} to {found[1]:+.2f}"
-
-
-def _lead(centres: int) -> int:
-    return next(place for place, (most, _) in enumerate(_LEADS) if centres <= most)

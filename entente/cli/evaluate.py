@@ -193,16 +193,8 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
 
 
 def _show_score(result: dict[str, Any]) -> None:
-    from entente.evaluation.intervals import describe_interval, format_count
-
-    if result["how"]:
-        print(result["how"])
-    for name, score in result["against"].items():
-        said = describe_interval(score["ci"], score["source_games"], "+.2f", "source games")
-        print(
-            f"policy version {result['policy_version']} against {name}: {score['score']:+.2f} centres, {said}; {score['forks']} "
-            f"forks of {format_count(score['positions'], 'positions')} from {format_count(score['source_games'], 'source games')}"
-        )
+    for sentence in filter(None, (result["how"], *result["told"])):
+        print(sentence)
 
 
 def _show_match(result: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from entente.decoding.thinking import Thought, thought_of
-from entente.evaluation.intervals import Estimate, estimate
+from entente.evaluation.intervals import Estimate, estimate, format_count
 from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
@@ -83,6 +83,11 @@ class Score:
     def estimate(self) -> Estimate:
         """Mean and interval over source games."""
         return Estimate(mean=self.mean, low=self.low, high=self.high, clusters=self.source_games)
+
+    def describe(self) -> str:
+        """Mean, interval and size in words."""
+        size = f"{format_count(self.positions, 'positions')} from {format_count(self.source_games, 'source games')}"
+        return f"{self.mean:+.2f} centres, {self.estimate.describe('+.2f', 'source games')}; {self.forks} forks of {size}"
 
 
 async def measure_strength(

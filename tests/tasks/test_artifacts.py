@@ -12,6 +12,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 import tasks.artifacts
+from entente.evaluation.score_files import ScoreRecord, write_score
+from entente.evaluation.settings import EvaluationSettings
 from entente.evaluation.strength import Score
 from storage.runs import RunPaths
 from tasks.artifacts import RunPage, result_page
@@ -91,23 +93,18 @@ def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
     assert said[-1].startswith(f"{failures} updates of the run's Prefect page were lost")
 
 
-def score(mean: float, *, half: float = 0.1, games: int = 8) -> Score:
-    return Score(
-        mean=mean,
-        low=mean - half,
-        high=mean + half,
-        forks=4,
-        positions=8,
-        source_games=games,
-        orders_rejected=0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("trained", "verdict"),
-    [(0.5, "plays better than its base"), (0.15, "No difference from its base is shown"), (-0.5, "plays worse than its base")],
-)
-def test_a_result_says_in_words_whether_the_intervals_meet(tmp_path, trained: float, verdict: str):
-    page = result_page(RunPaths(tmp_path / "mine"), {"steps": 2}, {"base": score(0.0), "trained": score(trained)})
-    assert verdict in page and f"+0.00 → {trained:+.2f}" in page
-    assert "| trained | " in page and str(tmp_path / "mine") in page
+def test_a_result_is_what_the_files_of_scores_say(tmp_path):
+    paths = RunPaths(tmp_path / "mine").create()
+    for label, mean in (("base", 0.0), ("trained", 0.5)):
+        found = Score(
+            mean=mean, low=mean - 0.1, high=mean + 0.1, forks=4, positions=8, source_games=8, orders_rejected=0, openings=()
+        )
+        write_score(
+            paths,
+            ScoreRecord(
+                label=label, player="policy", opponents="mover", policy_version=2, settings=EvaluationSettings(), score=found
+            ),
+        )
+    page = result_page(paths, {"steps": 2})
+    assert "The intervals do not overlap: training helped." in page and str(paths.root) in page
+    assert "trained against mover: +0.50 centres, 95 % interval [+0.40, +0.60]; 4 forks of 8 positions" in page
