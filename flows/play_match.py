@@ -16,9 +16,9 @@ from entente.evaluation.match_files import (
     read_games,
     write_match,
 )
-from entente.evaluation.match_table import MEASURES, MatchTable, cluster_noun, match_table
+from entente.evaluation.match_table import MEASURES, conclusions, match_table
 from entente.evaluation.matches import DEFAULT_GAMES, GamePlan, GameResult, plan_match, rounds_for
-from entente.evaluation.protocols import check_protocol, part_of_protocol
+from entente.evaluation.protocols import check_protocol
 from entente.evaluation.settings import MatchSettings
 from entente.game.snapshot import Snapshot
 from entente.players.endpoint_players import OutsidePlayers
@@ -78,13 +78,13 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     )
     write_match(folder, record)
     plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
-    words = f"{run or 'match'}: {table.games} games, {_how(match)}; measured: {MEASURES[match.measure][0]}"
     told = conclusions(table, match)
+    words = f"{run or 'match'}: {table.games} games, {match.description}; measured: {MEASURES[match.measure][0]}"
     await show_sentences(f"match-{run and run + '-'}{label[-8:]}", words, told)
     return {
         "run": run,
         "match": label,
-        "how": _how(match),
+        "how": match.description,
         "cpu_seconds_a_game": record.cpu_seconds_a_game,
         "told": told,
         "plot": plot,
@@ -132,26 +132,3 @@ async def _play(
         finally:
             await opened.host.run(outside.close())
     return cpu_seconds() - began
-
-
-def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
-    """Sentences: which differences between players the figures show, and which they do not."""
-    said = [part_of_protocol(match)] if part_of_protocol(match) else []
-    said += table.answer_sentences
-    for pair in table.pairs:
-        interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
-        figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
-        if pair.shown:
-            word = "better" if pair.difference.mean > 0 else "worse"
-            said.append(f"{pair.player} plays {word} than {pair.other}: {figures}")
-        else:
-            enough = f"; about {pair.games_to_show} games would show one of this size" if pair.games_to_show else ""
-            said.append(f"no difference between {pair.player} and {pair.other} is shown: {figures}{enough}")
-    return said
-
-
-def _how(match: MatchSettings) -> str:
-    seats = f"one seat against six of '{match.opponents}'" if match.opponents else "all players at one table"
-    start = "spring 1901" if match.start == "standard" else "held-out positions"
-    how = match.how((*match.players, match.opponents))
-    return f"{seats}, from {start}, {match.years} years{how and '; ' + how}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from entente.evaluation.intervals import Estimate, cluster_means, clusters_to_show, estimate
 from entente.evaluation.matches import GAMES_PER_ROUND, GameResult
+from entente.evaluation.protocols import part_of_protocol
 from entente.evaluation.settings import MatchSettings, Measure
 from entente.game.board import POWERS
 from entente.game.scores import Standing
@@ -76,11 +77,6 @@ class MatchTable:
     answers: dict[str, AnswerCounts] = field(default_factory=dict)
     """Endpoint -> how it answered in all games; empty if none played."""
 
-    @property
-    def answer_sentences(self) -> list[str]:
-        """How each endpoint answered."""
-        return [f"{name}: {counts.sentence}" for name, counts in self.answers.items()]
-
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
@@ -119,6 +115,22 @@ def cluster_noun(settings: MatchSettings, *, pairs: bool = False) -> str:
     if settings.start == "held-out":
         return "source games"
     return "rounds" if pairs and not settings.opponents else "games"
+
+
+def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
+    """Sentences: which differences between players the figures show, and which they do not."""
+    said = [part_of_protocol(match)] if part_of_protocol(match) else []
+    said += [f"{name}: {counts.sentence}" for name, counts in table.answers.items()]
+    for pair in table.pairs:
+        interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
+        figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
+        if pair.shown:
+            word = "better" if pair.difference.mean > 0 else "worse"
+            said.append(f"{pair.player} plays {word} than {pair.other}: {figures}")
+        else:
+            enough = f"; about {pair.games_to_show:,} games would show one of this size" if pair.games_to_show else ""
+            said.append(f"no difference between {pair.player} and {pair.other} is shown: {figures}{enough}")
+    return said
 
 
 def _whole_rounds(games: float) -> int:

@@ -94,6 +94,14 @@ class MatchSettings(PlaySettings):
     outside: OutsideSettings = OutsideSettings()
     """How players that are endpoints are asked."""
 
+    @property
+    def description(self) -> str:
+        """Seats, start and length of the games, and how the players play."""
+        seats = f"one seat against six of {self.opponents}" if self.opponents else "all players at one table"
+        start = "spring 1901" if self.start == "standard" else "held-out positions"
+        how = self.how((*self.players, self.opponents))
+        return f"{seats}, from {start}, up to {self.years} years{how and '; ' + how}"
+
     def how(self, players: Iterable[str] = ()) -> str:
         """See `PlaySettings.how`; the protocol first, then a seed that is not the usual one."""
         seed = "" if self.seed == MATCH_SEED else f"seed {self.seed}"

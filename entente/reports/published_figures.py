@@ -98,15 +98,8 @@ def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, An
 
     forms = {measure: ".1%" if MEASURES[measure][1] else ".2f" for measure in _SHOWN}
     rows = [[renamed(row.player), *(cell(row.measures[each], form) for each, form in forms.items())] for row in table.players]
-    opponents = renamed(settings.opponents) if settings.opponents else ""
-    return {
-        "games": table.games,
-        "seats": f"one seat against six of {opponents}" if opponents else "all players at one table",
-        "start": "spring 1901" if settings.start == "standard" else "held-out positions",
-        "years": settings.years,
-        "how": settings.how((*map(renamed, settings.players), opponents)),
-        "rows": rows,
-    }
+    asked = settings.model_copy(update={"players": (*map(renamed, settings.players),), "opponents": renamed(settings.opponents)})
+    return {"how": f"{table.games} games, {asked.description}", "rows": rows}
 
 
 def in_words(record: ScoreRecord) -> str:

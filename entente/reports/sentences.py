@@ -8,7 +8,7 @@ from pathlib import Path
 
 from entente.evaluation.intervals import clusters_to_show, describe_shortage, format_count, format_interval
 from entente.evaluation.match_files import MatchRecord
-from entente.evaluation.match_table import cluster_noun
+from entente.evaluation.match_table import cluster_noun, conclusions
 from entente.evaluation.score_files import ScoreRecord, TrackPoint
 from entente.evaluation.what_if import OrderSets, WhatIf
 from entente.reports.compared import Compared, Paired
@@ -133,19 +133,10 @@ def ladder(points: Sequence[TrackPoint]) -> str:
 
 
 def describe_match(record: MatchRecord) -> str:
-    """The players of a match, and which of their differences the figures show."""
-    asked, table = record.settings, record.table
-    where = "the standard start" if asked.start == "standard" else "held-out positions"
-    seats = f", a seat each against six of {asked.opponents}" if asked.opponents else ", at one table"
-    how = asked.how((*asked.players, asked.opponents))
-    head = f"{table.games} games of {asked.years} years from {where}{seats}; {how}{'; ' if how else ''}"
-    head += f"intervals resample whole {cluster_noun(asked)}, {table.clusters} in all."
-    for pair in table.pairs:
-        difference = pair.difference
-        interval = difference.describe("+.3f", cluster_noun(asked, pairs=True)).removeprefix("95 % interval ")
-        need = f"; about {pair.games_to_show:,} games would show it" if pair.games_to_show and not pair.shown else ""
-        head += f" {pair.player} against {pair.other}: {difference.mean:+.3f} {interval}{', shown' if pair.shown else need}."
-    return " ".join([head, *(f"{sentence}." for sentence in table.answer_sentences)])
+    """How a match was played, and which differences between its players the figures show."""
+    table, clusters = record.table, f"{cluster_noun(record.settings)}, {record.table.clusters} in all"
+    head = f"{table.games} games, {record.settings.description}; intervals resample whole {clusters}"
+    return " ".join(f"{sentence}." for sentence in (head, *conclusions(table, record.settings)))
 
 
 # -- runs side by side ------------------------------------------------------------------------------------------------------

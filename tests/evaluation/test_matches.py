@@ -10,7 +10,7 @@ import pytest
 
 from entente.evaluation.contestants import Contestant, check_searches, resolve_contestants
 from entente.evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
-from entente.evaluation.match_table import match_table
+from entente.evaluation.match_table import conclusions, match_table
 from entente.evaluation.matches import GameResult, plan_match, play_match
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
@@ -20,7 +20,6 @@ from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 from entente.telemetry.errors import EngineError, InputError
 from flows.open_players import open_players
-from flows.play_match import conclusions
 from storage.runs import RunPaths
 from tests.evaluation.test_strength import Holds
 

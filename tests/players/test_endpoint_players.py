@@ -9,7 +9,7 @@ import pytest
 
 from entente.evaluation.contestants import resolve_contestants
 from entente.evaluation.match_files import answers_file, append_game, match_label, read_games
-from entente.evaluation.match_table import match_table
+from entente.evaluation.match_table import conclusions, match_table
 from entente.evaluation.matches import GameResult, plan_match, play_match
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
@@ -27,7 +27,6 @@ from entente.settings.check_settings import check_settings
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import EngineError, InputError
 from flows import given_parameters
-from flows.play_match import conclusions
 from tests.players.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, slow
 
 QUICK = OutsideSettings()

@@ -102,5 +102,5 @@ def test_the_ticks_of_a_share_tell_their_true_values(most: float):
 def test_a_match_lists_its_players_best_first_and_claims_only_what_is_shown():
     assert "21 games: v8 0.300; mover 0.200; base 0.100" in alt(plots.match(match()))
     said = sentences.describe_match(match())
-    assert "base against v8: -0.200 [-0.300, -0.100], shown." in said
-    assert "base against mover: -0.050 [-0.150, +0.050]; about 400 games would show it." in said
+    assert "base plays worse than v8: by -0.200 (sos), 95 % interval [-0.300, -0.100]." in said
+    assert "no difference between base and mover is shown: by -0.050 (sos), 95 % interval [-0.150, +0.050]; about 400" in said
