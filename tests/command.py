@@ -24,6 +24,17 @@ def runs(process: psutil.Process, word: str) -> bool:
         return False
 
 
+def end_processes_of(home: Path) -> list[str]:
+    """Kill processes that still live and have this PREFECT_HOME; their command lines."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("PREFECT_HOME") == str(home):
+                found.append(" ".join(process.cmdline())[:120])
+                process.kill()
+    return found
+
+
 def cells(printed: str) -> list[list[str]]:
     """The rows of a printed table."""
     bare = (line.strip("┃│").replace("┃", "│") for line in printed.splitlines() if line[0] in "┃│")

@@ -1,11 +1,10 @@
-"""What tests with processes and servers do while they wait: ask again, find a port, kill, say where they are."""
+"""What tests with processes and servers do while they wait: ask again, find a port, kill."""
 
 import asyncio
 import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from types import ModuleType, SimpleNamespace
@@ -52,11 +51,6 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def say(line: str) -> None:
-    """Say where a long test is."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
 
 class _NoWaits(selectors.DefaultSelector):
