@@ -9,7 +9,6 @@ import importlib
 import json
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -193,31 +192,5 @@ def test_prefect_knows_its_commands():
         _app.parse_args(words[1:], exit_on_error=False, print_error=False)
 
 
-def test_an_image_gets_the_packages_and_little_else():
-    lines = [line for line in (ROOT / ".containerignore").read_text().splitlines() if line and not line.startswith("#")]
-    assert lines[0] == "*" and lines[-1] == "**/__pycache__"
-    named = {line.removeprefix("!").rstrip("/") for line in lines[1:-1]}
-    assert all(line.startswith("!") for line in lines[1:-1])
-    others = {
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-        "NOTICE",
-        "prefect.toml",
-        "prefect.yaml",
-        "deploy",
-        "models",
-    }
-    assert named == {*PACKAGES, *others}
-
-
-def test_the_image_runs_entente_as_a_user_that_owns_nothing_but_its_folders():
-    lines = (ROOT / "Containerfile").read_text().replace("\\\n", " ").splitlines()
-    said = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
-    assert said[-2:] == [["USER", "1000:1000"], ["ENTRYPOINT", '["entente"]']]
-    assert [rest for word, rest in said if word == "FROM"] == ["${BASE}"], "the base image is the builder's choice"
-    assert {rest.split("=")[0] for word, rest in said if word == "ARG"} == {"BASE", "LOCK"}
-    copied = {part.rstrip("/") for word, rest in said if word == "COPY" for part in rest.split()[:-1]}
-    assert copied - {"."} <= {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "deploy/locks", "deploy/setup-environment"}
-    locks = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"gpu", "kubernetes"} <= set(locks)
+def test_an_image_gets_every_package():
+    assert {f"!{package}/" for package in PACKAGES} <= set((ROOT / ".containerignore").read_text().splitlines())

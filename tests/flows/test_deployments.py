@@ -1,32 +1,32 @@
 """prefect.yaml, tried as its first lines say: a server, a work pool, a worker, a run, and what the pages then show.
 
-One real server of its own, one worker and one small training run for the whole file; the pages are drawn by Chromium.
+One real server of its own, one worker and one small training run for the whole file. What the pages draw is asked of the API.
 """
 
-import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import tomllib
 import urllib.error
-import urllib.request
-from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 
 from entente.cli import environment
-from entente.cli.automations import SILENT_S, crash_silent_runs
+from entente.cli.automations import SILENT_S, asker, crash_silent_runs
 from entente.settings.layers import layered_settings
+from entente.telemetry.errors import InputError
 from flows.recover_training import SILENT
+from tests.command import end_processes_of
 from tests.test_deploy import DEPLOYMENTS, PODS, TEMPLATE
+from tests.waiting import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "entente:key-of-the-tests"
@@ -37,16 +37,17 @@ class Prefect:
     """A server and a worker in processes of their own, started in the project's folder as prefect.yaml says."""
 
     def __init__(self, folder: Path, runs_root: Path, **environment: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.port = free_port()
+        api = f"http://127.0.0.1:{self.port}/api"
+        with mock.patch.dict(os.environ, PREFECT_API_AUTH_STRING=KEY):
+            self.ask = asker(api)
         self.home = folder / "prefect-home"
         self._folder = folder
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "PYTHONWARNINGS"))}
         self.environment = kept | {
             "PREFECT_HOME": str(self.home),
-            "PREFECT_API_URL": f"{self.address}/api",
+            "PREFECT_API_URL": api,
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "DO_NOT_TRACK": "1",
             "ENTENTE_RUNS_ROOTS": str(runs_root),
@@ -71,31 +72,15 @@ class Prefect:
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
-    def ask(self, path: str, body: Any = None) -> Any:
-        """What the API answers: to a POST where there is a body."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json", "authorization": f"Basic {b64encode(KEY.encode()).decode()}"}
-        request = urllib.request.Request(f"{self.address}/api/{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.load(answer)
-
-    def wait(self, seconds: float, what: str, done: Callable[[], Any]) -> Any:
-        """The first true answer of `done`; fails when a process of ours died or the time is over."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for name, process in self._started:
-                assert process.poll() is None, f"prefect {name} ended:\n{self.log(name)[-3000:]}"
-            if answer := done():
-                return answer
-            time.sleep(0.3)
-        raise AssertionError(
-            f"{what} took more than {seconds} s:\n{''.join(self.log(name)[-3000:] for name, _ in self._started)}"
-        )
+    def check_alive(self) -> None:
+        """Fail where a process of ours ended."""
+        for name, process in self._started:
+            assert process.poll() is None, f"prefect {name} ended:\n{self.log(name)[-3000:]}"
 
     def healthy(self) -> bool:
         try:
-            return bool(self.ask("health"))
-        except OSError:
+            return bool(self.ask("health", method="GET"))
+        except (InputError, OSError):
             return False
 
     def end(self) -> list[str]:
@@ -107,23 +92,8 @@ class Prefect:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        deadline = time.monotonic() + 10
-        while (left := self._processes()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        return list(left.values())
-
-    def _processes(self) -> dict[int, str]:
-        """Processes that were started under our PREFECT_HOME and still live."""
-        mark, found = f"PREFECT_HOME={self.home}\0".encode(), {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
+        time.sleep(10)  # for processes that see their parent's end
+        return end_processes_of(self.home)
 
 
 def small_parameters(workplace: Any) -> dict[str, Any]:
@@ -137,8 +107,8 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server with the three deployments and one run of train-policy/train, which is done; the run as the API tells it."""
     prefect = Prefect(tmp_path_factory.mktemp("prefect"), workplace.folder / "runs")
     try:
-        prefect.begin("server", "start", "--host", "127.0.0.1", "--port", prefect.address.rsplit(":", 1)[1])
-        prefect.wait(600, "the server's start", prefect.healthy)
+        prefect.begin("server", "start", "--host", "127.0.0.1", "--port", str(prefect.port))
+        wait_for("the server's start", 600, prefect.healthy, prefect.check_alive)
         prefect.command("work-pool", "create", "local", "--type", "process")
         prefect.command("--no-prompt", "deploy", "--all")
         prefect.begin("worker", "start", "--pool", "local")
@@ -148,7 +118,7 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             (run,) = prefect.ask("flow_runs/filter", {"flow_runs": {"tags": {"all_": ["train"]}}})
             return run if run["state_type"] in FINISHED else None
 
-        run = prefect.wait(600, "the run", finished)
+        run = wait_for("the run", 600, finished, prefect.check_alive)
         assert run["state_type"] == "COMPLETED", f"{run['state']['message']}\n{prefect.log('worker')[-3000:]}"
         yield prefect, run
     finally:
@@ -156,79 +126,29 @@ def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert left == [], "processes that outlived the server and the worker"
 
 
-@pytest.fixture(scope="module")
-def page(browser: Any, deployed: Any) -> Any:
-    """A page that was given the server's key, as a user gives it."""
-    prefect, _ = deployed
-    page = browser.new_page(viewport={"width": 1500, "height": 1000})
-    page.set_default_timeout(30_000)
-    page.goto(f"{prefect.address}/deployments")
-    page.locator("input[type=password]").fill(KEY)
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/deployments")
-    seen(page, "train-policy")
-    return page
-
-
-def seen(page: Any, text: str) -> None:
-    """`text` is on the page, or comes up within half a minute."""
-    page.get_by_text(text, exact=False).first.wait_for(state="visible")
-
-
-def colours(picture: bytes) -> int:
-    """Different colours in a screenshot."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(picture)) as image:
-        return len(image.convert("RGB").getcolors(maxcolors=1 << 24) or [])
-
-
-@pytest.mark.browser
 @pytest.mark.system
-def test_a_run_without_a_name_is_found_by_the_name_that_it_takes_and_its_tasks_are_drawn(
-    deployed: Any, page: Any, workplace: Any
-):
+def test_a_run_without_a_name_is_found_by_the_name_that_it_takes_and_its_tasks_are_drawn(deployed: Any, workplace: Any):
     prefect, run = deployed
     folder = run["name"].removeprefix("train-")
     assert (workplace.folder / "runs" / folder / "summary.json").is_file(), "the page's name leads to the run's folder"
-    page.goto(f"{prefect.address}/runs")
-    seen(page, run["name"])
-    with page.expect_response(lambda answer: "/graph-v2" in answer.url) as graph:
-        page.goto(f"{prefect.address}/runs/flow-run/{run['id']}")
-    drawn = {node["label"] for _, node in graph.value.json()["nodes"]}
+    drawn = {node["label"] for _, node in prefect.ask(f"flow_runs/{run['id']}/graph-v2", method="GET")["nodes"]}
     assert {"rollout-s1-g0", "train-step-1", "rollout-s2-g2", "train-step-2", "evaluate-base-vs-random"} <= drawn
-    canvas = page.locator("canvas").first
-    canvas.wait_for(state="visible")
-    page.wait_for_timeout(2000)  # it is drawn by an animation
-    assert colours(canvas.screenshot()) > 20, "a blank picture"
 
 
-def artifact(prefect: Prefect, run: dict[str, Any], kind: str) -> dict[str, Any]:
-    body = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}, "type": {"any_": [kind]}}}
-    (found,) = prefect.ask("artifacts/filter", body)
-    assert found["description"]
-    return found
-
-
-@pytest.mark.browser
 @pytest.mark.system
-def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result(deployed: Any, page: Any):
+def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result(deployed: Any):
     prefect, run = deployed
     name = run["name"].removeprefix("train-")
-    assert artifact(prefect, run, "progress")["data"] == 100
-    page.goto(f"{prefect.address}/runs/flow-run/{run['id']}")
-    page.locator("li#artifacts").click()
-    for kind in ("progress", "table", "markdown"):
-        seen(page, artifact(prefect, run, kind)["key"])
-
-    page.goto(f"{prefect.address}/artifacts/artifact/{artifact(prefect, run, 'table')['id']}")
-    seen(page, "tokens/s")
-    seen(page, f"{name}: its steps, newest first")
-    assert page.get_by_text("2 items", exact=False).count() == 1
-
-    page.goto(f"{prefect.address}/artifacts/artifact/{artifact(prefect, run, 'markdown')['id']}")
-    seen(page, "95 % interval")
-    seen(page, "teacher")
+    shown = {
+        each["type"]: each for each in prefect.ask("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    }
+    assert shown.keys() == {"progress", "table", "markdown"} and all(each["key"] for each in shown.values())
+    assert shown["progress"]["data"] == 100 and shown["progress"]["description"]
+    assert shown["table"]["description"].startswith(f"{name}: its steps, newest first")
+    steps = json.loads(shown["table"]["data"])
+    assert len(steps) == 2 and "tokens/s" in steps[0]
+    assert shown["markdown"]["description"] and "The trained policy gains" in shown["markdown"]["data"]
+    assert "teacher" in shown["markdown"]["data"] and name in shown["markdown"]["data"]
 
 
 @pytest.mark.system
@@ -236,7 +156,7 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     """The server's scheduler works with the SQLAlchemy that is installed: with 2.1 it fails at every beat, in its log only."""
     prefect, _ = deployed
     coming = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["build-state-cache"]}}}
-    runs = prefect.wait(600, "the calendar", lambda: prefect.ask("flow_runs/filter", coming))
+    runs = wait_for("the calendar", 600, lambda: prefect.ask("flow_runs/filter", coming), prefect.check_alive)
     assert {run["expected_start_time"][11:16] for run in runs} == {"03:00"}
     assert {run["parameters"]["run"] for run in runs} == {"newest"}
 
