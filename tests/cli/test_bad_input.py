@@ -24,13 +24,7 @@ def folder(entente) -> Path:
     (entente.folder / "bare" / "config.json").write_text("{}")
     (entente.folder / "secret.csv").write_text("a\n1\n")
     (entente.folder / "steps.toml").write_text("steps = 3\n[rollouts]\nforks = 2\n")
-    (entente.folder / "torn.toml").write_text("steps = \n")
-    (entente.folder / "binary.toml").write_bytes(b"steps = \xff\n")
-    (entente.folder / "huge.toml").write_text("# much\n" * 20_000)
-    (entente.folder / "parts.toml").write_text(".".join(["a"] * 50_000) + " = 1")
-    (entente.folder / "deep.toml").write_text("seed." + ".".join(["a"] * 900) + " = 1")
     (entente.folder / "nested.toml").write_text(f"seed = {'[' * 300}{']' * 300}")
-    os.mkfifo(entente.folder / "pipe.toml")
     os.mkfifo(entente.folder / "pipe.json")
     return entente.folder
 
@@ -50,20 +44,10 @@ def refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
 
 
 REFUSED = [
-    (
-        ["train", "--preset", "desktop"],
-        "there is no preset 'desktop'; known: cluster, gpu-141, gpu-24, gpu-40, gpu-80, laptop, lm",
-    ),
     (["train", "--stepz", "3"], "--stepz. Did you mean --steps?"),
     (["train", "--prompts.examples", "6"], "prompts.examples are for a model that was not trained on the game"),
     (["train", "--steps", "0"], "steps: input should be greater than or equal to 1, got '0'"),
-    (["train", "--rollouts.opponents", "nobody"], "no scripted player 'nobody'. Known: hold, random, mover"),
-    (["train", "--inference.model", "./nowhere"], "model './nowhere' is neither a folder that exists nor a hub id"),
     (["train", "--inference.model", "bare"], "model 'bare' has no tokenizer.json"),
-    (
-        ["train", "--pipeline.buffer-depth", "3"],
-        "pipeline.buffer_depth 3 exceeds storage.max_policy_lag 2",
-    ),
     (["train", "--run", "taken"], "run 'taken' exists already in runs: continue it with --resume, or choose"),
     (["train", "--resume"], "--resume continues an existing run: name it with --run"),
     (
@@ -71,32 +55,20 @@ REFUSED = [
         "there is no run in 'runs/nothing': it has no settings.json; runs there: taken",
     ),
     (["train", "--resume", "--run", "taken", "--seed", "9"], "seed"),
-    (["train", "--run", "../taken"], "run '../taken' cannot name a folder"),
     (["train", "--config", "missing.toml"], "settings file 'missing.toml' cannot be read"),
-    (["train", "--config", "torn.toml"], "settings file 'torn.toml' cannot be read"),
-    (["train", "--config", "steps.toml"], "there is no setting 'rollouts.forks'; did you mean rollouts.forks_per_group?"),
     (["train", "--rollouts.learning-rate", "1"], "--rollouts.learning-rate. Did you mean --training.learning-rate?"),
-    (["train", "--config", "pipe.toml"], "settings file 'pipe.toml' cannot be read: it is not a regular file"),
-    (["train", "--config", "binary.toml"], "settings file 'binary.toml' cannot be read: it is not UTF-8 text"),
-    (["train", "--config", "huge.toml"], "settings file 'huge.toml' cannot be read: it has more than 131,072 bytes"),
     (["train", "--config", "nested.toml"], "seed: input should be a valid integer"),
     (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
     (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
-    (["model", "imitate", "strong", "--resume"], "no model 'strong' was begun in 'runs/_models'"),
     (["model", "imitate", "strong", "--config", "steps.toml"], "there is no setting 'rollouts'"),
     (["model", "imitate", "strong", "--recorded", "missing.jsonl"], "the recorded games 'missing.jsonl' cannot be read"),
     (["serve", "--model", "bare", "--host", "0.0.0.0"], "a server on 0.0.0.0 needs a key"),
     (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
     (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
     (["play", "--power", "narnia"], "there is no power 'NARNIA'"),
-    (["play", "--against", "nobody"], "there is no player 'nobody'"),
-    (["play", "--run", "taken", "--against", "v7"], "run 'taken' has no policy version 7"),
     (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
-    (["evaluate", "--run", "taken", "--search.proposals", "0", "--search.empty-scripted"], "needs order sets to choose from"),
-    (["evaluate", "--run", "taken", "--players", "nobody+search"], "there is no player 'nobody'"),
     (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no scripted player 'policy'"),
-    (["sql", "--run", "nothing", "select 1"], "there is no run in 'runs/nothing'"),
     (["watch", "--run", "taken", "--beat-s", "0"], "--beat-s must be above 0"),
     (["bench", "tune", "--run", "taken", "--rounds", "0"], "rounds"),
     (["enter", "here", "--game", "a"], "'here' is no address of a server"),
