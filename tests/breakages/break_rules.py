@@ -43,9 +43,8 @@ class Breakage:
 
 def read_table(root: Path) -> list[Breakage]:
     """The table's entries in its order."""
-    return [
-        Breakage(**{**entry, "tests": tuple(entry["tests"])}) for entry in tomllib.loads((root / TABLE).read_text())["breakage"]
-    ]
+    table = tomllib.loads((root / TABLE).read_text())
+    return [Breakage(name=name, **{**entry, "tests": tuple(entry["tests"])}) for name, entry in table.items()]
 
 
 def broken_text(root: Path, breakage: Breakage) -> str:

@@ -24,9 +24,7 @@ def test_a_rule_that_no_test_guards_is_an_error(tmp_path: Path, capfd: pytest.Ca
         "import sums\ndef test_add():\n    assert sums.add(2, 1) == 3\ndef test_less():\n    assert sums.less(0, 0) == 0\n"
     )
     (tmp_path / TABLE).parent.mkdir(parents=True)
-    entry = (
-        '[[breakage]]\nname = "{}"\nrule = "."\nfile = "sums.py"\nreplace = "{}"\nby = "{}"\ntests = ["test_sums.py::test_{}"]\n'
-    )
+    entry = '[{}]\nrule = "."\nfile = "sums.py"\nreplace = "{}"\nby = "{}"\ntests = ["test_sums.py::test_{}"]\n'
     (tmp_path / TABLE).write_text(entry.format("add", "a + b", "a * b", "add") + entry.format("less", "a - b", "b - a", "less"))
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     assert main(["add"], tmp_path) == 0
