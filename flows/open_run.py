@@ -45,7 +45,6 @@ from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, folders_in, held, set_aside
 from storage.json_files import write_json
-from storage.learnable import PastReturns
 from storage.ledger_copies import check_ledgers, restore_ledgers
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
@@ -194,7 +193,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             card_share=share,
         )
         stack.push_async_callback(asyncio.to_thread, trainer.close)
-        past_returns = PastReturns(paths, blend=settings.storage.blend, discount=settings.storage.discount)
         host = EngineHost()
         stack.callback(host.close)
         engine = make_engine(settings.inference, model, log=paths.vllm_log)
@@ -220,7 +218,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             model=model,
             seed=settings.seed,
             rollouts=settings.rollouts,
-            past_returns=past_returns,
             max_policy_lag=settings.storage.max_policy_lag,
             cache=cache,
             host=host,

@@ -1,28 +1,22 @@
 """Samples the start positions of a step, and the power that the policy plays in each.
 
-A sample depends only on the arguments, including seed and step, so any step can be sampled again. This module reads no file;
-the caller passes weights that follow from past groups as numbers. A stratum is game year, type of phase and balance of power.
+A sample depends only on the arguments, including seed and step, so any step can be sampled again. This module reads no file.
+A stratum is game year, type of phase and balance of power.
 
     uniform     all positions have equal probability
     stratified  all strata have equal probability, and all positions within a stratum
-    learnable   positions whose past groups had a high spread of returns are more probable: prioritised level replay
-                (Jiang et al. 2021) with the spread instead of the value loss; FLOOR keeps every position possible
     large       positions as in uniform; the power by the square of its units, because a large one wins games and orders most
 """
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from entente.game.snapshot import Snapshot, units_of_powers
 from entente.telemetry.errors import InputError
 
-Sampling = Literal["uniform", "stratified", "learnable", "large"]
-
-FLOOR = 0.25
-"""Share of learnable draws that is uniform: a position without spread keeps a quarter of its uniform probability."""
+Sampling = Literal["uniform", "stratified", "large"]
 
 BALANCES = ((5, "level"), (7, "ahead"), (34, "far ahead"))
 """Largest centre count of the leading power, and the name of the stratum.
@@ -64,14 +58,10 @@ def sample_start_positions(
     step: int,
     *,
     sampling: Sampling = "uniform",
-    weights: Sequence[float] = (),
 ) -> list[tuple[Snapshot, str]]:
     """`count` positions, each with a power that has units there: the one that the policy had up to here, else any.
 
     A position repeats only after all positions were drawn; with "stratified", after all positions of its stratum were.
-
-    Args:
-        weights: of each position, above 0, if `sampling` is "learnable". Empty: all have the same.
 
     Raises:
         InputError: there are no positions.
@@ -80,26 +70,8 @@ def sample_start_positions(
         raise InputError("There are no positions to draw from. Build the state cache first.")
     # A string seed gives the same numbers in every process; a tuple's hash does not.
     rng = random.Random(f"start positions of step {step} with seed {seed}")
-    if sampling == "stratified":
-        drawn = _draw_strata(snapshots, count, rng)
-    elif weights:
-        drawn = _draw_weighted(snapshots, weights, count, rng)
-    else:
-        drawn = _draw_uniform(snapshots, count, rng)
+    drawn = (_draw_strata if sampling == "stratified" else _draw_uniform)(snapshots, count, rng)
     return [(snapshot, _draw_power(snapshot, rng, sampling)) for snapshot in drawn]
-
-
-def learnable_weights(snapshots: Sequence[Snapshot], spreads: Mapping[str, float]) -> list[float]:
-    """Probability of each position in one learnable draw, FLOOR / n + (1 - FLOOR) * spread / sum; [] if all known spreads are
-    0.
-    """
-    known = [spreads[snapshot.snapshot_id] for snapshot in snapshots if snapshot.snapshot_id in spreads]
-    if not any(known):
-        return []
-    mean = fmean(known)
-    scores = [spreads.get(snapshot.snapshot_id, mean) for snapshot in snapshots]
-    total = sum(scores)
-    return [FLOOR / len(scores) + (1 - FLOOR) * score / total for score in scores]
 
 
 def _draw_power(snapshot: Snapshot, rng: random.Random, sampling: Sampling) -> str:
@@ -130,13 +102,4 @@ def _draw_strata(snapshots: Sequence[Snapshot], count: int, rng: random.Random) 
             if not remaining.get(stratum):
                 remaining[stratum] = rng.sample(members[stratum], len(members[stratum]))
             drawn.append(remaining[stratum].pop())
-    return drawn
-
-
-def _draw_weighted(snapshots: Sequence[Snapshot], weights: Sequence[float], count: int, rng: random.Random) -> list[Snapshot]:
-    """Weighted draws without replacement: the positions with the earliest exponential arrivals, at the rate of their weights."""
-    drawn: list[Snapshot] = []
-    while len(drawn) < count:
-        arrivals = sorted((rng.expovariate(weight), index) for index, weight in enumerate(weights))
-        drawn += [snapshots[index] for _, index in arrivals[: count - len(drawn)]]
     return drawn

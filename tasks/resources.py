@@ -19,6 +19,8 @@ from storage.control import ControlDesk
 class Resources(RolloutResources):
     """What the tasks of the training flow need."""
 
+    max_policy_lag: int
+    """The staleness budget, versions."""
     trainer: TrainerProcess
     resume_point: ResumePoint
     """State of the run when it was opened."""

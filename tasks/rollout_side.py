@@ -24,7 +24,6 @@ from entente.telemetry.errors import DataError, InputError
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
-from storage.learnable import PastReturns
 from storage.runs import CACHE_FOLDER, RunPaths
 
 
@@ -58,7 +57,6 @@ class RolloutSide:
         cache = await asyncio.to_thread(cache_of, paths, settings)
         inference = settings.inference
         async with AsyncExitStack() as stack:
-            spreads = PastReturns(paths, blend=settings.storage.blend, discount=settings.storage.discount)
             host = EngineHost()
             stack.callback(host.close)
             engine = make_engine(inference, model)
@@ -76,8 +74,6 @@ class RolloutSide:
                 engine=engine,
                 tokens=tokens,
                 provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
-                past_returns=spreads,
-                max_policy_lag=settings.storage.max_policy_lag,
             )
             side = cls(resources, settings, stack.pop_all())
         try:

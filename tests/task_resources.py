@@ -14,7 +14,7 @@ from tasks.resources import Resources
 
 def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **given: Any) -> Resources:
     """Resources of a run in this folder that starts from these positions; what is not given is None."""
-    nothing = dict.fromkeys(("host", "engine", "tokens", "trainer", "past_returns"))
+    nothing = dict.fromkeys(("host", "engine", "tokens", "trainer"))
     parts: dict[str, Any] = {
         "model": run.parent,
         "seed": 5,

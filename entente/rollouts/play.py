@@ -26,7 +26,7 @@ from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_group
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import disk_full
 from entente.telemetry.progress import reporter
-from state_cache.sampling import learnable_weights, sample_start_positions
+from state_cache.sampling import sample_start_positions
 from storage.schema import as_array
 from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
 
@@ -55,28 +55,14 @@ class Stretch:
     """Ledger of a step. The shard is published only once this file exists, so it cannot change what that step selects."""
 
 
-def start_positions(resources: RolloutResources, step: int) -> list[tuple[Snapshot, str]]:
-    """(snapshot, power that the policy plays) of each start group of `step`.
-
-    A draw depends on seed and step and, where `rollouts.sampling` asks for it, on what past start groups returned. These count
-    only up to a step that is complete before any task of this one can start: rollouts are ahead of the trainer by at most the
-    largest policy lag, for every buffer depth. So a step that is repeated draws the same.
-    """
-    rollouts, train = resources.rollouts, resources.cache.train
-    weights: Sequence[float] = ()
-    if rollouts.sampling == "learnable":
-        before = max(0, step - 1 - resources.max_policy_lag) * rollouts.start_groups
-        weights = learnable_weights(train, resources.past_returns.spreads_before(PRODUCER, before))
-    return sample_start_positions(train, rollouts.start_groups, resources.seed, step, sampling=rollouts.sampling, weights=weights)
-
-
 async def play_stretch(resources: RolloutResources, stretch: Stretch) -> Figures:
     """Play the start groups of `stretch` and publish their shard; a retry after that plays nothing. Returns their figures."""
     with resources.spans.span("rollout"):
         first_of_step = (stretch.step - 1) * resources.rollouts.start_groups
-        positions = await asyncio.to_thread(start_positions, resources, stretch.step)
-        mine = positions[stretch.first_group - first_of_step :][: stretch.count]
         settings, stage = resources.rollouts.at(stretch.step), f"rollout {stretch.step}"
+        drawn = resources.cache.train, settings.start_groups, resources.seed, stretch.step
+        positions = await asyncio.to_thread(sample_start_positions, *drawn, sampling=settings.sampling)
+        mine = positions[stretch.first_group - first_of_step :][: stretch.count]
         found = await play_missing(resources, stage, PRODUCER, mine, stretch.first_group, stretch.after, settings)
         return await asyncio.to_thread(rollout_figures, found, stretch.count, resources.tokens.thinking)
 

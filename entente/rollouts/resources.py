@@ -13,7 +13,6 @@ from entente.rollouts.league import League
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.timing import Spans
 from state_cache.store import StateCache
-from storage.learnable import PastReturns
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER
 
@@ -39,10 +38,6 @@ class RolloutResources:
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
-    past_returns: PastReturns
-    """Returns of the run's past start groups, for the sampler."""
-    max_policy_lag: int
-    """The staleness budget, versions."""
     outside: OutsideSettings = field(default_factory=OutsideSettings)
     """How endpoints among the opponents are asked."""
     spans: Spans = field(default_factory=Spans)

@@ -21,8 +21,8 @@ class RolloutSettings(Settings):
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups per training step."""
     sampling: Sampling = "uniform"
-    """How positions are drawn: 'uniform'; 'stratified' by year, phase and balance of power; 'learnable', more often where
-    returns had a spread; 'large', uniform, but with more of the powers that have many units."""
+    """How positions are drawn: 'uniform'; 'stratified' by year, phase and balance of power; 'large', uniform, but with more of
+    the powers that have many units."""
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3

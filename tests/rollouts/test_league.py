@@ -69,13 +69,11 @@ def test_a_fork_is_won_with_more_centres_than_the_mean_of_the_member_s_seats():
 
 
 def resources(run: RunPaths, host: Any, engine: Any, tokens: Any, positions: Any) -> RolloutResources:
-    nothing: Any = None
-    made = RolloutResources(
+    return RolloutResources(
         paths=run, model=run.root, seed=5, rollouts=SETTINGS,
         cache=StateCache(path=run.root, settings=CacheSettings(), train=tuple(positions), held_out=()),
-        host=host, engine=engine, tokens=tokens, provenance={}, past_returns=nothing, max_policy_lag=2,
+        host=host, engine=engine, tokens=tokens, provenance={},
     )  # fmt: skip
-    return made
 
 
 def opponents(run: RunPaths) -> dict[int, str]:

@@ -51,11 +51,13 @@ def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: 
         played.append(given[5].horizon_years)
 
     monkeypatch.setattr("entente.rollouts.play._play_groups", play)
-    monkeypatch.setattr("entente.rollouts.play.start_positions", lambda resources, step: [("position", "FRANCE")] * 2)
+    monkeypatch.setattr("entente.rollouts.play.sample_start_positions", lambda *_, **__: [("position", "FRANCE")] * 2)
     resources: Any = SimpleNamespace(
         paths=RunPaths(tmp_path),
         spans=Spans(),
         tokens=SimpleNamespace(thinking=None),
+        seed=5,
+        cache=SimpleNamespace(train=()),
         rollouts=RolloutSettings(start_groups=2, horizon_years=1, horizon_schedule="3:2, 5:4"),
     )
     for step in (1, 2, 3, 4, 5, 9):

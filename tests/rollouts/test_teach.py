@@ -59,8 +59,6 @@ def resources(tmp_path, model, tokens, positions, host, uniform_engine, monkeypa
         engine=uniform_engine(),
         tokens=tokens,
         provenance={"run": "mine"},
-        past_returns=None,  # type: ignore[arg-type]
-        max_policy_lag=2,
     )
 
 

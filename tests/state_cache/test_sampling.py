@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from entente.game.snapshot import units_of_powers
-from state_cache.sampling import FLOOR, Sampling, count_strata, learnable_weights, sample_start_positions, stratum_of
+from state_cache.sampling import Sampling, count_strata, sample_start_positions, stratum_of
 
 
 def test_a_draw_depends_on_seed_and_step_alone(small) -> None:
@@ -72,33 +72,3 @@ def test_stratified_draws_take_every_stratum_alike(small, count: int) -> None:
     assert met.keys() <= strata.keys() and all(abs(met[each] - expected) < 5 * expected**0.5 + 1 for each in strata)
     once = [s for s, _ in sample_start_positions(train, len(strata), 0, 1, sampling="stratified")]
     assert len({stratum_of(snapshot) for snapshot in once}) == len(strata)
-
-
-def test_learnable_draws_follow_the_spread_and_keep_every_position_possible(small) -> None:
-    """One position has all the spread, one is unknown, the others have none; counted over single draws."""
-    _, train, _ = small
-    best, unknown, *flat = train
-    spreads = {snapshot.snapshot_id: 0.0 for snapshot in flat} | {best.snapshot_id: 3.0}
-    weights = learnable_weights(train, spreads)
-    assert sum(weights) == pytest.approx(1.0) and min(weights) == pytest.approx(FLOOR / len(train))
-    steps = 6000
-    drawn = Counter(
-        sample_start_positions(train, 1, 0, step, sampling="learnable", weights=weights)[0][0].snapshot_id
-        for step in range(steps)
-    )
-    mean = 3.0 / (len(train) - 1)
-    for snapshot, score in ((best, 3.0), (unknown, mean), (flat[0], 0.0), (flat[-1], 0.0)):
-        chance = FLOOR / len(train) + (1 - FLOOR) * score / (3.0 + mean)
-        assert abs(drawn[snapshot.snapshot_id] - steps * chance) < 4.5 * (steps * chance) ** 0.5
-    assert len(drawn) == len(train)
-
-
-def test_learnable_draws_repeat_none_before_all_came_and_are_uniform_while_nothing_is_known(small) -> None:
-    _, train, _ = small
-    spreads = {train[0].snapshot_id: 3.0}
-    weights = learnable_weights(train, spreads)
-    drawn = sample_start_positions(train, 2 * len(train), 0, 0, sampling="learnable", weights=weights)
-    assert set(Counter(snapshot.snapshot_id for snapshot, _ in drawn).values()) == {2}
-    for nothing in ({}, {"elsewhere": 1.0}, {train[0].snapshot_id: 0.0}):
-        assert learnable_weights(train, nothing) == []
-    assert sample_start_positions(train, 8, 0, 4, sampling="learnable") == sample_start_positions(train, 8, 0, 4)

@@ -35,7 +35,7 @@ def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: P
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
         host=host, engine=engine, tokens=nothing, trainer=nothing,
         resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
-        provenance={}, past_returns=nothing, max_policy_lag=2,
+        provenance={}, max_policy_lag=2,
     )  # fmt: skip
     asyncio.run(resources.serve(PolicyVersion(version=7, adapter=tmp_path, adapter_hash="hash")))
     assert engine.calls == [("publish", 7, "hash"), ("retire", 5)]
