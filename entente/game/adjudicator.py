@@ -10,7 +10,7 @@ corrupts the process.
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -20,22 +20,18 @@ from diplomacy.utils.constants import OrderSettings
 from diplomacy.utils.sorted_dict import SortedDict
 
 from entente.game.movement_orders import Convoys, MapTables, movement_orders
-from entente.telemetry.errors import EngineError, InputError
+from entente.telemetry.errors import EngineError
 
 ENGINE_VERSION = "1.1.2"
 """The release of `diplomacy` that this module was written for."""
 
-MAPS = ("standard", "standard_fleet_rome", "standard_age_of_empires", "standard_age_of_empires_2")
-"""Maps with the seven powers and 34 centres whose convoy tables are part of the package.
-
-For any other map the package would compute the tables for minutes and write them to the user's home folder.
-"""
+MAP = "standard"
+"""The map that is played, by its name in the package."""
 
 CONVOY_MEMO = 256
 """Convoy tables kept per process, one per set of fleets at sea; each is at most a few tens of KB."""
 
-_convoy_tables: dict[tuple[str, frozenset[str]], tuple[Any, Any, Convoys]] = {}
-_map_tables: dict[str, MapTables] = {}
+_convoy_tables: dict[frozenset[str], tuple[Any, Any, Convoys]] = {}
 
 # The next phase does not read these, so a copy starts without them.
 _PER_PHASE = ("orders", "ordered_units", "combat", "command", "result", "supports", "lost", "convoy_paths")
@@ -73,10 +69,7 @@ class Adjudicator(Game):
         if self.phase_type != "M" or self.is_game_done:
             return super().get_all_possible_orders()
         units = [unit for power in self.powers.values() for unit in power.units]
-        tables = _map_tables.get(self.map.name)
-        if tables is None:
-            tables = _map_tables[self.map.name] = MapTables(self.map)
-        return movement_orders(tables, units, self._convoys()[2])
+        return movement_orders(_map_tables(), units, self._convoys()[2])
 
     def take_orders(self, power: str, orders: list[str]) -> int:
         """Set the orders of `power`, each of them one legal text; returns the number of orders that the engine refused.
@@ -166,20 +159,25 @@ class Adjudicator(Game):
     def _convoys(self) -> tuple[Any, Any, Convoys]:
         """The engine's two convoy tables for the present fleets at sea, and our `Convoys` made from them."""
         fleets = [unit[2:] for power in self.powers.values() for unit in power.units if unit[0] == "F"]
-        key = self.map.name, frozenset(loc for loc in fleets if self.map.area_type(loc) in ("WATER", "PORT"))
-        tables = _convoy_tables.get(key)
+        at_sea = frozenset(loc for loc in fleets if self.map.area_type(loc) in ("WATER", "PORT"))
+        tables = _convoy_tables.get(at_sea)
         if tables is None:
             self.convoy_paths_possible = None
             super()._build_list_possible_convoys()
             if len(_convoy_tables) >= CONVOY_MEMO:
                 del _convoy_tables[next(iter(_convoy_tables))]  # the oldest; positions of one step follow each other
             paths = self.convoy_paths_dest
-            tables = _convoy_tables[key] = self.convoy_paths_possible, paths, Convoys(paths)
+            tables = _convoy_tables[at_sea] = self.convoy_paths_possible, paths, Convoys(paths)
         return tables
 
 
 _GAME_SLOTS = tuple(name for name in Game.__slots__ if name not in _FRESH)
 _POWER_SLOTS = tuple(name for name in Power.__slots__ if name not in ("game", "retreats"))
+
+
+@cache
+def _map_tables() -> MapTables:
+    return MapTables(Map(MAP))
 
 
 @lru_cache(maxsize=2048)  # a game of a hundred years has five hundred phases
@@ -245,10 +243,10 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
     """A game that continues from a frozen position. It keeps parts of `position`, so the caller must not reuse the dictionary.
 
     Raises:
-        InputError: the map is not one of MAPS.
-        ValueError: the position has other powers than its map.
+        ValueError: it is on another map, or has other powers.
     """
-    game = new_game(position["map"], tuple(position["rules"]))
+    check_map(position)
+    game = new_game(tuple(position["rules"]))
     game.phase = position["phase"]
     game.phase_type = position["phase"].split()[-1][0]
     game.zobrist_hash = position["zobrist"]
@@ -256,7 +254,7 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
     game.dislodged = position["dislodged"]
     game.popped = position["popped"]
     if {frozen["name"] for frozen in position["powers"]} != set(game.powers):
-        raise ValueError(f"the powers of map {position['map']!r} are {', '.join(game.powers)}")
+        raise ValueError(f"the powers are {', '.join(game.powers)}")
     # The order of the powers is part of the position, because it affects results and captures.
     game.powers = {frozen["name"]: game.powers[frozen["name"]] for frozen in position["powers"]}
     for frozen in position["powers"]:
@@ -268,29 +266,27 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
     return game
 
 
-def new_game(map_name: str, rules: tuple[str, ...] | None = None) -> Adjudicator:
-    """A new game at its first phase: a copy of one kept per map, because the constructor reads rule files.
+def check_map(position: Mapping[str, Any]) -> None:
+    """Check that a frozen position is on MAP.
 
     Raises:
-        InputError: the map is not one of MAPS.
+        ValueError: it is on another map.
+    """
+    if position["map"] != MAP:
+        raise ValueError(f"the map is {position['map']!r}, not {MAP!r}")
+
+
+def new_game(rules: tuple[str, ...] | None = None) -> Adjudicator:
+    """A new game at its first phase: a copy of one that is kept, because the constructor reads rule files.
+
+    Raises:
         EngineError: the installed release of the engine is not ENGINE_VERSION.
     """
-    check_map(map_name)
-    return _template(map_name, rules).fork()
-
-
-def check_map(map_name: str) -> None:
-    """Check that `map_name` is one of MAPS.
-
-    Raises:
-        InputError: it is not.
-    """
-    if map_name not in MAPS:
-        raise InputError(f"There is no map {map_name!r} for seven powers. Choose one of {', '.join(MAPS)}.")
+    return _template(rules).fork()
 
 
 @lru_cache(maxsize=8)
-def _template(map_name: str, rules: tuple[str, ...] | None) -> Adjudicator:
+def _template(rules: tuple[str, ...] | None) -> Adjudicator:
     if (installed := version("diplomacy")) != ENGINE_VERSION:
         raise EngineError(f"The fast board needs diplomacy {ENGINE_VERSION}, and {installed} is installed. Install that release.")
-    return Adjudicator(map_name=map_name, **({} if rules is None else {"rules": list(rules)}))
+    return Adjudicator(map_name=MAP, **({} if rules is None else {"rules": list(rules)}))

@@ -65,13 +65,9 @@ class Board:
         self._enter_phase()
 
     @classmethod
-    def start(cls, map_name: str = "standard", path: BoardPath = BoardPath.FAST) -> "Board":
-        """A new game at its first phase.
-
-        Raises:
-            InputError: there is no such map for the seven powers.
-        """
-        return cls(new_game(map_name) if path is BoardPath.FAST else new_plain_game(map_name))
+    def start(cls, path: BoardPath = BoardPath.FAST) -> "Board":
+        """A new game at its first phase."""
+        return cls(new_game() if path is BoardPath.FAST else new_plain_game())
 
     @classmethod
     def restore(cls, snapshot: Snapshot, path: BoardPath = BoardPath.FAST) -> "Board":
@@ -79,7 +75,7 @@ class Board:
         try:
             position = read_position(snapshot)
             return cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position))
-        except (AttributeError, InputError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: "
                 f"{error!r}. Build the state cache again."

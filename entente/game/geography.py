@@ -25,7 +25,7 @@ def geography() -> Geography:
     """The tables; computed at the first call."""
     from entente.game.adjudicator import new_game  # imported here because it loads the engine
 
-    board = new_game("standard").map
+    board = new_game().map
     locations = sorted({location.upper() for location in board.locs})
     reach = {}
     for kind in "AF":

@@ -9,7 +9,7 @@ from typing import Any
 
 from diplomacy import Game
 
-from entente.game.adjudicator import check_map, freeze, marks_by_unit
+from entente.game.adjudicator import MAP, check_map, freeze, marks_by_unit
 
 
 class PlainGame(Game):
@@ -33,23 +33,22 @@ class PlainGame(Game):
         return thaw_plain(json.loads(freeze(self)))
 
 
-def new_plain_game(map_name: str, rules: list[str] | None = None) -> PlainGame:
+def new_plain_game(rules: list[str] | None = None) -> PlainGame:
     """A new game at its first phase."""
-    check_map(map_name)
-    return PlainGame(map_name=map_name, **({} if rules is None else {"rules": rules}))
+    return PlainGame(map_name=MAP, **({} if rules is None else {"rules": rules}))
 
 
 def thaw_plain(position: dict[str, Any]) -> PlainGame:
     """A game that continues from a frozen position.
 
     Raises:
-        InputError: the map is not one of MAPS.
-        ValueError: the position has other powers than its map.
+        ValueError: it is on another map, or has other powers.
     """
-    game = new_plain_game(position["map"], position["rules"])
+    check_map(position)
+    game = new_plain_game(position["rules"])
     frozen = {power["name"]: power for power in position["powers"]}
     if frozen.keys() != game.powers.keys():
-        raise ValueError(f"the powers of map {position['map']!r} are {', '.join(game.powers)}")
+        raise ValueError(f"the powers are {', '.join(game.powers)}")
 
     def per_power(name: str) -> dict[str, Any]:
         return {power: parts[name] for power, parts in frozen.items()}
@@ -57,7 +56,7 @@ def thaw_plain(position: dict[str, Any]) -> PlainGame:
     units = {power: [*parts["units"], *(f"*{unit}" for unit in parts["retreats"])] for power, parts in frozen.items()}
     game.set_state(
         {
-            "map": position["map"],
+            "map": MAP,
             "note": position["note"],
             "name": game.map.phase_abbr(position["phase"]),
             "units": units,

@@ -14,7 +14,7 @@ from typing import Any
 from entente.game.adjudicator import freeze, new_game, thaw
 from entente.game.board import OVER, POWERS, Board
 from entente.game.geography import geography
-from entente.game.recorded import MAP, check_variant, is_texts
+from entente.game.recorded import check_variant, is_texts
 from entente.telemetry.errors import InputError
 
 _PHASE = re.compile(r"([SF])(\d{4})([MR])|(W)(\d{4})(A)")
@@ -154,7 +154,7 @@ def _check_centres(centres: Sequence[_Texts]) -> None:
 
 @cache
 def _start() -> str:
-    return freeze(new_game(MAP))
+    return freeze(new_game())
 
 
 def _is_unit(unit: str) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
+from entente.game.adjudicator import MAP
 from entente.game.board import OVER, POWERS, Board
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.telemetry.errors import InputError
 
-MAP = "standard"
 RULES = frozenset(
     {
         "ALWAYS_WAIT",
@@ -53,7 +53,7 @@ def replay_recorded(saved: Any, where: str) -> Iterator[tuple[Board, dict[str, t
         InputError: it is no such game, or this program would not play it as it was recorded.
     """
     phases = _checked_phases(saved, where)
-    board = Board.start(MAP)
+    board = Board.start()
     for number, phase in enumerate(phases):
         _check_board(board, phase, where)
         is_last = number + 1 == len(phases)
@@ -71,7 +71,7 @@ def recorded_orders(saved: Any, where: str) -> list[tuple[str, dict[str, tuple[s
     """
     found: list[tuple[str, dict[str, tuple[str, ...]]]] = []
     before: tuple[dict[str, LegalOrders], dict[str, tuple[str, ...]]] = {}, {}
-    board = Board.start(MAP)
+    board = Board.start()
     for board, known in replay_recorded(saved, where):
         if found:
             _add_disbands(found[-1][1], *before, board)

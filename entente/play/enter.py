@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from entente.game.adjudicator import MAP
 from entente.game.board import OVER, POWERS, Board
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.positions import board_of_state
-from entente.game.recorded import MAP, RULES, recorded_orders
+from entente.game.recorded import RULES, recorded_orders
 from entente.game.server_client import (
     ForeignServerError,
     JoinedGame,

@@ -112,7 +112,7 @@ def test_a_fork_shares_nothing_that_a_phase_changes(trieste_falls: Board) -> Non
 def test_a_support_without_coast_counts_for_either_coast(coast: str, order: str) -> None:
     """The canonical spelling omits the coast. It supports either coast, with the loose and with the strict parser."""
     outcomes = []
-    for game, expand in ((new_game("standard"), False), (diplomacy.Game(), True)):
+    for game, expand in ((new_game(), False), (diplomacy.Game(), True)):
         game.clear_units()
         game.set_units("FRANCE", ["F MAO", "A GAS"])
         game.set_units("ITALY", ["A SPA"])

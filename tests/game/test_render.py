@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from diplomacy import Map
 
-from entente.game.adjudicator import MAPS
+from entente.game.adjudicator import MAP
 from entente.game.board import Board
 from entente.game.geography import geography
 from entente.game.players import player
@@ -29,9 +29,8 @@ def added(orders: dict[str, list[str]], board: Board, **how: dict[str, float]) -
     return [shape for shape in shapes(draw_board(board, orders, **how)) if ElementTree.tostring(shape) not in plain]
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_two_provinces_touch_on_the_sketch_exactly_where_they_are_neighbours_in_the_game(name: str):
-    theirs = Map(name)
+def test_two_provinces_touch_on_the_sketch_exactly_where_they_are_neighbours_in_the_game():
+    theirs = Map(MAP)
     neighbours = {frozenset((one.upper()[:3], other.upper()[:3])) for one, others in theirs.loc_abut.items() for other in others}
     touching = {frozenset((cell.name, beyond)) for cell in cells() for beyond in cell.beyond if beyond}
     closed = set(CLOSED)
@@ -40,10 +39,9 @@ def test_two_provinces_touch_on_the_sketch_exactly_where_they_are_neighbours_in_
     }
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_every_place_of_the_game_lies_on_the_sketch_and_on_its_own_province(name: str):
+def test_every_place_of_the_game_lies_on_the_sketch_and_on_its_own_province():
     grounds = {cell.corners: cell.name for cell in cells()}
-    for location in Map(name).locs:
+    for location in Map(MAP).locs:
         location = location.upper()
         if location[:3] in CLOSED:
             continue
