@@ -14,7 +14,8 @@ from pathlib import Path
 
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import DataError
-from storage.files import folders_in, make_directory, name_aside, open_regular, publish_directory, set_aside
+from entente.telemetry.read_file import open_regular
+from storage.files import folders_in, make_directory, name_aside, publish_directory, set_aside
 from storage.json_files import read_object
 from storage.runs import RunPaths
 

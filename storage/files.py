@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 
 from entente.telemetry.errors import DataError, InputError
@@ -249,20 +248,6 @@ def is_held(lock: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a pipe or device is refused at once.
-
-    Raises:
-        OSError: there is no such file, or it is not a regular one.
-    """
-    # Without O_NONBLOCK, opening a pipe waits for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return open(handle, "rb")
 
 
 def make_directory(path: Path) -> None:

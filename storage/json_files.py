@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from entente.telemetry.errors import DataError
-from storage.files import durable_write, make_directory, open_regular
+from entente.telemetry.read_file import open_regular
+from storage.files import durable_write, make_directory
 
 _MAX_BYTES = 64 * 2**20  # a run's files are thousands of times smaller
 _SEAL = "checksum"

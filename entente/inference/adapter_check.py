@@ -10,7 +10,6 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -68,8 +67,7 @@ def _hash(config: bytes, weights: bytes) -> str:
 
 def _read(file: Path, max_bytes: int) -> bytes:
     try:
-        # Links are resolved first, so that a link created afterwards is not followed.
-        return read_regular(file.resolve(), at_most=max_bytes, what="adapter file", follow_links=False, error=DataError)
+        return read_regular(file, at_most=max_bytes, what="adapter file", error=DataError)
     except DataError as error:
         raise DataError(f"{error}: publish the adapter again") from error
 
@@ -114,7 +112,12 @@ def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFa
 
 def _read_config(file: Path, content: bytes) -> tuple[int, float]:
     """Rank and scale of a plain LoRA adapter from its config."""
-    config = _json_object(file, content, "publish the adapter again")
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"'{file}' cannot be read ({error}): publish the adapter again") from error
+    if not isinstance(config, dict):
+        raise DataError(f"'{file}' is not a JSON object: publish the adapter again")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if config.get("peft_type") != "LORA":
         raise DataError(f"'{file}' has peft_type {config.get('peft_type')!r}: only LORA adapters are served")
@@ -166,13 +169,3 @@ def _check_pairs(file: Path, pairs: dict[str, set[str]]) -> None:
     if halves or not pairs:
         lacking = f"half of the pair for '{halves[0]}'" if halves else "any weights"
         raise DataError(f"adapter file '{file}' lacks {lacking}: publish the adapter again")
-
-
-def _json_object(file: Path, content: bytes, cure: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"'{file}' cannot be read ({error}): {cure}") from error
-    if not isinstance(parsed, dict):
-        raise DataError(f"'{file}' is not a JSON object: {cure}")
-    return parsed

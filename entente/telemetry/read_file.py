@@ -4,11 +4,13 @@ A named pipe, a device or a socket may never end, and opening a pipe may wait fo
 without waiting and checked after opening, so that it cannot be exchanged between check and read.
 """
 
+import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from entente.telemetry.errors import EntenteError, InputError
 
@@ -16,21 +18,32 @@ LARGEST_RESULT = 16 << 20
 """Largest size in bytes of a stored profile or benchmark result, a hundred times the usual size."""
 
 
-def read_regular(
-    file: Path, *, at_most: int, what: str, follow_links: bool = True, error: type[EntenteError] = InputError
-) -> bytes:
+def open_regular(file: Path) -> BufferedReader:
+    """Open a regular file for reading; a pipe or device is refused at once.
+
+    Raises:
+        OSError: there is no such file, or it is not a regular one.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(file: Path, *, at_most: int, what: str, error: type[EntenteError] = InputError) -> bytes:
     """The content of `file`, which must be a regular file of at most `at_most` bytes.
 
     Args:
         what: what the file is, at the start of a sentence, such as "settings file".
-        follow_links: a symbolic link in the last place is read where it leads; else it is refused.
         error: the kind of error to raise.
 
     Raises:
         EntenteError: of the kind `error`: the file is missing, unreadable, of another kind, or too large.
     """
     try:
-        with _open_regular(file, follow_links) as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             # `read` allocates the size that it is given, so limit it to the file's size; the file may grow meanwhile.
             content = b"" if size > at_most else stream.read(size + 1)
@@ -67,15 +80,3 @@ def read_json_object(file: Path, *, at_most: int, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{what} '{file}' holds no JSON object")
     return found
-
-
-def _open_regular(file: Path, follow_links: bool) -> BinaryIO:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
-    handle = os.open(file, flags)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError("it is not a regular file")
-        return os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise

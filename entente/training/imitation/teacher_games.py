@@ -25,9 +25,10 @@ from entente.game.recorded import replay_recorded
 from entente.records.rows import Ply
 from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
+from entente.telemetry.read_file import open_regular
 from entente.training.imitation.settings import ImitationSettings
 from storage.arrow_files import write_arrow
-from storage.files import open_regular, publish_directory
+from storage.files import publish_directory
 from storage.schema import to_table
 
 TEACHER_FOLDER = "_teacher_games"
