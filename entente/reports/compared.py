@@ -10,8 +10,9 @@ from typing import Any
 
 from entente.evaluation.paired import ScoreDifference, score_difference
 from entente.evaluation.strength import POLICY
-from entente.reports.read_run import different, flat
+from entente.reports.read_run import different
 from entente.reports.run_facts import RunFacts, read_facts
+from entente.settings.layers import leaves
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
 
@@ -69,7 +70,7 @@ def compare_runs(runs: Sequence[RunPaths]) -> Compared:
     first, others = found[0], found[1:]
     return Compared(
         runs=found,
-        settings=different({run.name: flat(run.settings) for run in found}),
+        settings=different({run.name: leaves(run.settings) for run in found}),
         environment=different({run.name: run.environment or {} for run in found}),
         paired=[pair for other in others for pair in _paired(first, other)],
     )

@@ -13,9 +13,10 @@ from entente.game.render import draw_board, frame_around, order_locations
 from entente.reports import plots, sentences
 from entente.reports.drawing import stand_alone
 from entente.reports.explain import explain_run
-from entente.reports.read_run import different, flat, value_text
+from entente.reports.read_run import different, value_text
 from entente.reports.run_facts import RowFacts, RunFacts
 from entente.reports.write_page import of_run, page_template, write_page
+from entente.settings.layers import leaves
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import environment
 from entente.telemetry.progress import shown
@@ -82,7 +83,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         thoughts=any(view["thought"] for position in positions for view in position["views"]),
         preset=preset,
         differences=differences,
-        settings=flat(facts.settings),
+        settings=leaves(facts.settings),
         environment=facts.environment or environment(),
         environment_stored=facts.environment is not None,
         commands=commands(facts, runs_root, word),
@@ -96,7 +97,7 @@ def closest_preset(
     settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, list[tuple[str, list[Any]]]]:
     """The preset with the fewest differences (the first if several are), and these: name, the run's value, the preset's."""
-    found = {name: different({"run": flat(settings), name: flat(tree)}) for name, tree in presets.items()}
+    found = {name: different({"run": leaves(settings), name: leaves(tree)}) for name, tree in presets.items()}
     preset = min(found, key=lambda name: len(found[name]))
     return preset, found[preset]
 

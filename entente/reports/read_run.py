@@ -232,14 +232,6 @@ def _score(paths: RunPaths, summary: Mapping[str, Any], label: str) -> float | N
 # -- settings by name ------------------------------------------------------------------------------------------------------
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value, in the tree's order."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return found
-
-
 def different(trees: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
     """The dotted names whose values differ among these flat trees, each with the values; None where one lacks it."""
     names = dict.fromkeys(name for tree in trees.values() for name in tree if name not in _OF_EVERY_RUN)
