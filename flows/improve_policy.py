@@ -119,12 +119,12 @@ async def _improve_once(
     lessons = await asyncio.to_thread(lessons_in_use, resources.paths, round_name(number))
     if not lessons:
         await asyncio.to_thread(check_student, resources.paths, number, student)
-        lessons = await _label_all(resources, settings, improve, teachers, number)
+        lessons = await _label_all(resources, improve, teachers, number)
     labelled = time.monotonic()
     reporter().say(f"round {number}: {lessons} lessons for {student}")
     if await has_fresh_rows(resources):
         await check_mismatch(quoted(resources))
-    newest, metrics = await _learn(resources, settings, improve, log, point, number, student)
+    newest, metrics = await _learn(resources, improve, log, point, number, student)
     learned = time.monotonic()
     point |= await score_version(resources, settings, newest.version)
     low_high = (point["score/track_low"], point["score/track_high"]) if "score/track_low" in point else None
@@ -139,9 +139,7 @@ async def _improve_once(
     return newest
 
 
-async def _label_all(
-    resources: Resources, settings: RunSettings, improve: ImproveSettings, teachers: ProcessPool, number: int
-) -> int:
+async def _label_all(resources: Resources, improve: ImproveSettings, teachers: ProcessPool, number: int) -> int:
     """Visit and label the round's positions; returns the number of lessons."""
     first_group = taken = done = 0
     labelling: list[asyncio.Task[int]] = []
@@ -175,7 +173,6 @@ async def _label_all(
 
 async def _learn(
     resources: Resources,
-    settings: RunSettings,
     improve: ImproveSettings,
     log: MetricLog,
     point: dict[str, float],

@@ -34,8 +34,6 @@ COMPONENTS = (  # reward components of every row
 )
 FINAL = "final_"
 """Prefix of a component's name in a blend: its undiscounted sum to the fork's end."""
-WEIGHTS = (*COMPONENTS, *(FINAL + name for name in COMPONENTS))
-"""All names that a blend may contain, except those of packages."""
 
 
 def _schema_of(row_type: type) -> pa.Schema:

@@ -52,10 +52,10 @@ def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -
 
 
 def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
-    from entente.rollouts.resources import PRODUCER
     from storage.on_policy import reached_positions
+    from storage.shards import LOCAL_PRODUCER
 
-    return reached_positions(run, producer=PRODUCER, before=before, held_out=held_out)
+    return reached_positions(run, producer=LOCAL_PRODUCER, before=before, held_out=held_out)
 
 
 @task(name="make-tiny-model", persist_result=False, tags=["model"])

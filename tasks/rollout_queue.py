@@ -20,13 +20,12 @@ from typing import Self
 
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.play import Figures, Stretch, rollout_figures
-from entente.rollouts.resources import PRODUCER
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path
-from storage.shards import Coverage, coverage
+from storage.shards import LOCAL_PRODUCER, Coverage, coverage
 from tasks.resources import Resources
 
 
@@ -179,7 +178,7 @@ class RolloutQueue:
         """First number and count of each task of a step, of what no shard contains: all, except in a resumed run."""
         if ledger_path(self._resources.paths, step).exists():
             return []  # the rows are selected already, and the trainer will use exactly these
-        found = coverage(self._resources.paths, PRODUCER, (step - 1) * self._wanted, self._wanted)
+        found = coverage(self._resources.paths, LOCAL_PRODUCER, (step - 1) * self._wanted, self._wanted)
         self._note_published(found)
         size = self._groups_per_task
         return [(first + offset, min(size, count - offset)) for first, count in found.missing for offset in range(0, count, size)]

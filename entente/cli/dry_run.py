@@ -48,8 +48,6 @@ PLIES_A_YEAR = 5
 """Phases of a game year at most: two of movement, each with retreats, and adjustments."""
 _ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
 """Approximate sizes of an adapter's files without weights, of random generators in a checkpoint, of a shard without rows."""
-_POSITIONS_A_GAME = 32
-"""Phases of a scripted game up to 1907, about."""
 
 
 def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:

@@ -46,7 +46,7 @@ def sweep(
     sweep = read_sweep(file)
     points = sweep_points(sweep, runs_root)
     if dry_run:
-        return show_plan(_plan(sweep, points), json=json)
+        return show_plan(_plan(points), json=json)
     try:
         _train(sweep, points, file, runs_root, resume=resume)
     finally:
@@ -67,7 +67,7 @@ def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Pa
         raise
 
 
-def _plan(sweep: Sweep, points: Sequence[SweepPoint]) -> dict[str, Any]:
+def _plan(points: Sequence[SweepPoint]) -> dict[str, Any]:
     """The runs, and what they share."""
     told = {
         run.run: ", ".join(f"{name} {value}" for name, value in {"seed": run.seed, **point.values}.items())

@@ -18,7 +18,6 @@ from storage.runs import LATEST
 
 if TYPE_CHECKING:
     from entente.reports.read_run import Run as RunProgress
-    from storage.runs import RunPaths
 
 _TICKS = "▁▂▃▄▅▆▇█"
 _CURVES = (
@@ -67,16 +66,16 @@ def watch(
     paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
     found = read_run(paths)
     if once or not console.is_terminal:
-        console.print(_screen(found, paths))
+        console.print(_screen(found))
         return
-    with Live(_screen(found, paths), console=console, refresh_per_second=4) as live:
+    with Live(_screen(found), console=console, refresh_per_second=4) as live:
         while not found.is_over:
             time.sleep(beat_s)
             found = read_run(paths)
-            live.update(_screen(found, paths))
+            live.update(_screen(found))
 
 
-def _screen(found: "RunProgress", paths: "RunPaths") -> RenderableType:
+def _screen(found: "RunProgress") -> RenderableType:
     parts: list[RenderableType] = [_head(found)]
     if found.steps:
         parts += [_curves(found), Text("where the time goes", style="bold"), _time(found)]

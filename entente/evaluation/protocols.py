@@ -31,7 +31,6 @@ class Protocol(BaseModel):
     """Where the players that a user names sit."""
     against: str = ""
     """Who has the other seats; empty at one table."""
-    start: Literal["standard"] = "standard"
     years: int
     """Game years, from 1901."""
     games: int
@@ -40,7 +39,7 @@ class Protocol(BaseModel):
 
     def fixed(self) -> dict[str, Any]:
         """The settings that are the same for all players."""
-        return {"start": self.start, "years": self.years, "measure": self.measure}
+        return {"start": "standard", "years": self.years, "measure": self.measure}
 
 
 @cache

@@ -108,9 +108,6 @@ _MEASURES: dict[str, Callable[[Standing, str], float]] = {
     "outlook": _own(lambda standing: standing.outlook),
 }
 
-COMPONENTS = tuple(_MEASURES)
-"""Names of the reward components, in the order of the columns of a decision row."""
-
 
 def compute_standing(board: "Board", before: Standing | None = None, played: "PhaseResult | None" = None) -> Standing:
     """The standing of all powers of `board` now.
@@ -138,7 +135,7 @@ def compute_standing(board: "Board", before: Standing | None = None, played: "Ph
 
 
 def components(before: Standing, after: Standing, power: str) -> dict[str, float]:
-    """Change of each measure for `power` between two standings, by name in COMPONENTS."""
+    """Change of each measure for `power` between two standings, by its name."""
     return {name: measure(after, power) - measure(before, power) for name, measure in _MEASURES.items()}
 
 

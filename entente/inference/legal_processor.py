@@ -43,11 +43,6 @@ class LegalOrderProcessor(LogitsProcessor):
             _draw_base_rows_without_adapter()
 
     @property
-    def rows(self) -> LegalRows:
-        """The rows of the batch."""
-        return self._rows
-
-    @property
     def illegal_tokens(self) -> int:
         """Requests that sampled a token outside their table; must stay 0."""
         return self._rows.illegal_tokens

@@ -21,14 +21,14 @@ from entente.game.snapshot import Snapshot
 from entente.inference.engine import forget_prefixes
 from entente.players.shared_search import search_opponents
 from entente.rollouts.fork import PlayedFork
-from entente.rollouts.resources import PROBE, PRODUCER, RolloutResources
+from entente.rollouts.resources import PROBE, RolloutResources
 from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import disk_full
 from entente.telemetry.progress import reporter
 from state_cache.sampling import sample_start_positions
 from storage.schema import as_array
-from storage.shards import Coverage, Shard, coverage, open_shard, publish_shard
+from storage.shards import LOCAL_PRODUCER, Coverage, Shard, coverage, open_shard, publish_shard
 
 _RETRY_S = 2.0
 """Seconds between two attempts to publish on a full disk."""
@@ -63,7 +63,7 @@ async def play_stretch(resources: RolloutResources, stretch: Stretch) -> Figures
         drawn = resources.cache.train, settings.start_groups, resources.seed, stretch.step
         positions = await asyncio.to_thread(sample_start_positions, *drawn, sampling=settings.sampling)
         mine = positions[stretch.first_group - first_of_step :][: stretch.count]
-        found = await play_missing(resources, stage, PRODUCER, mine, stretch.first_group, stretch.after, settings)
+        found = await play_missing(resources, stage, LOCAL_PRODUCER, mine, stretch.first_group, stretch.after, settings)
         return await asyncio.to_thread(rollout_figures, found, stretch.count, resources.tokens.thinking)
 
 

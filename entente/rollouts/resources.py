@@ -14,10 +14,7 @@ from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.timing import Spans
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from storage.shards import LOCAL_PRODUCER
 
-PRODUCER = LOCAL_PRODUCER
-"""Producer name of the training flow's own rollouts."""
 PROBE = "probe"
 """Producer name of the rollouts on which engine and trainer are compared when a run is resumed."""
 

@@ -25,10 +25,6 @@ from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
-_LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
-_LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
-
-
 ROLLOUT_TIMEOUT_S = 900.0
 """Seconds after which a rollout task is cancelled and tried again; whole games with a search take minutes."""
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from entente.rollouts.play import Stretch, add_up
-from entente.rollouts.resources import PRODUCER
 from entente.rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.index import open_index
 from storage.selection import SelectionQuery
-from storage.shards import open_shard, shard_path
+from storage.shards import LOCAL_PRODUCER, open_shard, shard_path
 from tasks.resources import Resources
 from tasks.rollouts import roll_out_groups, roll_out_probe
 from tests.damage import flip
@@ -68,7 +67,7 @@ def test_a_report_counts_the_tokens_of_its_own_rows(resources: Callable[[str], R
     play(run, (FIRST, 1), (FIRST + 1, 2))
     (report,) = play(run, (FIRST, START_GROUPS))
     prompt = completion = forced = 0
-    for shard in (shard_path(run.paths, PRODUCER, FIRST + place) for place in (0, 1, 3)):
+    for shard in (shard_path(run.paths, LOCAL_PRODUCER, FIRST + place) for place in (0, 1, 3)):
         for row in open_shard(shard).to_pylist():
             prompt += row["prompt_len"]
             completion += len(row["input_ids"]) - row["prompt_len"]
@@ -83,7 +82,7 @@ def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resourc
     play(whole, (FIRST, START_GROUPS))
     (report,) = play(run, (FIRST, START_GROUPS))
     assert rows(run) == rows(whole) and report["decisions"] == len(rows(whole)) and report["set_aside"] == 0
-    shard = shard_path(run.paths, PRODUCER, FIRST + 1)
+    shard = shard_path(run.paths, LOCAL_PRODUCER, FIRST + 1)
     damaged = flip(shard).read_bytes()
     (report,) = play(run, (FIRST, START_GROUPS))
     assert rows(run) == rows(whole) and report["set_aside"] == 1
@@ -104,7 +103,7 @@ class Ledger:
 
 def test_what_is_played_ahead_is_published_once_the_step_before_has_chosen_its_rows(resources: Callable[[str], Resources]):
     run, ledger = resources("run"), Ledger()
-    shard = shard_path(run.paths, PRODUCER, FIRST)
+    shard = shard_path(run.paths, LOCAL_PRODUCER, FIRST)
 
     async def scene() -> None:
         playing = asyncio.create_task(roll_out_groups.fn(run, Stretch(FIRST, 1, STEP, ledger)))  # type: ignore[arg-type]

@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 
 from entente.game.board import POWERS, Board
-from entente.game.scores import COMPONENTS, Standing, components, compute_standing, horizon_reached
+from entente.game.scores import Standing, components, compute_standing, horizon_reached
 from entente.telemetry.errors import InputError
+from storage.schema import COMPONENTS
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from entente.game.board import POWERS, Board
-from entente.game.scores import COMPONENTS
 from entente.game.snapshot import Snapshot, position_id
 from entente.rollouts.fork import POLICY, ForkPlan, PlayedFork, play_fork
 from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
+from storage.schema import COMPONENTS
 
 
 def position(centres: dict[str, list[str]], units: dict[str, list[str]], phase: str = "FALL 1903 MOVEMENT") -> Snapshot:

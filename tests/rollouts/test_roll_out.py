@@ -11,7 +11,6 @@ import pytest
 
 from entente.game.adjudicator import Adjudicator
 from entente.game.board import POWERS, Board, BoardPath
-from entente.game.scores import COMPONENTS as NAMED
 from entente.game.scores import components, compute_standing
 from entente.game.snapshot import Snapshot
 from entente.players.playouts import outlook
@@ -34,10 +33,6 @@ def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **giv
     pairs = [(snapshot, POWERS[index % 7]) for index, snapshot in enumerate(positions)]
     groups = plan_start_groups(pairs, 10, settings)
     return asyncio.run(roll_out(groups, engine, tokens, settings, producer="local", seed=seed))
-
-
-def test_a_row_has_a_column_for_every_component_that_the_game_names():
-    assert COMPONENTS == NAMED
 
 
 COUNTS = ("units_dislodged", "units_driven_out", "orders_void", "orders_bounced")

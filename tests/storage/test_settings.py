@@ -7,14 +7,14 @@ from pydantic import ValidationError
 
 from entente.telemetry.errors import InputError
 from storage.rewards import check_blend
-from storage.schema import WEIGHTS
+from storage.schema import COMPONENTS, FINAL
 from storage.settings import BLENDS, StorageSettings
 
 
 @pytest.mark.parametrize("name", BLENDS)
 def test_a_name_stands_for_a_blend_of_known_weights(name: str) -> None:
     settings = StorageSettings.model_validate({"blend": name})
-    assert settings.blend == BLENDS[name] and set(settings.blend) <= set(WEIGHTS)
+    assert settings.blend == BLENDS[name] and {weight.removeprefix(FINAL) for weight in settings.blend} <= set(COMPONENTS)
     assert StorageSettings.model_validate(settings.model_dump()) == settings
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from entente.rollouts.play import Stretch
-from entente.rollouts.resources import PRODUCER
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
-from storage.shards import shard_path
+from storage.shards import LOCAL_PRODUCER, shard_path
 from tasks import dask_rollouts, rollout_side
 from tasks.dask_rollouts import check_scheduler, close_side, play_here
 
@@ -46,7 +45,7 @@ def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: An
 
     reports = asyncio.run(play())
     assert len(opened) == 1 and [report["start_groups"] for report in reports] == [size, size]
-    assert all(shard_path(paths, PRODUCER, first).exists() for first in (FIRST, FIRST + size))
+    assert all(shard_path(paths, LOCAL_PRODUCER, first).exists() for first in (FIRST, FIRST + size))
     again = asyncio.run(play_here(paths.root, Stretch(FIRST, size, 51)))
     assert len(opened) == 1 and again == reports[0], "what is published is not played again"
 
