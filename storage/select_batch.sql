@@ -5,7 +5,7 @@
 --      unusable   fewer than 2 decisions, a failed one, a rejected order, or a return that is not a number
 --      ahead      a row is of a version that the trainer has not reached (it went back to a checkpoint)
 --      expired    its oldest row lies more than $max_policy_lag versions behind
---      no_spread  its returns differ by $min_spread at most, or by a millionth (rounding of float32 components): no gradient
+--      no_spread  its returns differ by a millionth at most, which is rounding of float32 components: no gradient
 --      eligible   none of these
 CREATE OR REPLACE TEMP TABLE standings AS
 WITH uses AS (
@@ -18,22 +18,23 @@ SELECT
     power,
     phase,
     $policy_version - oldest_version AS group_lag,
+    spread > 1e-6 AS has_spread,
     CASE
         WHEN uses >= $max_uses THEN 'used'
         WHEN NOT usable THEN 'unusable'
         WHEN newest_version > $policy_version THEN 'ahead'
         WHEN group_lag > $max_policy_lag THEN 'expired'
-        WHEN spread <= greatest($min_spread, 1e-6) THEN 'no_spread'
+        WHEN NOT has_spread THEN 'no_spread'
         ELSE 'eligible'
-    END AS standing,
-    spread > greatest($min_spread, 1e-6) AS has_spread
+    END AS standing
 FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);
 
 -- 2. The chosen start groups, each with all its eligible advantage groups, and their rows in the batch's order.
---    $start_groups of them are drawn without replacement with weight $freshness ^ lag of the oldest eligible row (Efraimidis and
---    Spirakis: the smallest -ln(u) / weight are taken, here by their logarithms), u a hash of seed, step and the start group's
---    name (md5: DuckDB may change its own). With $balance_powers each power gets one before any gets a second one, and so on;
---    start groups in which the policy plays several powers are balanced by themselves and count as one power.
+--    $start_groups of them are drawn without replacement with weight 0.5 ^ lag of the oldest eligible row, so that fresh ones come
+--    first and older ones still come (Efraimidis and Spirakis: the smallest -ln(u) / weight are taken, here by their logarithms),
+--    u a hash of seed, step and the start group's name (md5: DuckDB may change its own). Each power gets one before any gets a
+--    second one, and so on, so that a step trains on as many powers as it can; start groups in which the policy plays several
+--    powers are balanced by themselves and count as one power.
 WITH drawable AS (
     SELECT
         producer,
@@ -50,16 +51,13 @@ keyed AS (
     SELECT
         *,
         md5_number_upper(concat_ws(':', $seed, $step, producer, start_group)) AS hashed,
-        ln(-ln((hashed // 4096 + 0.5) / 4503599627370496)) - oldest_lag * ln($freshness) AS draw_key
+        ln(-ln((hashed // 4096 + 0.5) / 4503599627370496)) - oldest_lag * ln(0.5) AS draw_key
     FROM drawable
 ),
 ranked AS (
     SELECT
         *,
-        CASE
-            WHEN $balance_powers THEN row_number() OVER (PARTITION BY power_played ORDER BY draw_key, producer, start_group)
-            ELSE 0
-        END AS round
+        row_number() OVER (PARTITION BY power_played ORDER BY draw_key, producer, start_group) AS round
     FROM keyed
 ),
 drawn AS (

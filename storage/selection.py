@@ -6,7 +6,7 @@ with any number of threads. The ledger stores the query.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 
@@ -38,12 +38,6 @@ class SelectionQuery:
     """Seed of the draw."""
     max_uses: int = 1
     """Steps that may use an advantage group."""
-    min_spread: float = 0.0
-    """Advantage groups with at most this spread are left out."""
-    freshness: float = 0.5
-    """Factor of a start group's weight in the draw per version of lag of its oldest row."""
-    balance_powers: bool = True
-    """Draw one start group for each power before a second one for any."""
     selection: str = ""
     """The user's query that chooses the start groups instead of the draw; empty: the draw."""
 
@@ -53,8 +47,9 @@ class SelectionQuery:
 
     @classmethod
     def from_json(cls, text: str) -> "SelectionQuery":
-        """The query that a ledger stores."""
-        return cls(**json.loads(text))
+        """The query that a ledger stores. An older one also names values that `select_batch.sql` has now."""
+        stored = json.loads(text)
+        return cls(**{field.name: stored[field.name] for field in fields(cls) if field.name in stored})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

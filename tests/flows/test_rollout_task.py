@@ -121,7 +121,7 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     run = resources("run")
     asyncio.run(roll_out_probe.fn(run, 4))
     asyncio.run(roll_out_probe.fn(run, 4))
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=8, seed=0, min_spread=-1.0)
+    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=8, seed=0)
     index = open_index(run.paths)
     assert index.fresh_rows(policy_version=0, limit=512).num_rows == len(run.engine.requests) > 1  # type: ignore[attr-defined]
     found = index.select_batch(query)

@@ -18,9 +18,7 @@ LAG = 2
 
 
 def query(step: int, uses: int = 1) -> SelectionQuery:
-    return SelectionQuery(
-        step=step, policy_version=step - 1, max_policy_lag=LAG, start_groups=2, seed=3, max_uses=uses, balance_powers=False
-    )
+    return SelectionQuery(step=step, policy_version=step - 1, max_policy_lag=LAG, start_groups=2, seed=3, max_uses=uses)
 
 
 def publish_some(paths: RunPaths, rng: random.Random, step: int) -> None:

@@ -1,5 +1,6 @@
 """A user's query chooses the start groups of a step, and can break none of the rules of a step."""
 
+import json
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -131,6 +132,12 @@ def test_the_ledger_has_the_query(paths: RunPaths, rows: Any) -> None:
         trained[step] = keys_of(found.rows)
         assert write_ledger(paths, step, found.rows, {"selection": found.query.to_json()})
     assert [sorted({number for _, number in trained[step]}) for step in trained] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_query_of_an_older_ledger_is_read() -> None:
+    asked = query(3, seed=5, selection=FIRST)
+    older = json.loads(asked.to_json()) | {"min_spread": 0.0, "freshness": 0.5, "balance_powers": True}
+    assert SelectionQuery.from_json(json.dumps(older)) == asked
 
 
 def test_every_column_of_candidates_is_documented(three_groups: Index) -> None:

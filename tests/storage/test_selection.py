@@ -116,7 +116,7 @@ def naive_selection(
             standing[group] = "ahead"
         elif lag[group] > query.max_policy_lag:
             standing[group] = "expired"
-        elif max(values) - min(values) <= max(query.min_spread, 1e-6):
+        elif max(values) - min(values) <= 1e-6:
             standing[group] = "no_spread"
         else:
             standing[group] = "eligible"
@@ -127,11 +127,9 @@ def naive_selection(
     for producer, number in starts:
         played = {power for p, n, power, _ in fresh if (p, n) == (producer, number)}
         age = max(lag[group] for group in eligible if group[:2] == (producer, number))
-        key = -math.log(uniform(query, producer, number)) / query.freshness**age
+        key = -math.log(uniform(query, producer, number)) / 0.5**age
         pools[played.pop() if len(played) == 1 else ""].append((key, producer, number))
-    drawn = sorted(
-        (turn if query.balance_powers else 0, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool))
-    )[: query.start_groups]
+    drawn = sorted((turn, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool)))[: query.start_groups]
     place = {(producer, number): at for at, (_, _, producer, number) in enumerate(drawn)}
     chosen = [group for group in eligible if group[:2] in place]
     chosen.sort(key=lambda group: (place[group[:2]], *group[2:]))
@@ -162,9 +160,6 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(paths: 
             start_groups=1 + seed % 3,
             seed=seed,
             max_uses=1 + seed % 2,
-            min_spread=seed % 3 / 2,
-            freshness=(1.0, 0.5, 1e-6)[seed % 3],
-            balance_powers=seed % 4 > 1,
         )
         selection = index.select_batch(asked)
         expected, counts = naive_selection(run, returns, uses, asked)
