@@ -14,6 +14,7 @@ from entente.evaluation.match_files import (
     append_game,
     match_label,
     read_games,
+    read_match,
     write_match,
 )
 from entente.evaluation.match_table import MEASURES, conclusions, match_table
@@ -68,19 +69,24 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     if missing:
         spent = await _play(folder, label, match, everybody, runs_root, missing, done)
     table = match_table([replace(done[plan.key], cluster=plan.cluster) for plan in plans], match)
+    before = read_match(file) if (file := folder / f"{label}.json").is_file() else None
     record = MatchRecord(
         label=label,
         settings=match,
         players=tuple(everybody),
         table=table,
-        cpu_seconds_a_game=round(spent / len(missing), 3) if missing else 0.0,
+        cpu_seconds_a_game=round(spent / len(missing), 3) if missing else before.cpu_seconds_a_game if before else 0.0,
         environment=environment(),
     )
-    write_match(folder, record)
-    plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
+    if before is not None and before.table.games > table.games:
+        reporter().say(f"{file} keeps its {before.table.games} games; the table here is of {table.games}")
+        plot = ""
+    else:
+        write_match(folder, record)
+        plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
     told = conclusions(table, match)
     words = f"{run or 'match'}: {table.games} games, {match.description}; measured: {MEASURES[match.measure][0]}"
-    await show_sentences(f"match-{run and run + '-'}{label[-8:]}", words, told)
+    await show_sentences(f"match-{run and run + '-'}{label[-8:]}", words, [await asyncio.to_thread(_measures, record), *told])
     return {
         "run": run,
         "match": label,
@@ -89,6 +95,12 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         "told": told,
         "plot": plot,
     } | asdict(table)
+
+
+def _measures(record: MatchRecord) -> str:
+    from entente.reports.published_figures import measures_table  # loads DuckDB
+
+    return measures_table(record.table)
 
 
 def _write_plot(file: Path, record: MatchRecord) -> str:

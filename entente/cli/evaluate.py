@@ -187,6 +187,8 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
     protocol = protocol or usual_protocol(named, opponents or (), asked)
     if protocol:
         return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
+    if len(named) == 1 and not opponents:
+        raise InputError(f"at one table '{named[0]}' would meet only itself: add --opponents, such as dumbbot, or another player")
     if named:
         asked["players"] = named
     return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})

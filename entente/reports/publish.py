@@ -197,10 +197,15 @@ def _training(source: Source) -> dict[str, Any]:
     changed = changed_settings(layered_settings(_PRESET), source.settings)
     settings = {name: after for name, (_, after) in changed.items() if name != "inference.compile_cache"}
     if "inference.model" in settings:
-        settings["inference.model"] = source.hub_id or source.base.name
+        settings["inference.model"] = source.hub_id or _place(source.base)
     rounds = {file.stem: read_object(file) for file in sorted(source.run.improve.glob("*.json"))}
     told = {"run": source.version.run, "version": source.version.version, "preset": _PRESET, "settings": settings}
     return prompts | {"training": told | ({"rounds": rounds} if rounds else {})}
+
+
+def _place(base: Path) -> str:
+    """Where everybody has the model: among those that were made or fetched, or the published ones; else its name alone."""
+    return {MODEL_FOLDER: f"runs/{MODEL_FOLDER}/", "models": "models/"}.get(base.parent.name, "") + base.name
 
 
 def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figures: Mapping[str, Any], **shown: Any) -> None:

@@ -1,6 +1,6 @@
 """What is published, and the figures on its card: its scores and matches, in words. Figures of other weights are refused."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,15 @@ from entente.decoding.model_files import may_be_hub_id, weights_hash
 from entente.evaluation.contestants import Contestant
 from entente.evaluation.intervals import describe_interval, format_interval
 from entente.evaluation.match_files import MatchRecord, read_match, read_matches
-from entente.evaluation.match_table import MEASURES
+from entente.evaluation.match_table import MEASURES, MatchTable
 from entente.evaluation.score_files import ScoreRecord, read_score
+from entente.evaluation.settings import Measure
 from entente.evaluation.strength import POLICY
 from entente.game.players import SEARCHES
 from entente.records.policy_version import BASE_VERSION
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
-
-_SHOWN = ("centres", "sos", "win", "survival", "solo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +85,23 @@ def _read_match(file: Path) -> MatchRecord:
     return read_match(file)
 
 
+def measures_table(table: MatchTable, renamed: Callable[[str], str] = str) -> str:
+    """The players' measures with their intervals, as markdown."""
+    columns: dict[Measure, str] = {
+        "centres": "centres",
+        "sos": "share of squares",
+        "win": "wins",
+        "survival": "survival",
+        "solo": "solos",
+    }
+    lines = [["player", *columns.values()], ["---"] * (1 + len(columns))]
+    for row in table.players:
+        found = [(row.measures[name], ".1%" if MEASURES[name][1] else ".2f") for name in columns]
+        cells = [f"{each.mean:{form}} {format_interval(each.interval, form)}" for each, form in found]
+        lines.append([renamed(row.player), *cells])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
     """What `figures.md.jinja` shows of a match; `name` replaces the name that the model has there."""
     settings, table = record.settings, record.table
@@ -93,13 +109,8 @@ def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, An
     def renamed(player: str) -> str:
         return name + player.removeprefix(known_as) if player.removesuffix(SEARCHES) == known_as else player
 
-    def cell(found: Any, form: str) -> str:
-        return f"{found.mean:{form}} {format_interval(found.interval, form)}"
-
-    forms = {measure: ".1%" if MEASURES[measure][1] else ".2f" for measure in _SHOWN}
-    rows = [[renamed(row.player), *(cell(row.measures[each], form) for each, form in forms.items())] for row in table.players]
     asked = settings.model_copy(update={"players": (*map(renamed, settings.players),), "opponents": renamed(settings.opponents)})
-    return {"how": f"{table.games} games, {asked.description}", "rows": rows}
+    return {"how": f"{table.games} games, {asked.description}", "table": measures_table(table, renamed)}
 
 
 def in_words(record: ScoreRecord) -> str:

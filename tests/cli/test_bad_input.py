@@ -68,7 +68,11 @@ REFUSED = [
     (["play", "--power", "narnia"], "there is no power 'NARNIA'"),
     (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
-    (["evaluate", "--run", "taken", "--players", "mover+search", "--search.player", "policy"], "no scripted player 'policy'"),
+    (["evaluate", "--players", "dumbbot", "--years", "1"], "at one table 'dumbbot' would meet only itself"),
+    (
+        ["evaluate", "--run", "taken", "--players", "mover+search,random", "--search.player", "policy"],
+        "no scripted player 'policy'",
+    ),
     (["watch", "--run", "taken", "--beat-s", "0"], "--beat-s must be above 0"),
     (["bench", "tune", "--run", "taken", "--rounds", "0"], "rounds"),
     (["enter", "here", "--game", "a"], "'here' is no address of a server"),

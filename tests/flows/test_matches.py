@@ -26,6 +26,9 @@ def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(wo
     lines = kept.read_text().splitlines()
     again = json.loads(workplace.process(*match, "--games", "14").stdout.splitlines()[-1])
     assert again["games"] == 28 and kept.read_text().splitlines()[:14] == lines
+    fewer = workplace.process(*match, "--games", "7")
+    assert "keeps its 28 games" in fewer.stderr and json.loads(fewer.stdout.splitlines()[-1])["cpu_seconds_a_game"] > 0
+    assert json.loads(kept.with_suffix(".json").read_text())["table"]["games"] == 28
     card = workplace("model", "publish", str(model), "--to", "models/known", "--figures", str(kept.with_suffix(".json")))
     assert card.returncode == 0 and "| models/known |" in (workplace.folder / "models" / "known" / "README.md").read_text()
 

@@ -274,10 +274,15 @@ def test_a_version_of_a_version_has_a_card_with_every_run_that_trained_it(stored
     root, made = stored_run.root.parent, stored_run.root.parent / "_models"
     base = find_version("before:v2", root).base
     for number, version in enumerate((2, 1, 2), 1):
-        base = publish_model(replace(find_version(f"before:v{version}", root), base=base), made / f"of-{number}", root)
+        source = find_version(f"before:v{version}", root)
+        assert source.settings is not None
+        inference = source.settings.inference.model_copy(update={"model": str(base)})
+        source = replace(source, base=base, settings=source.settings.model_copy(update={"inference": inference}))
+        base = publish_model(source, made / f"of-{number}", root)
     third = base
     recipe = json.loads((third / "recipe.json").read_text())
     assert [each["version"] for each in (*recipe["earlier"], recipe["training"])] == [2, 1, 2]
+    assert recipe["training"]["settings"]["inference.model"] == "runs/_models/of-2"
     copied = publish_model(find_model("of-3", root), tmp_path / "copied", root)
     assert json.loads((copied / "recipe.json").read_text())["earlier"] == recipe["earlier"]
     card = (third / "README.md").read_text()
