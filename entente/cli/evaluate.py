@@ -100,6 +100,7 @@ def evaluate(
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
+    opponents = [name for given in opponents for name in given.split(",")] if opponents else None
     asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once, "seed": seed}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     play = _play(temperature, pick, search)

@@ -159,6 +159,8 @@ def _unknown_command(error: "UnknownCommandError | UnusedCliTokensError", word: 
 
     chain = " ".join(error.command_chain or ())
     given, known = f"{chain} {word}".strip(), [name for name in _commands(command_line()) if name != chain]
+    if chain and not any(name.startswith(f"{chain} ") for name in known):
+        return f"'{word}' belongs to no option of `entente {chain}`; an option with several values is given once for each"
     of_a_word = [name for name in known if set(word.split("-")) & set(name.split())]
     meant = [name for name in known if name.split()[-1] == word] or get_close_matches(given, known, 1, 0.7) or of_a_word
     return f'Unknown command "{given}". ' + (
