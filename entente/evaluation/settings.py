@@ -100,7 +100,7 @@ class MatchSettings(PlaySettings):
         seats = f"one seat against six of {self.opponents}" if self.opponents else "all players at one table"
         start = "spring 1901" if self.start == "standard" else "held-out positions"
         how = self.how((*self.players, self.opponents))
-        return f"{seats}, from {start}, up to {self.years} years{how and '; ' + how}"
+        return f"{seats}, from {start}, up to {self.years} year{'s' * (self.years > 1)}{how and '; ' + how}"
 
     def how(self, players: Iterable[str] = ()) -> str:
         """See `PlaySettings.how`; the protocol first, then a seed that is not the usual one."""
