@@ -58,8 +58,11 @@ class Servers:
         self._entente = Entente(folder, PREFECT_WORKER_QUERY_SECONDS="3", PREFECT_HOME=str(self._home))
 
     def up(self) -> None:
-        """Begin what is not there of server, pool, deployments, automations and worker."""
-        done = self._entente.process("up", "--port", str(self._port), timeout=1800)
+        """Begin what is not there of server, pool, deployments, automations and worker; again where the machine was too busy."""
+        for _ in range(8):
+            done = self._entente.process("up", "--port", str(self._port), timeout=1800)
+            if "try again" not in done.stderr:
+                break
         assert done.returncode == 0, done.stderr
 
     def down(self) -> list[str]:
