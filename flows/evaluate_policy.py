@@ -66,14 +66,14 @@ async def evaluate_policy(
                 decider,
                 play.temperature,
             )
-    told = [f"policy version {version} against {name}: {score.describe()}" for name, score in scores.items()]
+    sentences = [f"policy version {version} against {name}: {score.describe()}" for name, score in scores.items()]
     played = f"{version}{play.how() and ', ' + play.how()}"
-    await show_sentences(f"score-{run}-v{played}", f"{run}: strength of policy version {played}", told)
+    await show_sentences(f"score-{run}-v{played}", f"{run}: strength of policy version {played}", sentences)
     return {
         "run": run,
         "policy_version": version,
         "how": play.how(),
-        "told": told,
+        "told": sentences,
         "against": {
             name: {
                 "score": round(score.mean, 4),

@@ -84,15 +84,17 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     else:
         write_match(folder, record)
         plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
-    told = conclusions(table, match)
+    sentences = conclusions(table, match)
     words = f"{run or 'match'}: {table.games} games, {match.description}; measured: {MEASURES[match.measure][0]}"
-    await show_sentences(f"match-{run and run + '-'}{label[-8:]}", words, [await asyncio.to_thread(_measures, record), *told])
+    await show_sentences(
+        f"match-{run and run + '-'}{label[-8:]}", words, [await asyncio.to_thread(_measures, record), *sentences]
+    )
     return {
         "run": run,
         "match": label,
         "how": match.description,
         "cpu_seconds_a_game": record.cpu_seconds_a_game,
-        "told": told,
+        "told": sentences,
         "plot": plot,
     } | asdict(table)
 

@@ -126,7 +126,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 def recorded(paths: RunPaths) -> int:
-    """Steps whose ledger stands."""
+    """Number of steps that have a ledger."""
     return len(list(paths.ledger.glob("step-*.arrow")))
 
 
