@@ -2,29 +2,32 @@
 
 Settings that were built before return the existing cache. With `run`, the flow refreshes the cache with which that run started:
 a share of its training positions is replaced by positions that the run's rollouts reached. The held-out positions stay, so scores
-can be compared. Refreshed caches that no run uses are removed; others never are.
+can be compared. Runs whose `cache.from_run` is "newest" start from the newest refresh of their own settings. A refresh is removed
+once a newer one of the same settings replaces it and no run uses it; other caches never are.
 """
 
 import asyncio
-import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from prefect import flow
+from pydantic import ValidationError
 
 from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import check_given, named_after
-from state_cache.settings import CacheSettings
-from state_cache.store import MANIFEST, find_cache, version_name
+from state_cache.settings import NEWEST, CacheSettings
+from state_cache.store import MANIFEST, find_cache, open_cache, version_name
 from state_cache.verify import list_caches
 from storage.files import file_marks, folders_in, remove_folder
+from storage.json_files import kept_object, write_json
 from storage.ledger import last_step, ledger_path, recorded_steps
 from storage.runs import CACHE_FOLDER, RunPaths, check_name, run_names
+from tasks.artifacts import show_sentences
 from tasks.preparation import freeze_positions, refresh_positions
-
-NEWEST = "newest"
-"""Stands for the run that trained last; if there is none, nothing is built."""
 
 
 @flow(name="build-state-cache", flow_run_name=named_after("cache", "run"))
@@ -49,11 +52,60 @@ async def build_state_cache(
         return None
     if name:
         settings = refreshed_settings(runs_root, name, share)
+    elif settings.from_run == NEWEST:
+        settings = newest_refresh(root, settings)
     found = await asyncio.to_thread(find_cache, root, settings)
     path = found or await _made(root, settings, runs_root)
     if name:
-        await asyncio.to_thread(drop_unused, root, runs_root, path)
+        await asyncio.to_thread(write_json, _newest_file(root, settings), settings.model_dump(mode="json"))
+        await asyncio.to_thread(drop_unused, root, runs_root)
+        await show_refresh(runs_root, settings)
     return path
+
+
+def newest_refresh(root: Path, settings: CacheSettings) -> CacheSettings:
+    """Settings of the newest refresh with the scripted settings of `settings`; those where no such refresh is published."""
+    try:
+        newest = CacheSettings.model_validate(kept_object(_newest_file(root, settings)))
+    except ValidationError:  # damaged, or of another version: the next refresh writes it again
+        return settings.scripted
+    usable = newest.scripted == settings.scripted and find_cache(root, newest) is not None
+    return newest if usable else settings.scripted
+
+
+def with_cache_version(settings: RunSettings, *, resume: bool = False) -> RunSettings:
+    """`settings` with a version of the state cache in place of "newest". A resumed run keeps the version that it began with."""
+    cache = settings.cache
+    if cache.from_run != NEWEST:
+        return settings
+    stored = settings_of(settings.paths).cache if resume else None
+    if stored is None or stored.scripted != cache.scripted:
+        stored = newest_refresh(settings.runs_root / CACHE_FOLDER, cache)
+    return settings.model_copy(update={"cache": stored})
+
+
+def _newest_file(root: Path, settings: CacheSettings) -> Path:
+    """The file with the settings of the newest refresh. Neither a clock nor file times decide which one that is."""
+    return root / f"newest-{version_name(settings.scripted)}.json"
+
+
+async def show_refresh(runs_root: Path, settings: CacheSettings) -> None:
+    """Show a refresh on Prefect's pages: what it has, and the runs that start from it. Repeat it when a run takes the refresh."""
+    name = version_name(settings)
+    await show_sentences(
+        f"refresh-{name}", f"State cache {name}", await asyncio.to_thread(_describe_refresh, runs_root, settings)
+    )
+
+
+def _describe_refresh(runs_root: Path, settings: CacheSettings) -> list[str]:
+    cache = open_cache(runs_root / CACHE_FOLDER / version_name(settings))
+    reached = sum(snapshot.source.startswith("policy:") for snapshot in cache.train)
+    users = [run for run, used in caches_in_use(runs_root).items() if used == settings]
+    return [
+        f"{reached} of {len(cache.train)} training positions were reached by run {settings.from_run} in its first "
+        f"{settings.from_groups} start groups. The {len(cache.held_out)} held-out positions are those of the scripted cache.",
+        f"Runs that started from it: {', '.join(users)}." if users else "No run has started from it yet.",
+    ]
 
 
 async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
@@ -100,27 +152,40 @@ def newest_run(runs_root: Path) -> str:
     return max(written, key=lambda run: written[run], default="")
 
 
-def drop_unused(root: Path, runs_root: Path, newest: Path) -> list[str]:
-    """Remove refreshed versions under `root` that no run uses, except `newest`. Returns the names of removed versions.
+def drop_unused(root: Path, runs_root: Path) -> list[str]:
+    """Remove refreshed versions under `root` that no run uses and that a newer refresh of the same settings has replaced.
 
     If the settings of a run cannot be read, it may use any version. Then nothing is removed.
+
+    Returns:
+        the names of removed versions.
     """
-    keep = {newest.name}
     try:
-        for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
-            if paths.settings.exists():
-                keep.add(version_name(settings_of(paths).cache))
+        keep = {version_name(cache) for cache in caches_in_use(runs_root).values()}
     except InputError as error:
         reporter().say(f"old versions of the state cache are kept: {error}")
         return []
-    unused = [path for path in list_caches(root) if path.name not in keep and _is_refreshed(path)]
-    for path in unused:
-        remove_folder(path)
-    return [path.name for path in unused]
+    replaced = (path.name for path, settings in _refreshed_versions(root) if newest_refresh(root, settings.scripted) != settings)
+    unused = [name for name in replaced if name not in keep]
+    for name in unused:
+        remove_folder(root / name)
+    return unused
 
 
-def _is_refreshed(path: Path) -> bool:
-    try:
-        return bool(json.loads((path / MANIFEST).read_bytes())["settings"]["from_run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # damaged: keep it
+def caches_in_use(runs_root: Path) -> dict[str, CacheSettings]:
+    """Settings of the cache of each run in `runs_root`, by name.
+
+    Raises:
+        InputError: the settings of a run cannot be read.
+    """
+    runs = (RunPaths(runs_root / name) for name in run_names(runs_root))
+    return {paths.root.name: settings_of(paths).cache for paths in runs if paths.settings.exists()}
+
+
+def _refreshed_versions(root: Path) -> Iterator[tuple[Path, CacheSettings]]:
+    """Folders of refreshed versions with their settings; damaged ones, and those of another schema, are left out."""
+    for path in list_caches(root):
+        with suppress(ValidationError):
+            settings = CacheSettings.model_validate(kept_object(path / MANIFEST).get("settings"))
+            if settings.from_run:
+                yield path, settings

@@ -23,6 +23,7 @@ from entente.settings.layers import layered_settings, leaves, merge_layers, one_
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Settings, setting_names, similar_names
+from state_cache.settings import NEWEST
 from storage.json_files import read_object
 from storage.runs import check_run_name
 
@@ -111,6 +112,11 @@ def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
         given = [{"run": f"{sweep.name}-{next(numbers)}", "runs_root": runs_root, "seed": seed} for seed in sweep.seeds]
         runs = [layered_settings(sweep.preset, map(Path, sweep.config), merge_layers(tree, each)) for each in given]
         points.append(SweepPoint(values=point, runs=runs))
+    if any(run.cache.from_run == NEWEST for point in points for run in point.runs):
+        raise InputError(
+            "the runs of a sweep start from the same positions, and a refresh may come between two of them: name one by "
+            "cache.from_run and cache.from_groups"
+        )
     if len(threads := sorted({run.threads[0] for point in points for run in point.runs})) > 1:
         raise InputError(
             f"the engine would have {' and '.join(map(str, threads))} threads in different runs, and one process has one "

@@ -16,6 +16,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
+from flows.build_state_cache import show_refresh, with_cache_version
 from flows.given_parameters import check_given, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
 from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
@@ -42,10 +43,12 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
         resume: Continue the run that `settings.run` names after its newest step.
     """
     check_given(settings.runs_root, settings=settings)
-    began, settings = time.monotonic(), with_run_name(settings)
+    began, settings = time.monotonic(), with_cache_version(with_run_name(settings), resume=resume)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary
     async with open_run(settings, resume=resume) as resources:
+        if settings.cache.from_run:
+            await show_refresh(settings.runs_root, settings.cache)
         scores = await score_policy(resources, settings, "base")
         with open_log(resources, settings) as log, freeze_old_objects():
             orchestration_share = await _train_steps(resources, settings, log)

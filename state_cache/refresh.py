@@ -1,13 +1,18 @@
 """Refreshes a state cache: a share of its training positions is replaced by boards that rollouts reached.
 
 Held-out positions stay the same. A reached position is excluded if a held-out position has its id, board or game. The reached
-positions are spread over strata. This module reads no file.
+positions are spread over strata. A fork ends before its last winter, so the spring that follows it is reached here: the cache's
+scripted players order the adjustments. Otherwise forks of one year would only give springs of years in which no centre changed.
+This module reads no file.
 """
 
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+from entente.game.board import POWERS, Board
+from entente.game.players import player
 from entente.game.snapshot import Snapshot, board_key
 from entente.telemetry.errors import InputError
 from state_cache.build import SNAPSHOTS_PER_GAME
@@ -30,33 +35,55 @@ def refresh(
         InputError: no reached position fits.
     """
     rng = random.Random(f"refresh from {settings.from_run} up to {settings.from_groups} with seed {settings.seed}")
-    fitting = _select_fitting(settings, [*train, *held_out], held_out, reached)
+    allowed = _without_held_out(held_out, reached)
+    springs = _last_springs(settings, allowed) if "SM" in settings.phases else []
+    fitting = _select_fitting(settings, [*train, *held_out], [*allowed, *springs])
     new = _choose_evenly(fitting, round(settings.on_policy_share * len(train)), rng)
     if not new:
         raise InputError(
             f"run '{settings.from_run}' has reached no new position of {settings.first_year} to {settings.last_year} in the "
-            f"phases {', '.join(settings.phases)}: continue the run, begin one with rollouts.last_winter, whose forks reach the "
-            "spring after their last winter, or widen the years"
+            f"phases {', '.join(settings.phases)}: continue the run, or widen the years"
         )
     kept = sorted(rng.sample(range(len(train)), len(train) - len(new)))
     return [*(train[index] for index in kept), *new]
 
 
-def _select_fitting(
-    settings: CacheSettings, present: Sequence[Snapshot], held_out: Sequence[Snapshot], reached: Sequence[Snapshot]
-) -> list[Snapshot]:
+def _without_held_out(held_out: Sequence[Snapshot], reached: Sequence[Snapshot]) -> list[Snapshot]:
+    """Reached positions that are no held-out position by id, board or game."""
+    names = {snapshot.snapshot_id for snapshot in held_out} | {snapshot.game_id for snapshot in held_out}
+    boards = {board_key(snapshot) for snapshot in held_out}
+    return [each for each in reached if not names & {each.snapshot_id, each.game_id} and board_key(each) not in boards]
+
+
+def _last_springs(settings: CacheSettings, reached: Sequence[Snapshot]) -> list[Snapshot]:
+    """The springs after winters with which forks ended."""
+    last_years: dict[str, int] = {}
+    for snapshot in reached:
+        last_years[snapshot.game_id] = max(snapshot.year, last_years.get(snapshot.game_id, 0))
+    winters = (snapshot for snapshot in reached if snapshot.phase_type == "A" and snapshot.year == last_years[snapshot.game_id])
+    return [_after_adjustments(settings, winter) for winter in winters]
+
+
+def _after_adjustments(settings: CacheSettings, winter: Snapshot) -> Snapshot:
+    """The position after a winter whose adjustments scripted players of the cache order; their dice follow from the position."""
+    rng, board = random.Random(winter.snapshot_id), Board.restore(winter)
+    seats = {power: player(rng.choice(settings.players)) for power in POWERS}
+    board.step({power: seats[power](legal, rng, board) for power, legal in board.legal_orders().items()})
+    after = board.snapshot(game_id=winter.game_id, seed=winter.seed, source=winter.source)
+    board.release()
+    return replace(after, power=winter.power)
+
+
+def _select_fitting(settings: CacheSettings, present: Sequence[Snapshot], reached: Sequence[Snapshot]) -> list[Snapshot]:
     """Reached positions in the right years and phases, one per board, without boards that the cache already has."""
     known_boards = {board_key(snapshot) for snapshot in present}
-    excluded = {snapshot.snapshot_id for snapshot in held_out} | {snapshot.game_id for snapshot in held_out}
     fitting = []
     for snapshot in reached:
         in_phases = snapshot.season + snapshot.phase_type in settings.phases
         in_years = settings.first_year <= snapshot.year <= settings.last_year
-        if in_phases and in_years and not excluded & {snapshot.snapshot_id, snapshot.game_id}:
-            key = board_key(snapshot)
-            if key not in known_boards:
-                known_boards.add(key)
-                fitting.append(snapshot)
+        if in_phases and in_years and (key := board_key(snapshot)) not in known_boards:
+            known_boards.add(key)
+            fitting.append(snapshot)
     return fitting
 
 

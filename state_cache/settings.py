@@ -8,6 +8,9 @@ from entente.game.players import player
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Seed, Settings
 
+NEWEST = "newest"
+"""A value of `cache.from_run`: the newest refresh, whose own values replace it before a run stores its settings."""
+
 
 class CacheSettings(Settings):
     """What the state cache is built from; equal settings give the same cache, byte for byte."""
@@ -30,7 +33,8 @@ class CacheSettings(Settings):
     """Which phases of a source game are frozen: 'years', one of each of four equal stretches; 'strata', the four of the
     rarest strata (year, kind of phase, balance of power)."""
     from_run: str = ""
-    """Run whose rollouts give a share of the training positions; empty: none."""
+    """Run whose rollouts give a share of the training positions; empty: none; 'newest': the run, groups and share of the newest
+    refresh with the same other settings, and none if there is no such refresh."""
     from_groups: Annotated[int, Field(ge=0)] = 0
     """Start groups of that run that count: those with smaller numbers."""
     on_policy_share: Annotated[float, Field(gt=0, lt=1)] = 0.25
@@ -47,7 +51,7 @@ class CacheSettings(Settings):
     def _check_consistency(self) -> Self:
         if self.first_year > self.last_year:
             raise ValueError(f"first_year {self.first_year} lies after last_year {self.last_year}: swap them")
-        if bool(self.from_run) != bool(self.from_groups):
+        if bool(self.from_groups) != (self.from_run not in ("", NEWEST)):
             raise ValueError(
                 f"from_run {self.from_run!r} and from_groups {self.from_groups} go together: `entente cache refresh` names both"
             )

@@ -197,12 +197,14 @@ def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
 
 def result_page(paths: RunPaths, summary: Mapping[str, Any]) -> str:
     """The result of a finished run as markdown."""
-    from entente.reports.sentences import verdict  # loads DuckDB
+    from entente.reports.read_run import read_settings
+    from entente.reports.sentences import refreshed_positions, verdict  # loads DuckDB
 
     scores, report = read_scores(paths), paths.root / "report.html"
     parts = [
         f"# {paths.root.name}",
         verdict(scores),
+        *filter(None, [refreshed_positions(read_settings(paths))]),
         *(f"{label.partition('_vs_')[0]} against {each.opponents}: {each.score.describe()}" for label, each in scores.items()),
         f"It took {summary['steps']} steps, {summary.get('decisions', 0)} decisions "
         f"and {summary.get('wall_s', 0):.0f} s; orders rejected: {summary.get('orders_rejected', 0)}; "

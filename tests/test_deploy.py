@@ -173,7 +173,7 @@ def test_the_deployments_bear_the_names_of_one_machine_and_take_their_parameters
 
 def test_what_is_trained_on_kubernetes_is_the_preset_for_a_cluster():
     given = RunSettings.model_validate(DEPLOYMENTS["train"]["parameters"]["settings"])
-    here = {"inference.urls"}
+    here = {"inference.urls", "cache.from_run"}
     assert set(differing(given, layered_settings("cluster"))) == here
 
 

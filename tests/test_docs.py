@@ -23,6 +23,7 @@ from entente.cli.commands import command_line
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.metrics import METRICS
+from state_cache.settings import NEWEST
 from storage.asking import ask, connect, ready_query
 from storage.runs import RunPaths
 from tests.cli.test_commands import LEAVES
@@ -267,7 +268,7 @@ def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
 def test_what_is_deployed_is_the_laptop_preset():
     given = {d["entrypoint"].split(":")[1]: d["parameters"].get("settings") for d in DEPLOYMENTS}
     laptop = layered_settings("laptop")
-    assert differing(RunSettings.model_validate(given["train_policy"]), laptop) == {}
+    assert differing(RunSettings.model_validate(given["train_policy"]), laptop) == {"cache.from_run": (NEWEST, "")}
     assert differing(type(laptop.cache).model_validate(given["build_state_cache"]), laptop.cache) == {}
 
 

@@ -72,7 +72,7 @@ def refresh(
     reached = sum(snapshot.source.startswith("policy:") for snapshot in cache.train)
     print(f"{reached} of {len(cache.train)} positions to train from were reached by run {cache.settings.from_run}")
     print(
-        "a run with the same cache settings starts from them with "
+        "a run with the same cache settings starts from them with --cache.from-run newest; until the next refresh that means "
         f"--cache.from-run {cache.settings.from_run} --cache.from-groups {cache.settings.from_groups} "
         f"--cache.on-policy-share {cache.settings.on_policy_share:g}"
     )

@@ -48,6 +48,9 @@ def train(
     if init_from and resume:
         raise InputError("--init-from begins a new run: leave out --resume, or --init-from")
     chosen = settings_from(preset, config, settings, resume=resume, init_from=init_from, dry_run=dry_run)
+    from flows.build_state_cache import with_cache_version
+
+    chosen = with_cache_version(chosen, resume=resume)
     if dry_run:
         from entente.cli.dry_run import plan_train
 

@@ -53,6 +53,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         state_word=word,
         state=state,
         verdict=sentences.verdict(facts.scores),
+        positions_from=sentences.refreshed_positions(facts.settings),
         steps=facts.done,
         plots={
             "returns": plots.returns(facts),

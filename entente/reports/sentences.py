@@ -5,6 +5,7 @@ A difference is claimed only where its interval excludes 0; figures are compared
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from entente.evaluation.intervals import clusters_to_show, describe_shortage, format_count, format_interval
 from entente.evaluation.match_files import MatchRecord
@@ -69,6 +70,18 @@ def verdict(scores: Mapping[str, ScoreRecord]) -> str:
         f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
         + (f" Beside them, {beside}." if beside else "")
         + f" {_difference(base, trained)}"
+    )
+
+
+def refreshed_positions(settings: Mapping[str, Any]) -> str:
+    """The refresh of the state cache that a run started from; empty if its positions are scripted alone."""
+    cache = settings.get("cache", {})
+    if not cache.get("from_run"):
+        return ""
+    return (
+        f"Up to {cache['on_policy_share']:.0%} of the training positions come from a refresh of the state cache: run "
+        f"{cache['from_run']} reached them in its first {cache['from_groups']} start groups. Scores use the same held-out "
+        "positions as without a refresh."
     )
 
 

@@ -24,6 +24,8 @@ from entente.cli.automations import SILENT_S, asker, crash_silent_runs
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from flows.recover_training import SILENT
+from state_cache.settings import CacheSettings
+from state_cache.store import open_cache, version_name
 from tests.command import end_processes_of
 from tests.test_deploy import DEPLOYMENTS, PODS, TEMPLATE
 from tests.waiting import free_port, wait_for
@@ -159,6 +161,41 @@ def test_the_nightly_refresh_stands_on_the_server_s_calendar(deployed: Any):
     runs = wait_for("the calendar", 600, lambda: prefect.ask("flow_runs/filter", coming), prefect.check_alive)
     assert {run["expected_start_time"][11:16] for run in runs} == {"03:00"}
     assert {run["parameters"]["run"] for run in runs} == {"newest"}
+
+
+def run_from_the_page(prefect: Prefect, deployment: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Start a deployment as its page does; the flow run, completed."""
+    made = prefect.ask(f"deployments/name/{deployment}", method="GET")
+    run = prefect.ask(f"deployments/{made['id']}/create_flow_run", {"parameters": parameters})
+
+    def finished() -> dict[str, Any] | None:
+        now = prefect.ask(f"flow_runs/{run['id']}", method="GET")
+        return now if now["state_type"] in FINISHED else None
+
+    ended = wait_for(deployment, 600, finished, prefect.check_alive)
+    assert ended["state_type"] == "COMPLETED", f"{ended['state']['message']}\n{prefect.log('worker')[-3000:]}"
+    return ended
+
+
+@pytest.mark.system
+def test_a_run_started_from_the_page_takes_the_newest_refresh_and_both_pages_say_so(deployed: Any, workplace: Any):
+    prefect, _ = deployed
+    root = workplace.folder / "runs"
+    run_from_the_page(prefect, "build-state-cache/build-cache", {"runs_root": str(root), "run": "newest"})
+    parameters = small_parameters(workplace)
+    cache = parameters["settings"]["cache"]
+    cache["from_run"], parameters["settings"]["telemetry"]["report"] = "newest", True
+    run = run_from_the_page(prefect, "train-policy/train", parameters)
+    name = run["name"].removeprefix("train-")
+    stored = CacheSettings.model_validate(json.loads((root / name / "settings.json").read_text())["cache"])
+    assert stored.from_run not in ("", "newest") and stored.scripted == CacheSettings.model_validate(cache).scripted
+    plain, refreshed = (open_cache(root / "_state_cache" / version_name(each)) for each in (stored.scripted, stored))
+    assert refreshed.held_out == plain.held_out and refreshed.train != plain.train
+    artifacts = prefect.ask("artifacts/latest/filter", {"artifacts": {"type": {"any_": ["markdown"]}}})
+    texts = {each["key"]: each["data"] for each in artifacts}
+    assert f"Runs that started from it: {name}." in texts[f"refresh-{version_name(stored)}"]
+    reached = f"run {stored.from_run} reached them"
+    assert reached in texts[f"result-{name}"] and reached in (root / name / "report.html").read_text()
 
 
 @pytest.mark.system

@@ -2,15 +2,27 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
-from flows.build_state_cache import NEWEST, _made, build_state_cache, drop_unused, newest_run, refreshed_settings
-from state_cache.settings import CacheSettings
+from flows.build_state_cache import (
+    _describe_refresh,
+    _made,
+    _newest_file,
+    build_state_cache,
+    drop_unused,
+    newest_refresh,
+    newest_run,
+    refreshed_settings,
+    with_cache_version,
+)
+from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import write_cache
+from storage.json_files import write_json
 from storage.runs import CACHE_FOLDER
 
 
@@ -56,19 +68,79 @@ def test_the_newest_run_is_the_one_that_trained_last(tmp_path: Path):
     assert newest_run(tmp_path) == "late"
 
 
-def test_a_version_goes_when_no_run_names_it(tmp_path: Path):
+def publish_refresh(root: Path, settings: CacheSettings) -> Path:
+    """Publish an empty version as the newest refresh of its settings."""
+    write_json(_newest_file(root / CACHE_FOLDER, settings), settings.model_dump(mode="json"))
+    return write_cache(root / CACHE_FOLDER, settings, [], [])
+
+
+def test_a_refresh_stays_until_a_newer_one_of_its_settings_replaces_it_and_no_run_names_it(tmp_path: Path):
     root = tmp_path / CACHE_FOLDER
-    plain = CacheSettings()
-    old, used, newest = (CacheSettings(from_run="mine", from_groups=groups) for groups in (8, 16, 24))
-    paths = {settings.from_groups: write_cache(root, settings, [], []) for settings in (plain, old, used, newest)}
+    plain = write_cache(root, CacheSettings(), [], [])
+    replaced, used, newest = (
+        publish_refresh(tmp_path, CacheSettings(from_run="mine", from_groups=groups)) for groups in (8, 16, 24)
+    )
+    other = publish_refresh(tmp_path, CacheSettings(seed=1, from_run="mine", from_groups=8))
     begin_run(tmp_path, "mine", 3)
-    begin_run(tmp_path, "next", 1, used)
+    begin_run(tmp_path, "next", 1, CacheSettings(from_run="mine", from_groups=16))
     (tmp_path / "next" / "settings.json").rename(tmp_path / "next" / "kept")
     (tmp_path / "next" / "settings.json").write_text("{")
-    assert drop_unused(root, tmp_path, paths[24]) == [], "a run that cannot be read may name any of them"
+    assert drop_unused(root, tmp_path) == [], "a run that cannot be read may name any of them"
     (tmp_path / "next" / "kept").rename(tmp_path / "next" / "settings.json")
-    assert drop_unused(root, tmp_path, paths[24]) == [paths[8].name]
-    assert sorted(path for path in root.iterdir()) == sorted(paths[groups] for groups in (0, 16, 24))
+    (damaged := root / "v-damaged").mkdir()
+    (damaged / "manifest.json").write_text('{"settings": {"from_run": 3}}')
+    assert drop_unused(root, tmp_path) == [replaced.name]
+    assert {path for path in root.iterdir() if path.is_dir()} == {plain, used, newest, other, damaged}
+
+
+NEWEST_CACHE = CacheSettings(from_run=NEWEST)
+
+
+def test_a_run_starts_from_the_newest_refresh_of_its_own_settings(tmp_path: Path):
+    root = tmp_path / CACHE_FOLDER
+    assert newest_refresh(root, NEWEST_CACHE) == CacheSettings(), "there is none yet"
+    first, other = CacheSettings(from_run="b", from_groups=8), CacheSettings(seed=1, from_run="c", from_groups=8)
+    publish_refresh(tmp_path, first)
+    publish_refresh(tmp_path, other)
+    assert newest_refresh(root, NEWEST_CACHE) == first
+    newer = CacheSettings(from_run="a", from_groups=4, on_policy_share=0.5)
+    (path,) = (publish_refresh(tmp_path, newer),)
+    assert newest_refresh(root, NEWEST_CACHE) == newer, "the one that was published last, whatever its name and its groups"
+    assert newest_refresh(root, CacheSettings(seed=1, from_run=NEWEST)) == other
+    shutil.rmtree(path)
+    assert newest_refresh(root, NEWEST_CACHE) == CacheSettings(), "its folder is gone"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"from_run": 7}', '{"seed": 9, "from_run": "b", "from_groups": 8}'])
+def test_a_damaged_record_of_the_newest_refresh_is_none(tmp_path: Path, content: str):
+    publish_refresh(tmp_path, CacheSettings(from_run="b", from_groups=8))
+    _newest_file(tmp_path / CACHE_FOLDER, CacheSettings()).write_text(content)
+    assert newest_refresh(tmp_path / CACHE_FOLDER, NEWEST_CACHE) == CacheSettings()
+
+
+def test_a_resumed_run_keeps_the_version_that_it_began_with(tmp_path: Path):
+    """Its flow run names the newest refresh still, and a newer one was published since."""
+    began, newer = (CacheSettings(from_run="mine", from_groups=groups) for groups in (8, 16))
+    publish_refresh(tmp_path, began)
+    given = layered_settings("laptop", overrides={"run": "next", "runs_root": tmp_path})
+    given = given.model_copy(update={"cache": NEWEST_CACHE})
+    assert with_cache_version(given).cache == began
+    begin_run(tmp_path, "next", 1, began)
+    publish_refresh(tmp_path, newer)
+    assert with_cache_version(given, resume=True).cache == began
+    assert with_cache_version(given).cache == newer
+    plain = given.model_copy(update={"cache": CacheSettings()})
+    assert with_cache_version(plain).cache == CacheSettings(), "only a run that asks for it takes it"
+
+
+def test_a_refresh_names_the_runs_that_started_from_it(tmp_path: Path):
+    settings = CacheSettings(from_run="mine", from_groups=8)
+    publish_refresh(tmp_path, settings)
+    assert "No run has started" in _describe_refresh(tmp_path, settings)[-1]
+    begin_run(tmp_path, "mine", 1)
+    for name in ("one", "two"):
+        begin_run(tmp_path, name, 1, settings)
+    assert _describe_refresh(tmp_path, settings)[-1] == "Runs that started from it: one, two."
 
 
 def test_a_cache_of_a_run_that_is_gone_cannot_be_made(tmp_path: Path):

@@ -11,7 +11,7 @@ from entente.game.snapshot import Snapshot, board_key, position_id
 from entente.telemetry.errors import InputError
 from state_cache.build import SNAPSHOTS_PER_GAME
 from state_cache.refresh import refresh
-from state_cache.settings import CacheSettings
+from state_cache.settings import NEWEST, CacheSettings
 
 
 def played_on(starts: list[Snapshot], phases: int = 4) -> list[Snapshot]:
@@ -47,7 +47,7 @@ def test_the_share_comes_in_and_the_rest_stays(small, reached, settings, share: 
     after = refresh(wanted, train, held_out, reached)
     assert len(after) == len(train) and len({board_key(snapshot) for snapshot in after}) == len(after)
     assert [snapshot for snapshot in after if snapshot in train] == after[:-count]
-    assert after[-count:] == [snapshot for snapshot in after if snapshot in reached]
+    assert after[-count:] == [snapshot for snapshot in after if snapshot.game_id.startswith("mine-")]
     assert refresh(wanted, train, held_out, reached) == after, "equal settings give the same cache"
 
 
@@ -81,8 +81,27 @@ def test_what_comes_in_keeps_to_the_years_and_phases_and_to_a_few_of_a_fork(smal
     assert len(coming) == SNAPSHOTS_PER_GAME
 
 
+def test_forks_that_end_before_a_winter_give_the_spring_after_it(small, settings) -> None:
+    """Forks of one year end in their winter wherever a centre changed, and the presets freeze springs alone."""
+    _, train, held_out = small
+    springs = settings.model_copy(update={"phases": ("SM",), "last_year": 1910, "on_policy_share": 0.3})
+    winters = [snapshot for snapshot in played_on(train, 12) if snapshot.phase_type == "A"]
+    after = refresh(springs, train, held_out, [dataclasses.replace(winter, power="FRANCE") for winter in winters])
+    new, by_fork = [snapshot for snapshot in after if snapshot not in train], {winter.game_id: winter for winter in winters}
+    assert len(new) == 9
+    for spring in new:
+        assert (spring.season + spring.phase_type, spring.power, spring.source) == ("SM", "FRANCE", "policy:3")
+        board, counts = Board.restore(spring), Board.restore(spring).centre_counts()
+        assert counts == Board.restore(by_fork[spring.game_id]).centre_counts(), "a winter moves no centre"
+        assert all(len(units) <= count for units, count in zip(board.units().values(), counts, strict=True))
+    assert refresh(springs, train, held_out, winters) == refresh(springs, train, held_out, winters)
+    with pytest.raises(InputError, match="reached no new position"):
+        refresh(springs.model_copy(update={"phases": ("FM",)}), train, held_out, winters)
+
+
 def test_a_share_names_its_run_and_its_groups() -> None:
-    with pytest.raises(ValueError, match="from_run 'mine' and from_groups 0 go together"):
-        CacheSettings(from_run="mine")
+    for run, groups in (("mine", 0), ("", 8), (NEWEST, 8)):
+        with pytest.raises(ValueError, match=f"from_run '{run}' and from_groups {groups} go together"):
+            CacheSettings(from_run=run, from_groups=groups)
     refreshed = CacheSettings(seed=4, from_run="mine", from_groups=8, on_policy_share=0.5)
     assert refreshed.scripted == CacheSettings(seed=4)
