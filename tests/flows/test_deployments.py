@@ -99,8 +99,9 @@ class Prefect:
 
 
 def small_parameters(workplace: Any) -> dict[str, Any]:
-    """Parameters of a run of two steps beside the runs of other tests, whose model and positions it shares."""
-    settings = layered_settings("laptop", [workplace.folder / "small.toml"], {"runs_root": workplace.folder / "runs"})
+    """Parameters of a run of two steps, whose model other tests share, and whose forks reach springs of its cache's years."""
+    given = {"runs_root": workplace.folder / "runs", "cache": {"last_year": 1903}}
+    settings = layered_settings("laptop", [workplace.folder / "small.toml"], given)
     return {"settings": settings.model_dump(mode="json")}
 
 
