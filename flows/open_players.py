@@ -9,8 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from entente.decoding.base_identity import base_identity
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import base_identity, max_position, recipe_prompts
+from entente.decoding.model_files import max_position, recipe_prompts
 from entente.evaluation.adapter_folders import adapter_prompts, check_weights
 from entente.evaluation.contestants import Contestant, check_searches
 from entente.evaluation.settings import PlaySettings
@@ -29,7 +30,8 @@ from entente.telemetry.machine import apply_threads, usable_cores
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from flows.open_run import prepare_model
-from storage.runs import RunPaths
+from storage.run_base import check_base
+from storage.runs import RunPaths, hashes_file
 
 
 @dataclass(kw_only=True)
@@ -117,7 +119,9 @@ async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads
         first = settings[versions[0].run]
         apply_threads(max(first.threads))
         bases = {run: await prepare_model(some) for run, some in settings.items()}
-        check_same_base(bases)
+        for run, folder in bases.items():
+            check_base(RunPaths(runs_root / run), folder)
+        check_same_base(bases, runs_root)
         base = bases[versions[0].run]
         tokens = {run: Tokens(Codec(base), some.prompts) for run, some in settings.items()}
         slots = max(first.inference.adapter_slots, len(versions))
@@ -147,15 +151,16 @@ def model_inference(folder: Path) -> InferenceSettings:
     return InferenceSettings(model=str(folder), engine="torch", max_model_length=max_position(folder))
 
 
-def check_same_base(models: Mapping[str, Path]) -> None:
+def check_same_base(models: Mapping[str, Path], runs_root: Path) -> None:
     """Refuse runs with different base models or tokenizers.
 
     Raises:
         InputError: names both runs.
     """
-    (first, folder), *others = models.items()
-    for run, other in others:
-        if base_identity(folder) != base_identity(other):
+    identities = {run: base_identity(folder, hashes_file(runs_root)) for run, folder in models.items()}
+    first, *others = models
+    for run in others:
+        if identities[run] != identities[first]:
             raise InputError(
                 f"runs '{first}' and '{run}' have different base models or tokenizers, so their versions cannot play each other"
             )

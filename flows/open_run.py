@@ -21,7 +21,7 @@ from prefect.runtime import flow_run
 
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import max_position, model_fingerprint, resolve_model
+from entente.decoding.model_files import max_position, resolve_model
 from entente.inference.choose_engine import make_engine
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
@@ -46,6 +46,7 @@ from storage.control import ControlDesk
 from storage.files import durable_write, folders_in, held, set_aside
 from storage.json_files import write_json
 from storage.ledger_copies import check_ledgers, restore_ledgers
+from storage.run_base import check_base, record_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
 from tasks.preparation import make_model
@@ -164,6 +165,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.enter_context(_cancelled_by_sigterm())
         cache = await prepare_cache(settings)
         model = await prepare_model(settings)
+        base = await asyncio.to_thread(partial(check_base, paths, model, anew=True)) if resume else ""
         if warning := rate_warning(settings.training.learning_rate, read_architecture(model).hidden):
             reporter().say(warning)
         tokens = Tokens(Codec(model), settings.prompts)
@@ -179,6 +181,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         if not resume:
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
             stack.push(partial(_free_name, paths))
+            base = await asyncio.to_thread(record_base, paths, model)
         for sentence in restore_ledgers(paths, settings.storage) if resume else ():
             reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
@@ -205,7 +208,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         write_json(paths.environment, environment())
-        provenance = _provenance(settings, model)
+        provenance = _provenance(settings, model, base)
         control = ControlDesk(
             paths,
             base_model=provenance["base_model"],
@@ -294,12 +297,12 @@ def _check_resume_point(settings: RunSettings, found: ResumePoint) -> None:
         reporter().say(f"continuing after step {found.step_done}")
 
 
-def _provenance(settings: RunSettings, model: Path) -> dict[str, str]:
+def _provenance(settings: RunSettings, model: Path, base: str) -> dict[str, str]:
     # The folders of run and model are left out: they change when these are moved.
     hashed = settings.model_dump(mode="json", exclude={"runs_root": True, "inference": {"model"}})
     return {
         "run": settings.run,
-        "base_model": model_fingerprint(model),
+        "base_model": base,
         "tokenizer": hashlib.sha256((model / "tokenizer.json").read_bytes()).hexdigest()[:16],
         "settings": hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16],
     }

@@ -37,7 +37,7 @@ class Control(BaseModel):
     oldest: int
     """Oldest version that may still be trained on; older ones are not played."""
     base_model: str
-    """Fingerprint of the model that the run trains."""
+    """Identity of the model that the run trains, as `base_identity` gives it."""
     plays: str
     """Hash of the settings on which rows depend."""
     program: tuple[str, ...]

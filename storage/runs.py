@@ -45,6 +45,7 @@ class RunPaths:
     metrics = _Below("metrics.jsonl")
     devices = _Below("devices.jsonl")
     alerts = _Below("alerts.jsonl")
+    base = _Below("base.json")
     control = _Below("control.json")
     recovery = _Below("recovery.json")
     league = _Below("league")
@@ -71,6 +72,11 @@ class RunPaths:
         for folder in (self.shards, self.ledger, self.adapters, self.checkpoints, self.scores):
             make_directory(folder)
         return self
+
+
+def hashes_file(runs_root: Path) -> Path:
+    """File that remembers hashes of base models' files."""
+    return runs_root / MODEL_FOLDER / "hashes.json"
 
 
 def matches_folder(run: str, runs_root: Path) -> Path:

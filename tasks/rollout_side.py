@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
+from entente.decoding.base_identity import base_identity
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import model_fingerprint
 from entente.inference.choose_engine import make_engine
 from entente.inference.host import EngineHost, start_engine
 from entente.records.policy_version import BASE
@@ -24,7 +24,7 @@ from entente.telemetry.errors import DataError, InputError
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
-from storage.runs import CACHE_FOLDER, RunPaths
+from storage.runs import CACHE_FOLDER, RunPaths, hashes_file
 
 
 class RolloutSide:
@@ -138,7 +138,7 @@ def _model(paths: RunPaths, settings: RunSettings, control: Control) -> Path:
         InputError: it is not here, or it is another model.
     """
     model = model_of(settings, paths.root.parent, settings.run)
-    if (found := model_fingerprint(model)) != control.base_model:
+    if (found := base_identity(model, hashes_file(paths.root.parent))) != control.base_model:
         raise InputError(
             f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
             "copy the same model to this machine"

@@ -247,14 +247,16 @@ def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None
 
 def _about(folder: Path) -> list[str]:
     """What a user decides by, a line each."""
+    from entente.decoding.base_identity import base_identity
     from entente.decoding.codec import Codec
-    from entente.decoding.model_files import RECIPE, max_position, model_fingerprint
+    from entente.decoding.model_files import RECIPE, max_position
     from entente.decoding.prompt_form import PromptForm
+    from entente.decoding.weight_files import weight_files
 
     codec = Codec(folder)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in weight_files(folder))
     lines = [
-        f"fingerprint {model_fingerprint(folder)}, weights {size / 1e6:.1f} MB",
+        f"fingerprint {base_identity(folder)}, weights {size / 1e6:.1f} MB",
         f"vocabulary {codec.vocabulary_size}, longest sequence {max_position(folder)} tokens",
         f"chat format {PromptForm(codec, DEFAULT_PROMPTS).chat.description}",
     ]

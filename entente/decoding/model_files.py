@@ -4,8 +4,6 @@ A model is a local folder in the `save_pretrained` layout or a hub id. This modu
 torch.
 """
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from entente.decoding.weight_files import check_computed, check_not_quantised
 from entente.game.prompts import PromptSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.read_file import LARGEST_RESULT, read_json_object, read_text
@@ -23,46 +22,28 @@ RECIPE = "recipe.json"
 HUB_TIMEOUT_S = 10.0
 """Seconds to wait for the hub's answer on whether it has a model."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_HUB_EXTRAS = ["*/*", "consolidated*"]
+"""Files beside the model that match these are copies of it in other layouts."""
+_REQUIRED = ("config.json", "tokenizer.json")
 
 
 def resolve_model(name: str | Path) -> Path:
     """Local folder of the model `name`: the folder itself, or the copy of that hub id, downloaded once.
 
     Raises:
-        InputError: there is no such folder or hub id, the folder lacks its tokenizer or config, or holds a pipe or device.
+        InputError: there is no such folder or hub id, the folder lacks its tokenizer or config, or holds a pipe or device; or see
+            `check_computed`.
     """
     folder = Path(name)
     if not folder.is_dir():
         folder = _from_hub(str(name))
-    for required in ("config.json", "tokenizer.json"):
+    for required in _REQUIRED:
         if not (folder / required).is_file():
             raise InputError(f"model '{name}' has no {required}: save it with `save_pretrained` (model and tokenizer)")
-    for weights in folder.glob("*.safetensors"):
-        _check_whole(weights)
     if pipe := next((file.name for file in folder.iterdir() if file.exists() and not (file.is_file() or file.is_dir())), ""):
         raise InputError(f"model '{name}' holds '{pipe}', which is no regular file and may never end: remove it")
+    check_computed(folder, read_config(folder))
     return folder.resolve()
-
-
-def _check_whole(weights: Path) -> None:
-    """Check that a file of weights is as long as its header says; nothing else is read.
-
-    Raises:
-        InputError: it is not, or has no such header.
-    """
-    if not weights.is_file():
-        return
-    size = weights.stat().st_size
-    with weights.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(header_bytes)) if header_bytes < size else {}
-            wanted = 8 + header_bytes + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
-        except (ValueError, LookupError, TypeError, AttributeError):
-            wanted = -1
-    if wanted != size:
-        short = f"it has {size:,} bytes and its header says {wanted:,}" if wanted > 0 else "its header cannot be read"
-        raise InputError(f"model file '{weights}' is cut or damaged ({short}): copy or download it again")
 
 
 def may_be_hub_id(name: str) -> bool:
@@ -70,16 +51,35 @@ def may_be_hub_id(name: str) -> bool:
     return not name.startswith((".", "/", "~")) and name.count("/") == 1 and not Path(name).parent.is_dir()
 
 
-def ask_hub(name: str) -> None:
-    """Check that the hub has the model `name`; downloads nothing.
+def downloaded(name: str) -> Path | None:
+    """Folder of an earlier download of a hub id, perhaps of some files only; None if there is none.
 
     Raises:
-        InputError: the hub does not have it, refuses access, or does not answer.
+        InputError: `name` cannot be a hub id.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except HFValidationError as error:
+        raise InputError(
+            f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'"
+        ) from error
+    except OSError:
+        return None
+
+
+def ask_hub(name: str) -> None:
+    """Check that the hub has the model `name`, and not quantised; downloads nothing.
+
+    Raises:
+        InputError: the hub does not have it, refuses access, or does not answer; or it is quantised.
     """
     from huggingface_hub import HfApi
 
     try:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+        found = HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except Exception as error:
         # The hub client raises many unrelated types, as in `_from_hub`.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -87,6 +87,7 @@ def ask_hub(name: str) -> None:
             f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
             f"not confirm it: {reason}"
         ) from error
+    check_not_quantised(name, found.config or {})
 
 
 def _from_hub(name: str) -> Path:
@@ -103,7 +104,7 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_EXTRAS))
     except Exception as error:
         # The hub client raises many unrelated types (offline, missing, gated); all mean the same to the user.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -186,25 +187,6 @@ def recipe_prompts(folder: Path) -> PromptSettings | None:
         raise InputError(f"'{folder / RECIPE}' is not a recipe of this release: make the model again") from error
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Files with the model's weights, sorted by name."""
-    return sorted(folder.glob("*.safetensors"))
-
-
-def weights_hash(folder: Path) -> str:
-    """SHA-256 of the content of all weight files, 64 hex digits."""
-    digest = hashlib.sha256()
-    for file in weight_files(folder):
-        digest.update(bytes.fromhex(file_hash(file)))
-    return digest.hexdigest()
-
-
-def file_hash(file: Path) -> str:
-    """SHA-256 of the content of a file, 64 hex digits."""
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
 def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
     """Have `make` fill the folder `final`, unless its file `last`, which only a whole folder has, is there; returns `final`."""
     if (final / last).is_file():
@@ -224,25 +206,3 @@ def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
 
 def _read_json(file: Path) -> dict[str, Any]:
     return read_json_object(file, at_most=LARGEST_RESULT, what="model's file")
-
-
-def model_fingerprint(folder: Path) -> str:
-    """Hash that distinguishes models, 16 hex digits: content of config, tokenizer and chat template, if there is one, names and
-    sizes of weight files."""
-    digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json"):
-        digest.update((folder / name).read_bytes())
-    if template := chat_template(folder):
-        digest.update(template.encode())
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name}:{file.stat().st_size}".encode())
-    return digest.hexdigest()[:16]
-
-
-def base_identity(folder: Path) -> str:
-    """`model_fingerprint` that also tells apart models of one shape, by the first MiB of each weight file; 16 hex digits."""
-    digest = hashlib.sha256(model_fingerprint(folder).encode())
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as content:
-            digest.update(content.read(1 << 20))
-    return digest.hexdigest()[:16]

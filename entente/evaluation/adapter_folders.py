@@ -9,12 +9,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from entente.decoding.model_files import RECIPE, base_identity, file_hash, recipe_prompts, resolve_model
+from entente.decoding.base_identity import base_identity, file_hash
+from entente.decoding.model_files import RECIPE, recipe_prompts, resolve_model
 from entente.game.prompts import PromptSettings
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.progress import reporter
 from storage.adapters import ADAPTER_FILES, adapter_hash_in
 from storage.json_files import read_object
+from storage.runs import hashes_file
 
 
 class _Base(BaseModel):
@@ -50,8 +53,11 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_FILES[0]).is_file()
 
 
-def open_adapter(folder: Path) -> AdapterFolder:
+def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
     """The adapter in `folder` and its base, which is downloaded if it is a hub id.
+
+    Args:
+        runs_root: remembers the hashes of the base's files.
 
     Raises:
         InputError: the base is not there, is another one than the adapter was trained on, or nothing says how prompts are
@@ -61,7 +67,7 @@ def open_adapter(folder: Path) -> AdapterFolder:
     recipe = _read_recipe(folder)
     _check_files(folder, recipe.files)
     base = _base_of(folder)
-    identity, wanted = base_identity(base), recipe.base.identity
+    identity, wanted = base_identity(base, hashes_file(runs_root)), recipe.base.identity
     if wanted not in ("", identity):
         raise InputError(
             f"adapter '{folder}' was trained on another base model than '{base}' (base {wanted}, found {identity}): give it its "
@@ -82,7 +88,8 @@ def adapter_prompts(folder: Path, base: Path) -> PromptSettings | None:
 
 
 def check_weights(policy: PolicyVersion, base: Path) -> None:
-    """Check that the torch engine, which draws for players without a run, can serve the adapter. This loads torch.
+    """Check that the torch engine, which draws for players without a run, can serve the adapter. This loads torch, and says so if
+    the adapter changes nothing.
 
     Raises:
         DataError: it cannot: rank, layers, shapes or numbers.
@@ -90,7 +97,8 @@ def check_weights(policy: PolicyVersion, base: Path) -> None:
     from entente.inference.adapter_check import check_adapter
     from entente.inference.torch_engine import MAX_RANK
 
-    check_adapter(policy, base, MAX_RANK)
+    if check_adapter(policy, base, MAX_RANK).is_zero:
+        reporter().say(f"adapter '{policy.folder}' changes nothing (half of each pair is zero), so it plays as its base")
 
 
 def _base_of(folder: Path) -> Path:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entente.decoding.model_files import recipe_prompts, resolve_model, weights_hash
+from entente.decoding.base_identity import weights_hash
+from entente.decoding.model_files import recipe_prompts, resolve_model
 from entente.evaluation.adapter_folders import is_adapter, open_adapter
 from entente.evaluation.settings import PlaySettings
 from entente.game.players import PLAYERS, SEARCHES, check_player, is_player
@@ -21,7 +22,7 @@ from entente.players.search import check_search
 from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from entente.telemetry.errors import InputError
 from storage.adapters import published_versions, read_adapter
-from storage.runs import RunPaths, check_name
+from storage.runs import RunPaths, check_name, hashes_file
 
 _VERSION = re.compile(r"(?:(?P<run>[^:]+):)?(?P<version>base|newest|v\d+)")
 
@@ -115,7 +116,7 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         return Contestant(name=name)
     match = _VERSION.fullmatch(name)
     if match is None and "/" in name:
-        return _model(name)
+        return _model(name, runs_root)
     if match is None:
         raise InputError(
             f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), the folder of a model or an "
@@ -138,13 +139,13 @@ def needs_run(names: Sequence[str]) -> bool:
     return any(match is not None and not match["run"] for match in found)
 
 
-def _model(name: str) -> Contestant:
+def _model(name: str, runs_root: Path) -> Contestant:
     if not Path(name).is_dir():
         raise InputError(
             f"there is no folder '{name}', so it cannot play: name the folder of a model or an adapter, such as 'models/small'"
         )
     if is_adapter(Path(name)):
-        found = open_adapter(Path(name))
+        found = open_adapter(Path(name), runs_root)
         return Contestant(
             name=Path(name).as_posix(),
             version=found.policy.version,
@@ -158,7 +159,7 @@ def _model(name: str) -> Contestant:
         raise InputError(
             f"model '{name}' has no recipe.json that says how its prompts are written: name a model that was made here"
         )
-    return Contestant(name=Path(name).as_posix(), model=folder, weights_hash=weights_hash(folder))
+    return Contestant(name=Path(name).as_posix(), model=folder, weights_hash=weights_hash(folder, hashes_file(runs_root)))
 
 
 def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:

@@ -7,6 +7,7 @@ cure. The check reads the base model's config, not its weights.
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,20 +26,18 @@ _MAX_CONFIG_BYTES, _MAX_ADAPTER_BYTES = 16 << 20, 64 << 30
 """Largest config or weight file header, and largest adapter if the base model is unknown; bytes."""
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-_UNSUPPORTED_OPTIONS = (
-    "alora_invocation_tokens",
-    "alpha_pattern",
-    "layer_replication",
-    "lora_bias",
-    "modules_to_save",
-    "rank_pattern",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_dora",
-    "use_qalora",
-)
-"""Options of peft that not every engine supports; they must be off."""
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Values of peft's `init_lora_weights` that leave the base as it is. With any other one peft subtracts the first B @ A from the
+base when it makes and when it loads the adapter, and no engine does."""
+_DESCRIBING = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type")
+_CHOOSING_LAYERS = ("ensure_weight_tying", "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules")
+_TRAINING_ALONE = ("corda_config", "eva_config", "loftq_config", "lora_dropout", "lora_ga_config")
+_IDLE = ("fan_in_fan_out", "megatron_core", "qalora_group_size")  # without another option, or on linear layers
+_READ_HERE = ("bias", "init_lora_weights", "lora_alpha", "r", "use_rslora")
+_PLAIN_OPTIONS = frozenset((*_DESCRIBING, *_CHOOSING_LAYERS, *_TRAINING_ALONE, *_IDLE, *_READ_HERE))
+"""Options of peft under which an adapter adds scale * B @ A to linear layers and changes nothing else; all others must be off."""
+_COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SAVE_AGAIN = "save the adapter in float32, bfloat16 or float16, in which engines compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +120,19 @@ def _read_config(file: Path, content: bytes) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if config.get("peft_type") != "LORA":
         raise DataError(f"'{file}' has peft_type {config.get('peft_type')!r}: only LORA adapters are served")
-    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not (rank > 0 and alpha > 0):
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not (rank > 0 and 0 < alpha < math.inf):
         raise DataError(f"'{file}' has r {rank!r} and lora_alpha {alpha!r}: both must be positive numbers, so publish it again")
-    used = [name for name in _UNSUPPORTED_OPTIONS if config.get(name)]
+    used = sorted(name for name, value in config.items() if value and name not in _PLAIN_OPTIONS)
     if config.get("bias", "none") != "none":
         used.append("bias")
     if used:
         raise DataError(f"'{file}' uses {', '.join(used)}, which the engines do not support: train a plain LoRA adapter")
+    start = config.get("init_lora_weights")
+    if (start.lower() if isinstance(start, str) else start) not in _PLAIN_STARTS:
+        raise DataError(
+            f"'{file}' has init_lora_weights {start!r}, so it was trained on a changed base, which the engines do not have: "
+            "have peft convert it (`save_pretrained` with `path_initial_model_for_weight_conversion`), or train with the default"
+        )
     return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 
@@ -139,6 +144,8 @@ def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: La
         raise DataError(
             f"adapter file '{file}' is not a complete safetensors file ({error}): publish the adapter again"
         ) from error
+    except KeyError as error:  # a number format that torch has no name for
+        raise DataError(f"adapter file '{file}' has weights in {error}: {_SAVE_AGAIN}") from error
     pairs, zero = dict[str, set[str]](), set[str]()
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
@@ -155,7 +162,9 @@ def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: La
                 f"adapter file '{file}' has shape {tuple(tensor.shape)} for '{name}', but rank {rank} on the base model '{base}' "
                 f"requires {expected_shape}: it was trained on another base model"
             )
-        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+        if tensor.dtype not in _COMPUTED:
+            raise DataError(f"adapter file '{file}' has '{name}' in {str(tensor.dtype).removeprefix('torch.')}: {_SAVE_AGAIN}")
+        if not torch.isfinite(tensor).all():
             raise DataError(f"adapter file '{file}' has values that are not finite in '{name}': train that step again")
         pairs.setdefault(match[1], set()).add(match[2])
         if not tensor.any():

@@ -32,6 +32,15 @@ def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
     return "torch" if settings.engine == "torch" else "vllm"
 
 
+def engine_dtype(settings: InferenceSettings, stored: str) -> str:
+    """The number format in which the engine computes, of a model that is stored in `stored`. With dtype 'auto' the torch engine
+    takes that, and vLLM rounds to 16 bits what has more."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    served = bool(settings.urls) or engine_family(settings) == "vllm"
+    return "bfloat16" if served and stored in ("float32", "float64") else stored
+
+
 def has_cuda() -> bool:
     """Whether the installed torch can compute on a GPU here, without importing it."""
     if "+rocm" in metadata.version("torch"):

@@ -4,18 +4,16 @@ The estimate is a lower bound: weights, cache, and the libraries' own memory, wi
 config and the headers of its weight files, not the weights. This module imports neither torch nor vLLM.
 """
 
-import json
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from entente.decoding.architectures import FAMILIES, Architecture, read_architecture
 from entente.decoding.model_files import read_config
-from entente.inference.engine_cards import engine_cards, engine_family
+from entente.decoding.weight_files import stored_format, stored_tensors
+from entente.inference.engine_cards import engine_cards, engine_dtype, engine_family
 from entente.inference.server_arguments import CACHE_BLOCK
 from entente.inference.settings import InferenceSettings
 from entente.telemetry.cards import CardPlan
@@ -37,10 +35,8 @@ CONTEXT_BYTES = GIB
 """GPU memory of a process beyond its tensors: CUDA's context, loaded kernels and work areas of libraries. Unmeasured; half a GiB
 is usual, and libraries add to it."""
 
-_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+_WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _CGROUP = Path("/sys/fs/cgroup")
-_MAX_HEADER_BYTES = 100_000_000
-"""Longest header of a safetensors file, set by the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +44,8 @@ class ModelShape(Architecture):
     """Sizes of a model that determine its memory."""
 
     parameters: int
-    width: int
-    """Bytes of one stored weight."""
+    stored: str
+    """Number format of its weights, such as 'bfloat16'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +96,14 @@ class MemoryPlan:
         return max(0, self.tokens) // self.sequence
 
 
-def read_shape(model: Path) -> ModelShape | None:
-    """The shape of the model in the folder `model`; None if the headers of its weight files cannot be read.
+def read_shape(model: Path) -> ModelShape:
+    """The shape of the model in the folder `model`.
 
     Raises:
-        InputError: see `read_architecture`.
+        InputError: see `read_architecture` and `stored_tensors`.
     """
-    config, architecture = read_config(model), read_architecture(model)
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    try:
-        parameters = sum(_count_parameters(file) for file in model.glob("*.safetensors"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return ModelShape(**asdict(architecture), parameters=parameters, width=_WIDTHS.get(stored, 4))
+    architecture, parameters = read_architecture(model), sum(tensor.size for tensor in stored_tensors(model).values())
+    return ModelShape(**asdict(architecture), parameters=parameters, stored=stored_format(model, read_config(model)))
 
 
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
@@ -121,7 +112,7 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
     The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the greatest length.
     """
     kind = engine_family(settings)
-    width = _WIDTHS.get(settings.dtype, shape.width)
+    width = _WIDTHS[engine_dtype(settings, shape.stored)]
     parts = settings.tensor_parallel
     weights = shape.parameters * width // parts
     # Each card holds its part of the heads; with fewer heads than cards each holds one.
@@ -336,15 +327,3 @@ def size_text(count: int) -> str:
         if abs(count) >= size:
             return f"{count // size:,} {unit}" if abs(count) >= 100 * size else f"{count / size:.1f} {unit}"
     return f"{count} bytes"
-
-
-def _count_parameters(file: Path) -> int:
-    """Number of weights in a safetensors file, from its header."""
-    if not file.is_file():
-        raise ValueError(f"'{file}' is not a regular file")
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > _MAX_HEADER_BYTES:
-            raise ValueError(f"'{file}' claims a header of {size} bytes")
-        header: Mapping[str, Any] = json.loads(stream.read(size))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

@@ -13,10 +13,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from entente.decoding.model_files import weight_files
+from entente.decoding.weight_files import WEIGHTS, usual_mode, weight_files
 from entente.telemetry.errors import DataError, InputError
 
-WEIGHTS = "model.safetensors"
 MERGE_LOSS_MAX = 0.05
 """Largest share of an update that merging may lose to rounding; ten small updates merged into bfloat16 lost 0.96."""
 _PREFIX = "base_model.model."
@@ -31,13 +30,11 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
         most_bytes: weights that take more are rounded to bfloat16.
 
     Raises:
-        InputError: the weights are too large, or rounding them would lose too much of the adapter.
+        InputError: the weights are too large, or rounding them would lose too much of the adapter; or see `weight_files`.
         DataError: the adapter is unreadable or belongs to another base model.
     """
     files = weight_files(base)
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    if not tensors:
-        raise InputError(f"model '{base}' has no safetensors weights: save it with `save_pretrained`")
     rounds = sum(tensor.nbytes for tensor in tensors.values()) > most_bytes
     dtype = torch.bfloat16 if rounds else None
     if (size := sum(tensor.numel() * (2 if rounds else tensor.itemsize) for tensor in tensors.values())) > most_bytes:
@@ -58,6 +55,7 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
     else:
         whole = {name: (tensor if dtype is None else tensor.to(dtype)).contiguous() for name, tensor in tensors.items()}
         save_file(whole, target / WEIGHTS, metadata={"format": "pt"})
+        usual_mode(target / WEIGHTS)
     found = {str(tensor.dtype if dtype is None else dtype).removeprefix("torch.") for tensor in tensors.values()}
     return ", ".join(sorted(found))
 

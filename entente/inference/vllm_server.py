@@ -17,7 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from entente.decoding.model_files import eos_token_id, model_fingerprint
+from entente.decoding.base_identity import base_identity
+from entente.decoding.model_files import eos_token_id
 from entente.inference.server_arguments import START_S
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.inference.vllm_wire import (
@@ -192,7 +193,7 @@ class Server:
                 f"{self._settings.max_model_length}: start it with --max-model-len {self._settings.max_model_length}"
             )
         # A folder that is not on this machine cannot be compared; the trainer's check of the first rows notices another model.
-        if (root / "config.json").is_file() and model_fingerprint(root) != model_fingerprint(self._model):
+        if (root / "config.json").is_file() and not await asyncio.to_thread(_same_base, root, self._model):
             raise InputError(f"vLLM server {self.url} serves '{root}', which is another model than '{self._model}'")
         probe = await self.ask(probe_request(self._eos_id, BASE.version), BASE)
         if not probe.logprobs.any():
@@ -306,6 +307,10 @@ class Server:
             case 400 | 413 | 422:
                 raise EngineError(f"vLLM server {self.url} refused {path} with {answer.status}: {error_message(text)}")
         raise CallFailed(sentence)
+
+
+def _same_base(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve() or base_identity(one) == base_identity(other)
 
 
 def _rejected(reason: str) -> CallFailed:

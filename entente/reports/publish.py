@@ -11,27 +11,19 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from safetensors import safe_open
 
 from entente import inference, reports
-from entente.decoding.model_files import (
-    RECIPE,
-    base_identity,
-    file_hash,
-    read_config,
-    recipe_prompts,
-    resolve_model,
-    weight_files,
-    weights_hash,
-)
+from entente.decoding.base_identity import base_identity, file_hash, weights_hash
+from entente.decoding.model_files import RECIPE, read_config, recipe_prompts, resolve_model
+from entente.decoding.weight_files import INDEX, stored_tensors, weight_files
 from entente.evaluation.adapter_folders import check_weights
 from entente.evaluation.contestants import resolve_contestant
 from entente.inference.publish_weights import publish_weights
+from entente.inference.server_arguments import slot_rank
 from entente.reports.plots import CURVE
 from entente.reports.published_figures import Source, in_words, match_figures, measured_figures
 from entente.settings.find_model import model_of
@@ -41,7 +33,7 @@ from entente.training.fetch_model import name_to_fetch
 from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory
 from storage.json_files import read_object
-from storage.runs import MODEL_FOLDER, RunPaths
+from storage.runs import MODEL_FOLDER, RunPaths, hashes_file
 
 CARD = "README.md"
 BASE_FOLDER = "base"
@@ -58,8 +50,6 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 _PATH_KEYS = ("_name_or_path", "name_or_path")
 """Keys of a saved config that may hold a folder."""
 _PRESET = "laptop"
-_SLOT_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM's max_lora_rank may have."""
 
 
 def find_version(name: str, runs_root: Path) -> Source:
@@ -129,12 +119,12 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
                 "name": named or base.name,
                 "from_hub": bool(source.hub_id),
                 "fetched": fetched,
-                "identity": base_identity(base),
+                "identity": base_identity(base, hashes_file(runs_root)),
             },
             "adapter_hash": source.version.adapter_hash,
             "lora": {key: config.get(key) for key in ("r", "lora_alpha", "target_modules")},
         }
-        rank = next(rank for rank in _SLOT_RANKS if rank >= recipe["lora"]["r"])
+        rank = slot_rank(recipe["lora"]["r"])
         _finish(folder, to.name, recipe, "adapter_card.md.jinja", measured_figures(source, "", ()), merged=merged, rank=rank)
     return to
 
@@ -180,11 +170,7 @@ def _base_recipe(base: Path) -> dict[str, Any]:
 
 def _parameters(folder: Path) -> int:
     """The number of weights, each counted once however often the model uses it."""
-    count = 0
-    for file in weight_files(folder):
-        with safe_open(file, framework="numpy") as weights:
-            count += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118, it is no mapping
-    return count
+    return sum(tensor.size for tensor in stored_tensors(folder).values())
 
 
 def _training(source: Source) -> dict[str, Any]:
@@ -251,8 +237,9 @@ def _copy_base(base: Path, folder: Path) -> None:
         )
     folder.mkdir()
     _copy_tokenizer(base, folder)
-    for file in weight_files(base):
-        shutil.copyfile(file, folder / file.name)
+    for file in (*weight_files(base), base / INDEX):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
     _write_config(base, folder, {})
     if (base / RECIPE).is_file():
         (folder / RECIPE).write_text(json.dumps(_base_recipe(base), indent=1))

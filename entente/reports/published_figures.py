@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entente.decoding.model_files import may_be_hub_id, weights_hash
+from entente.decoding.base_identity import weights_hash
+from entente.decoding.model_files import may_be_hub_id
 from entente.evaluation.contestants import Contestant
 from entente.evaluation.intervals import describe_interval, format_interval
 from entente.evaluation.match_files import MatchRecord, read_match, read_matches

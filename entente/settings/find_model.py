@@ -5,7 +5,8 @@ Neither torch nor Prefect is loaded. For a hub id only an earlier download is fo
 
 from pathlib import Path
 
-from entente.decoding.model_files import ask_hub, may_be_hub_id, resolve_model
+from entente.decoding.model_files import ask_hub, downloaded, may_be_hub_id, resolve_model
+from entente.decoding.weight_files import has_weights
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.inference.engine_cards import computes_on_card, has_cuda, usable_cards
 from entente.inference.memory_plan import (
@@ -22,7 +23,8 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan, plan_cards, torch_cuda
 from entente.telemetry.errors import InputError
 from entente.training.settings import CPU_TOKENS, TINY_VOCABULARY, TinyModelSettings, find_tiny, longest_sequence
-from storage.runs import MODEL_FOLDER
+from storage.run_base import check_base
+from storage.runs import MODEL_FOLDER, RunPaths
 
 TINY = "tiny"
 """Name of the small model that is made on this machine."""
@@ -76,21 +78,12 @@ def model_here(name: str) -> Path | None:
     """Folder of a model on this machine, or of an earlier download; None for a hub id that is not downloaded.
 
     Raises:
-        InputError: `name` is neither a folder nor a hub id, or the folder has no config or tokenizer.
+        InputError: `name` is neither a folder nor a hub id, or see `resolve_model`.
     """
     if Path(name).is_dir() or not may_be_hub_id(name):
         return resolve_model(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return resolve_model(snapshot_download(name, local_files_only=True))
-    except HFValidationError as error:
-        raise InputError(
-            f"model '{name}' is neither a folder that exists nor a hub id such as 'Qwen/Qwen2.5-7B-Instruct'"
-        ) from error
-    except (OSError, InputError):  # not downloaded, or only in part
-        return None
+    folder = downloaded(name)
+    return None if folder is None or not has_weights(folder) else resolve_model(folder)
 
 
 def model_for_plan(name: str) -> Path | None:
@@ -109,12 +102,13 @@ def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
     """Folder of the base model of the run `run`, which has these settings.
 
     Raises:
-        InputError: it is no longer on this machine.
+        InputError: it is no longer on this machine, or not as the run began with it.
     """
     name = settings.inference.model
     found = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
     if found is None:
         raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+    check_base(RunPaths(runs_root / run), found)
     return found.resolve()
 
 
@@ -142,16 +136,16 @@ def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROM
         key_value_heads=keys,
         head_width=width,
         parameters=parameters,
-        width=4,
+        stored="float32",
         positions=longest_sequence(prompts),
     )
 
 
 def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -> ModelShape | None:
-    """The shape of the model `name`; None if it is not downloaded, or its weight files cannot be read.
+    """The shape of the model `name`; None if it is not downloaded.
 
     Raises:
-        InputError: its family is unknown, or its config is incomplete.
+        InputError: its family is unknown, or its config is incomplete; or see `model_here`.
     """
     if name == TINY:
         return tiny_shape(recipe, prompts)

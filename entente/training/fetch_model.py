@@ -20,6 +20,7 @@ from pathlib import Path
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import RECIPE, chat_template, make_whole, may_be_hub_id, resolve_model
+from entente.decoding.weight_files import WEIGHTS, usual_mode
 from entente.telemetry.errors import DiskFullError, InputError
 from storage.json_files import read_object
 
@@ -181,7 +182,8 @@ def _convert(weights: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     state = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    usual_mode(folder / WEIGHTS)
     read_architecture(folder)
 
 

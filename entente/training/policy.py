@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from entente.decoding.architectures import architecture_of, read_architecture
+from entente.decoding.weight_files import usual_mode
 from entente.telemetry.errors import DataError, InputError
 from entente.training.branching import BranchingTokens
 from entente.training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of, uncovered_reason
@@ -177,6 +178,7 @@ class Policy:
         except SafetensorError as error:
             full = "os error 28" in str(error)
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(folder)) from error
+        usual_mode(folder / "adapter_model.safetensors")
         # peft writes this set in an order that differs between processes; equal adapters must have equal bytes.
         file = folder / "adapter_config.json"
         config = json.loads(file.read_bytes())

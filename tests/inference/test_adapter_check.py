@@ -1,20 +1,26 @@
 """No adapter that could hurt an engine passes, each refusal names the file and the cure, and a good one passes as it is."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from entente.inference.adapter_check import adapter_hash_of, check_adapter, version_in
+from entente.evaluation.adapter_folders import check_weights
+from entente.inference.adapter_check import _PLAIN_OPTIONS, adapter_hash_of, check_adapter, version_in
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import DataError
 from storage.adapters import publish_adapter
 from storage.runs import RunPaths
+from tests.families import save_family
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -91,6 +97,90 @@ def test_a_spoilt_adapter_is_refused_by_name(adapter, model, spoil, sentence):
     with pytest.raises(DataError, match=sentence) as refusal:
         check_adapter(policy, model, 64)
     assert str(adapter) in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+STARTS = (True, False, *re.findall(r"'([a-z_]+)(?=['\\[])", str(LoraConfig.__annotations__["init_lora_weights"])), "lora_ga")
+"""What the installed peft takes as `init_lora_weights`."""
+NEED_DATA = ("corda", "lora_ga", "loftq")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_an_adapter_is_served_only_if_peft_adds_it_to_the_same_base(llama: Path, tmp_path: Path, start: bool | str):
+    """Oracle: the weight that peft itself computes with, once it has loaded the adapter on a fresh base."""
+    value = f"{start}4" if str(start).endswith("_") else start
+    made: Any = LoraConfig(r=8, target_modules=["q_proj"], init_lora_weights=True if start in NEED_DATA else value)  # type: ignore[arg-type]
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(llama), made)
+    adapted.save_pretrained(str(tmp_path))
+    change_config(init_lora_weights=value)(tmp_path)
+    name = "model.layers.1.self_attn.q_proj"
+    before = load_file(llama / "model.safetensors")[f"{name}.weight"]
+    same = False
+    if start not in NEED_DATA:
+        layer: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(llama), str(tmp_path)).base_model.model
+        same = torch.equal(layer.get_submodule(name).base_layer.weight, before)
+    if same:
+        assert check_adapter(version_in(tmp_path, 1), llama, 8).scale == 1.0
+    else:
+        with pytest.raises(DataError, match=f"init_lora_weights '{value}'.*path_initial_model_for_weight_conversion"):
+            check_adapter(version_in(tmp_path, 1), llama, 8)
+
+
+def test_peft_knows_starts_of_both_kinds():
+    assert {"pissa", "pissa_niter_", "olora", "gaussian", "eva"} < set(STARTS) and len(STARTS) >= 11
+
+
+@pytest.mark.parametrize("option", [*sorted({field.name for field in fields(LoraConfig)} - _PLAIN_OPTIONS), "of_a_later_peft"])
+def test_an_option_that_may_change_more_than_a_product_is_refused_by_name(adapter, model, option):
+    assert check_adapter(version_in(adapter, 1), model, 8)
+    change_config(**{option: {"on": True}})(adapter)
+    with pytest.raises(DataError, match=f"uses {option}"):
+        check_adapter(version_in(adapter, 1), model, 8)
+
+
+def test_options_that_choose_layers_or_train_pass(adapter, model):
+    change_config(
+        layers_to_transform=[0, 1], layers_pattern="layers", exclude_modules="x", lora_dropout=0.1, eva_config={"rho": 2}
+    )(adapter)
+    assert check_adapter(version_in(adapter, 1), model, 8).scale == 2.0
+    change_config(use_rslora=True)(adapter)
+    assert check_adapter(version_in(adapter, 1), model, 8).scale == pytest.approx(16 / 8**0.5)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.bool, torch.complex64], ids=str
+)
+def test_numbers_that_engines_do_not_compute_with_are_refused_by_their_format(adapter, model, dtype):
+    change_weights(lambda tensors: tensors.update({Q_A: tensors[Q_A].to(dtype)}))(adapter)
+    with pytest.raises(DataError, match=f"'{Q_A}' in {str(dtype).removeprefix('torch.')}: save the adapter in float32"):
+        check_adapter(version_in(adapter, 1), model, 8)
+
+
+@pytest.mark.parametrize("code", ["F8_E8M0", "F4"])
+def test_a_format_that_torch_has_no_name_for_is_refused_by_it(adapter, model, code):
+    header = json.dumps({Q_A: {"dtype": code, "shape": [8, 64], "data_offsets": [0, 512 if code[1] == "8" else 256]}}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(512 if code[1] == "8" else 256)
+    (adapter / WEIGHTS).write_bytes(content)
+    with pytest.raises(DataError, match=f"{code}.*save the adapter in float32"):
+        check_adapter(version_in(adapter, 1), model, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_other_floats_are_served(adapter, model, dtype):
+    change_weights(lambda tensors: tensors.update({name: value.to(dtype) for name, value in tensors.items()}))(adapter)
+    assert check_adapter(version_in(adapter, 1), model, 8).is_zero
+
+
+def test_an_adapter_that_changes_nothing_is_a_warning(adapter, model, capsys):
+    check_weights(version_in(adapter, 1), model)
+    assert "changes nothing" in capsys.readouterr().err
+    change_weights(lambda tensors: [value.fill_(0.1) for value in tensors.values()])(adapter)
+    check_weights(version_in(adapter, 1), model)
+    assert "changes nothing" not in capsys.readouterr().err
 
 
 def test_another_hash_than_the_one_told_is_refused_with_both(good, model):

@@ -23,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import RECIPE
+from entente.decoding.weight_files import WEIGHTS, usual_mode
 from entente.game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from entente.telemetry.errors import InputError, TrainingError
 from entente.telemetry.progress import reporter
@@ -182,6 +183,7 @@ def write_model(trained: Imitation, folder: Path, recipe: dict[str, Any]) -> Non
     """Write weights and recipe into `folder`; the recipe comes last."""
     disable_progress_bar()  # the reporter shows the progress
     trained.model.save_pretrained(folder)
+    usual_mode(folder / WEIGHTS)
     about = {"prompts": trained.settings.prompts.model_dump(), "parameters": trained.model.num_parameters()}
     (folder / RECIPE).write_text(json.dumps(recipe | about, indent=1))
 
