@@ -20,9 +20,12 @@ from typing import Any
 from prefect.runtime import flow_run
 
 from entente.decoding.architectures import read_architecture
+from entente.decoding.base_identity import identity_of
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import max_position, resolve_model
+from entente.decoding.model_files import max_position, read_config, resolve_model
+from entente.decoding.weight_files import stored_format
 from entente.inference.choose_engine import make_engine
+from entente.inference.engine_cards import engine_dtype
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
 from entente.rollouts.fork import Tokens
@@ -46,7 +49,7 @@ from storage.control import ControlDesk
 from storage.files import durable_write, folders_in, held, set_aside
 from storage.json_files import write_json
 from storage.ledger_copies import check_ledgers, restore_ledgers
-from storage.run_base import check_base, record_base
+from storage.run_base import base_of, check_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
 from tasks.preparation import make_model
@@ -72,8 +75,6 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
             resume, there is no such model, its tokenizer or chat template cannot be used, or a card cannot.
     """
     check_settings(settings)
-    if not resume:
-        check_prompts(settings)
     check_opponent_versions(settings.paths, settings.rollouts)
     check_runs_root(settings.runs_root)
     if resume or settings.run:
@@ -83,6 +84,8 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     if settings.inference.model != "tiny":
         tokens = Tokens(Codec(resolve_model(settings.inference.model)), settings.prompts)
         tokens.check_thought(settings.inference.max_model_length)
+    if not resume:
+        check_prompts(settings)  # of a model from the hub, once it is here
     cards = check_room(settings, trains=True)
     try_loss(settings.training.loss)
     return cards
@@ -165,7 +168,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.enter_context(_cancelled_by_sigterm())
         cache = await prepare_cache(settings)
         model = await prepare_model(settings)
-        base = await asyncio.to_thread(partial(check_base, paths, model, anew=True)) if resume else ""
+        base = await asyncio.to_thread(partial(check_base, anew=True) if resume else base_of, paths, model)
         if warning := rate_warning(settings.training.learning_rate, read_architecture(model).hidden):
             reporter().say(warning)
         tokens = Tokens(Codec(model), settings.prompts)
@@ -181,7 +184,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         if not resume:
             durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
             stack.push(partial(_free_name, paths))
-            base = await asyncio.to_thread(record_base, paths, model)
         for sentence in restore_ledgers(paths, settings.storage) if resume else ():
             reporter().say(sentence)
         training = settings.training.model_copy(update={"seed": settings.seed})
@@ -194,6 +196,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             trainer_threads,
             cards=cards.trainer,
             card_share=share,
+            engine_dtype=engine_dtype(settings.inference, stored_format(model, read_config(model))),
         )
         stack.push_async_callback(asyncio.to_thread, trainer.close)
         host = EngineHost()
@@ -208,7 +211,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         _check_resume_point(settings, resume_point)
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         write_json(paths.environment, environment())
-        provenance = _provenance(settings, model, base)
+        write_json(paths.base, base)
+        provenance = _provenance(settings, model, identity_of(base))
         control = ControlDesk(
             paths,
             base_model=provenance["base_model"],

@@ -75,6 +75,8 @@ last_year = 1902
 [rollouts]
 start_groups = 2
 forks_per_group = 4
+[training]
+learning_rate = 3e-3
 [pipeline]
 buffer_depth = 0
 [evaluation]

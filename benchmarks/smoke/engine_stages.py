@@ -201,9 +201,8 @@ def check_drawn(job: Job, model: Any, drawn: Drawn) -> Mismatch:
         uncertain += int((generation.logprobs[~branching] != 0).sum())
     if uncertain:
         raise StageFailed(f"{uncertain} forced tokens have a probability other than 1")
-    gap = np.concatenate(gaps)
-    found = Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
-    check_mismatch(found, 0, job.dtype)
+    found = Mismatch.of(np.concatenate(gaps), job.dtype, job.dtype)
+    check_mismatch(found, 0)
     return found
 
 

@@ -6,6 +6,7 @@ torch.
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,33 @@ def ask_hub(name: str) -> None:
     try:
         found = HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except Exception as error:
-        # The hub client raises many unrelated types, as in `_from_hub`.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
-            f"not confirm it: {reason}"
-        ) from error
+        raise _not_confirmed(name, error) from error
     check_not_quantised(name, found.config or {})
+
+
+def hub_config(name: str) -> dict[str, Any]:
+    """The content of a model's config.json at the hub; nothing is kept here.
+
+    Raises:
+        InputError: see `ask_hub`.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with tempfile.TemporaryDirectory() as aside:
+        try:
+            hf_hub_download(name, "config.json", local_dir=aside, etag_timeout=HUB_TIMEOUT_S)
+        except Exception as error:
+            raise _not_confirmed(name, error) from error
+        return read_config(Path(aside))
+
+
+def _not_confirmed(name: str, error: Exception) -> InputError:
+    """The hub client raises many unrelated types, as in `_from_hub`."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return InputError(
+        f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
+        f"not confirm it: {reason}"
+    )
 
 
 def _from_hub(name: str) -> Path:

@@ -105,12 +105,11 @@ def _missing(record: ScoreRecord) -> str:
 
 def mismatch(facts: Run) -> str:
     """The mismatch of trainer and engine before the first step, and its limit."""
-    found, training = facts.mismatch, facts.settings.get("training", {})
+    found = facts.mismatch
     if not found:
         return "Trainer and engine have not been compared yet."
     over = f"over {found['mismatch/tokens']:.0f} tokens"
-    half = "bfloat16" in (training.get("dtype"), facts.settings.get("inference", {}).get("dtype"))
-    if half:
+    if found["mismatch/rounded"]:
         return (
             f"At the start trainer and engine differed by {_small(found['mismatch/mean'])} nats in the mean (limit "
             f"{MISMATCH_MEAN_BF16:g}) and {_small(found['mismatch/p99'])} at the 99th percentile (limit "

@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from entente.decoding.model_files import read_config, recipe_prompts
+from entente.decoding.model_files import downloaded, hub_config, may_be_hub_id, read_config, recipe_prompts
 from entente.game.prompts import PromptSettings
 from entente.settings.check_settings import check_settings
+from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.read_file import read_text
@@ -26,11 +27,12 @@ from entente.telemetry.setting_marks import (
     setting_names,
     similar_names,
 )
-from entente.training.settings import usual_rate
+from entente.training.settings import TinyModelSettings, usual_rate
 from storage.runs import RunPaths, check_name, resolve_run, run_names
 
 _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
 _LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
+_WIDEST = 1 << 20  # of models, a hundred times over
 _PRESETS = Path(__file__).with_name("presets")
 
 
@@ -76,16 +78,36 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
 
 
 def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tree with the usual rate where a layer over the preset names a model on this machine, and none a rate."""
-    named, rated = (
-        any(isinstance(layer.get(section), Mapping) and name in layer[section] for layer in layers[1:])
-        for section, name in (("inference", "model"), ("training", "learning_rate"))
-    )
-    folder = _folder_of_base(tree)
-    if rated or not named or folder is None or not (folder / "config.json").is_file():
+    """The tree with the usual rate of its model's width, where no layer over the preset names a rate, and the width is not that
+    of the preset's model. A model has one rate, whether it is named as a folder, by its hub id or by its recipe."""
+    rated = any("learning_rate" in training for layer in layers[1:] if isinstance(training := layer.get("training"), Mapping))
+    preset, name = _name_of_base(layers[0]), _name_of_base(tree)
+    if rated or not name or (name == preset and name != TINY):
         return dict(tree)
-    width = read_config(folder).get("hidden_size")  # a model without one is refused later, with what it lacks
-    return merge_layers(tree, {"training": {"learning_rate": usual_rate(width)}} if isinstance(width, int) and width > 0 else {})
+    width = _width(tree, ask=True)
+    if width is None or width == _width(layers[0], ask=False):
+        return dict(tree)
+    return merge_layers(tree, {"training": {"learning_rate": usual_rate(width)}})
+
+
+def _width(tree: Mapping[str, Any], *, ask: bool) -> int | None:
+    """Hidden width of the model that a settings tree names; None if it is not known, or not a width, which is refused later.
+
+    Args:
+        ask: read the config of a model that is not here from the hub.
+
+    Raises:
+        InputError: the hub does not have it or does not answer.
+    """
+    name, folder = _name_of_base(tree), _folder_of_base(tree)
+    if name == TINY:
+        recipe = tree.get("tiny_model")
+        width = recipe.get("hidden", TinyModelSettings().hidden) if isinstance(recipe, Mapping) else TinyModelSettings().hidden
+    elif folder is not None and (folder / "config.json").is_file():
+        width = read_config(folder).get("hidden_size")
+    else:
+        width = hub_config(name).get("hidden_size") if ask and may_be_hub_id(name) else None
+    return width if isinstance(width, int) and 0 < width < _WIDEST else None
 
 
 def rate_warning(rate: float, width: int) -> str:
@@ -102,13 +124,19 @@ def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
     return None if folder is None else recipe_prompts(folder)
 
 
-def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
-    """The folder that a settings tree names as the base model, if it is one."""
+def _name_of_base(tree: Mapping[str, Any]) -> str:
+    """The base model that a settings tree names; empty if it cannot name one, which is refused later."""
     inference = tree.get("inference")
     model = inference.get("model") if isinstance(inference, Mapping) else None
-    if not isinstance(model, str) or "\0" in model or not model or not Path(model).is_dir():
+    return model if isinstance(model, str) and "\0" not in model else ""
+
+
+def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
+    """Folder of the base model that a settings tree names, if it is here."""
+    name = _name_of_base(tree)
+    if not name or name == TINY:
         return None
-    return Path(model)
+    return Path(name) if Path(name).is_dir() else downloaded(name) if may_be_hub_id(name) else None
 
 
 def check_prompts(settings: RunSettings) -> None:

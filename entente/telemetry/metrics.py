@@ -141,6 +141,7 @@ METRICS: dict[str, Metric] = (
         mean=("nats", "mean |trainer - engine| at lag 0"),
         p99=("nats", "99th percentile of it"),
         largest=("nats", "largest of it"),
+        rounded=("", "1 where one of the two computes in 16 bits: the limits are those of rounding"),
     )
     | _group(
         "time",

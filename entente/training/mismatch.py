@@ -1,6 +1,7 @@
 """Measures how far the log-probabilities of trainer and engine differ on the same tokens, and refuses to start if too far."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -8,6 +9,8 @@ from entente.telemetry.errors import TrainingError
 from entente.training.settings import MISMATCH_MAX, MISMATCH_MEAN_BF16, MISMATCH_P99_BF16
 from entente.training.update import Updater
 from storage.gather import Batch
+
+_SHORT = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +21,34 @@ class Mismatch:
     mean: float
     p99: float
     largest: float
+    trainer: str
+    """Number format in which the trainer computes, such as 'float32'."""
+    engine: str
+    """That of the engine, as its settings say."""
+
+    @classmethod
+    def of(cls, gap: np.ndarray, trainer: str, engine: str) -> Self:
+        """The mismatch of these differences."""
+        mean, p99, largest = float(gap.mean()), float(np.quantile(gap, 0.99)), float(gap.max())
+        return cls(tokens=len(gap), mean=mean, p99=p99, largest=largest, trainer=trainer, engine=engine)
+
+    @property
+    def rounded(self) -> bool:
+        """Whether one of the two computes in 16 bits. Then the limits are on mean and 99th percentile, else on the largest."""
+        return self.trainer in _SHORT or self.engine in _SHORT
+
+    def metrics(self) -> dict[str, float]:
+        """The figures by their names in `entente.telemetry.metrics`."""
+        names = ("tokens", "mean", "p99", "largest", "rounded")
+        return {f"mismatch/{name}": float(getattr(self, name)) for name in names}
 
 
-def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
+def measure_mismatch(updater: Updater, batch: Batch, trainer: str, engine: str) -> Mismatch:
     """Compare stored behaviour log-probabilities with the policy's, computed as in training.
+
+    Args:
+        trainer: number format of the updater's base.
+        engine: number format of what drew the batch.
 
     Raises:
         TrainingError: the batch has no branching token.
@@ -30,24 +57,25 @@ def measure_mismatch(updater: Updater, batch: Batch) -> Mismatch:
     gap = np.abs(logprobs - batch.behaviour_logprobs[index])
     if not len(gap):
         raise TrainingError("the newest rows have no branching token to compare trainer and engine on, or are all faulty")
-    return Mismatch(tokens=len(gap), mean=float(gap.mean()), p99=float(np.quantile(gap, 0.99)), largest=float(gap.max()))
+    return Mismatch.of(gap, trainer, engine)
 
 
-def check_mismatch(found: Mismatch, version: int, dtype: str) -> None:
-    """Refuse a mismatch above the limits for the trainer's number format `dtype`.
+def check_mismatch(found: Mismatch, version: int) -> None:
+    """Refuse a mismatch above the limits.
 
     Raises:
-        TrainingError: it is above them: mask, temperature, ids or weights of trainer and engine differ.
+        TrainingError: it is above them: mask, temperature, ids, weights or number formats of trainer and engine differ.
     """
-    if dtype == "float32":
-        bad = not found.largest <= MISMATCH_MAX
-        rule = f"largest difference {found.largest:.2g} nats, {MISMATCH_MAX:.2g} allowed"
-    else:
+    if found.rounded:
         bad = not (found.mean <= MISMATCH_MEAN_BF16 and found.p99 <= MISMATCH_P99_BF16)
         allowed = f"{MISMATCH_MEAN_BF16} and {MISMATCH_P99_BF16} allowed"
         rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {allowed}"
+    else:
+        bad = not found.largest <= MISMATCH_MAX
+        rule = f"largest difference {found.largest:.2g} nats, {MISMATCH_MAX:.2g} allowed"
     if bad:
         raise TrainingError(
-            f"trainer and engine disagree on version {version} over {found.tokens} tokens ({rule}): "
-            "legal mask, temperature, token ids or weights differ between the two; the run does not start"
+            f"trainer and engine disagree on version {version} over {found.tokens} tokens ({rule}): legal mask, temperature, "
+            f"token ids or weights differ between the two, or the engine computes in another format than {found.engine}; "
+            "the run does not start"
         )

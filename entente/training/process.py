@@ -73,6 +73,7 @@ class TrainerProcess:
         threads: int,
         cards: Sequence[Card] = (),
         card_share: float = 0.0,
+        engine_dtype: str = "float32",
     ) -> None:
         """Start the child, and return while it loads the model; `ready` waits for it.
 
@@ -80,7 +81,9 @@ class TrainerProcess:
             threads: CPU threads of the trainer's processes together.
             cards: GPUs that they see, one for each; none: as this process.
             card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
+            engine_dtype: number format in which the engine computes.
         """
+        self._engine_dtype = engine_dtype
         self._log, self._several = paths.trainer_log, under_torchrun(training.processes)
         self._answers_within_s, self._hung = ANSWERS_WITHIN_S, threading.Event()
         parent, child = socket.socketpair()
@@ -151,7 +154,7 @@ class TrainerProcess:
 
     def measure_mismatch(self) -> dict[str, float]:
         """See `Trainer.measure_mismatch`; returns metrics."""
-        return self._ask({"op": "mismatch"})["metrics"]
+        return self._ask({"op": "mismatch", "engine": self._engine_dtype})["metrics"]
 
     def lessons_left(self, query: LessonQuery) -> int:
         """See `Trainer.lessons_left`."""

@@ -141,8 +141,7 @@ def _load(message: dict[str, Any], peers: Peers | None) -> tuple[Policy, Trainin
 
 def _answer(trainer: Trainer, message: dict[str, Any]) -> dict[str, Any]:
     if message["op"] == "mismatch":
-        found = asdict(trainer.measure_mismatch())
-        return {"metrics": {f"mismatch/{name}": float(value) for name, value in found.items()}}
+        return {"metrics": trainer.measure_mismatch(message["engine"]).metrics()}
     if message["op"] == "retire":
         return {"freed": trainer.retire(RetentionSettings.model_validate(message["settings"]))}
     if message["op"] == "eligible":

@@ -22,7 +22,7 @@ that another bound changes little."""
 MISMATCH_MAX = 1e-4
 """Largest allowed difference of log-probabilities in float32, nats."""
 MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
-"""Largest allowed mean and 99th percentile of the difference where the trainer computes in bfloat16, nats."""
+"""Largest allowed mean and 99th percentile of the difference where trainer or engine computes in 16 bits, nats."""
 RECIPE_VERSION = 3
 """Part of the hash of a tiny model's recipe: goes up when how it is made changes."""
 CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"
@@ -76,8 +76,8 @@ class TrainingSettings(Settings):
     lora_alpha: Annotated[float, Field(gt=0)] = 32.0
     """Numerator of the adapter's scale, alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-5
-    """AdamW learning rate, the highest of the schedule. Where a file or flag names a model's folder and no rate, the usual one of
-    the model's width."""
+    """AdamW learning rate, the highest of the schedule. Where files and flags name a model of another width than the preset's,
+    and no rate, the usual one of that width."""
     rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a linear or cosine decay until decay_steps."""
     warm_up_steps: Annotated[int, Field(ge=0)] = 0

@@ -136,8 +136,11 @@ class Trainer:
         found = self._index.eligible(self._query(step, start_groups))
         return replace(found, start_groups=start_groups) if step in self._to_repeat else found
 
-    def measure_mismatch(self) -> Mismatch:
+    def measure_mismatch(self, engine: str = "float32") -> Mismatch:
         """Compare stored behaviour logprobs with this policy's, on the newest rows that the trainer's version drew.
+
+        Args:
+            engine: number format of what drew them.
 
         Raises:
             TrainingError: there are no such rows, or the difference is above the limits of the settings.
@@ -146,8 +149,9 @@ class Trainer:
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
-        found = measure_mismatch(self._updater, self._drop_faulty_rows(self._index.gather(rows))[0])
-        check_mismatch(found, self.step_done, self._settings.dtype)
+        batch, _ = self._drop_faulty_rows(self._index.gather(rows))
+        found = measure_mismatch(self._updater, batch, self._settings.dtype, engine)
+        check_mismatch(found, self.step_done)
         return found
 
     def lessons_left(self, query: LessonQuery) -> int:

@@ -8,8 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from entente.decoding import chat_format as module
+from entente.decoding.base_identity import base_identity
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import model_fingerprint
 from entente.decoding.prompt_form import PromptForm, sample_prompts
 from entente.game.board import Board
 from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text, rules_text, worked_examples
@@ -232,6 +232,6 @@ def test_a_template_in_the_tokenizers_config_counts_and_named_ones_need_a_defaul
 
 def test_a_chat_template_is_part_of_what_makes_two_models_the_same(chat, model: Path):
     folder = chat(QWEN).codec.folder
-    before = model_fingerprint(folder)
+    before = base_identity(folder)
     (folder / "chat_template.jinja").write_text(GEMMA)
-    assert model_fingerprint(folder) != before
+    assert base_identity(folder) != before

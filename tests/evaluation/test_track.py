@@ -38,18 +38,19 @@ def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
     assert not any(due(layered_settings("laptop"), version) for version in range(1, 21))
 
 
-def made_model(folder: Path, *, tokenizer: str = "{}", weights: bytes = b"w" * 64) -> Path:
+def made_model(folder: Path, *, tokenizer: str = "{}", last: bytes = b"w") -> Path:
+    """Like a real model it begins with megabytes that LoRA does not change: its embedding."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text(tokenizer)
-    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "model.safetensors").write_bytes(bytes(3 << 20) + last)
     return folder
 
 
 def test_versions_of_other_models_or_tokenizers_cannot_play_each_other(tmp_path: Path):
     one = made_model(tmp_path / "one")
-    check_same_base({"a": one, "b": made_model(tmp_path / "same")})
+    check_same_base({"a": one, "b": made_model(tmp_path / "same")}, tmp_path)
     with pytest.raises(InputError, match="'a' and 'b' have different base models or tokenizers"):
-        check_same_base({"a": one, "b": made_model(tmp_path / "words", tokenizer="[]")})
+        check_same_base({"a": one, "b": made_model(tmp_path / "words", tokenizer="[]")}, tmp_path)
     with pytest.raises(InputError, match="'a' and 'b' have different base models or tokenizers"):
-        check_same_base({"a": one, "b": made_model(tmp_path / "weights", weights=b"v" * 64)})
+        check_same_base({"a": one, "b": made_model(tmp_path / "weights", last=b"v")}, tmp_path)

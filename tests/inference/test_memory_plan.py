@@ -34,7 +34,7 @@ SEVEN_B = ModelShape(
     key_value_heads=4,
     head_width=128,
     parameters=7_615_616_512,
-    width=2,
+    stored="bfloat16",
     positions=32768,
 )
 """Qwen2.5-7B, by its published config."""
@@ -42,7 +42,6 @@ SEVEN_B = ModelShape(
 
 def test_the_shape_of_a_model_is_read_from_its_files(model: Path):
     shape = read_shape(model)
-    assert shape is not None
     assert shape.parameters == json.loads((model / "recipe.json").read_text())["parameters"]
     assert (shape.layers, shape.hidden, shape.heads, shape.key_value_heads, shape.positions) == (2, 64, 2, 1, 1024)
 
@@ -131,7 +130,6 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], expec
 
 def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(model: Path):
     shape = read_shape(model)
-    assert shape is not None
     settings = InferenceSettings(engine="torch", max_model_length=512, max_sequences=128, kv_cache_gib=9999)
     plan = plan_memory(shape, settings, Machine(memory=0))
     assert plan.kv_cache == 128 * 512 * plan.token and plan.needed == plan.process + plan.kv_cache + plan.weights

@@ -9,7 +9,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from entente.inference.publish_weights import WEIGHTS, add_adapter
+from entente.decoding.weight_files import WEIGHTS
+from entente.inference.publish_weights import add_adapter
 from entente.telemetry.errors import DataError
 
 

@@ -19,8 +19,9 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from entente.decoding.base_identity import weights_hash
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import recipe_prompts, weights_hash
+from entente.decoding.model_files import recipe_prompts
 from entente.evaluation.adapter_folders import adapter_prompts, check_weights, open_adapter
 from entente.evaluation.contestants import Contestant, resolve_contestant
 from entente.evaluation.intervals import Estimate
@@ -145,9 +146,9 @@ def test_an_adapter_of_a_fetched_base_names_it_and_plays_once_it_is_fetched(root
     assert not (away / "base").exists() and "`entente model fetch small` brings" in (away / "README.md").read_text()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="needs its base model 'runs/_models/small', which is not here"):
-        open_adapter(away)
+        open_adapter(away, root)
     fetched = shutil.copytree(source.base, tmp_path / "runs" / "_models" / "small")
-    assert open_adapter(away).base.resolve() == fetched
+    assert open_adapter(away, root).base.resolve() == fetched
 
 
 def change_json(name: str, **fields: Any) -> Callable[[Path], None]:

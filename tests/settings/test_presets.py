@@ -33,7 +33,7 @@ def shape_of(family: str, layers: int, hidden: int, inner: int, heads: int, keys
         key_value_heads=keys,
         head_width=width,
         parameters=layers * block + hidden + vocabulary * hidden * (1 if tied else 2),
-        width=2,
+        stored="bfloat16",
         positions=32_768,
     )
 

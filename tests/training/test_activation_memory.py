@@ -47,7 +47,7 @@ def model_without_memory(family: str, sizes: Mapping[str, Any], dtype: torch.dty
         model = get_peft_model(base, adapter, autocast_adapter_dtype=False).eval().to(dtype)
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     fields = {name: getattr(architecture, name) for name in type(architecture).__dataclass_fields__}
-    return model, ModelShape(**fields, parameters=frozen, width=dtype.itemsize)
+    return model, ModelShape(**fields, parameters=frozen, stored=str(dtype).removeprefix("torch."))
 
 
 def packed(positions: int) -> PackedMicroBatch:
