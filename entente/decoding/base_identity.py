@@ -5,6 +5,7 @@ takes seconds for a few gigabytes, so hashes are remembered in a file, by what t
 device, inode, size and times it has the same content.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -89,10 +90,10 @@ def _mark(file: Path) -> str:
 
 
 def _remembered(memory: Path) -> dict[str, str]:
-    """The remembered hashes; none if the file is missing or damaged, so that all are read again."""
+    """The remembered hashes; none if the file cannot be read, so that all model files are."""
     try:
         known = json.loads(memory.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
 
@@ -104,5 +105,6 @@ def _remember(memory: Path, hashes: dict[str, str]) -> None:
         memory.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(newest, indent=1))
         aside.replace(memory)
-    except OSError:  # on a full disk or in a folder of somebody else, the files are only read again next time
-        aside.unlink(missing_ok=True)
+    except OSError:  # on a full disk or in a folder of somebody else, the model files are only read again next time
+        with contextlib.suppress(OSError):
+            aside.unlink()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -47,6 +48,64 @@ def test_another_model_than_the_preset_s_gets_the_rate_of_its_width_and_one_ten_
     assert layered_settings("laptop").training.learning_rate == usual_rate(128) == 3e-3
     assert rate_warning(3e-3, 576) == "training.learning_rate 0.003 is far from 0.0003, which suits a model 576 wide"
     assert not rate_warning(1e-3, 576)
+
+
+def hub_copy(cache: Path, name: str, folder: Path) -> None:
+    """The model in `folder` as huggingface_hub keeps it after a download."""
+    revision = "0" * 40
+    snapshot = cache / f"models--{name.replace('/', '--')}" / "snapshots" / revision
+    shutil.copytree(folder, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(revision)
+
+
+def test_a_model_has_one_rate_and_one_form_of_prompts_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub.constants
+
+    folder = Path("models/whole-192").resolve()
+    asked: list[str] = []
+
+    def from_hub(name: str, file: str, *, local_dir: str, **_: Any) -> str:
+        asked.append(name)
+        return shutil.copy(folder / file, local_dir)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", from_hub)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    hub_copy(tmp_path / "hub", "some/whole-192", folder)
+    (tmp_path / "link").symlink_to(folder)
+    names = ["models/whole-192", str(folder), str(tmp_path / "link"), "some/whole-192"]
+    found = [layered_settings("laptop", (), {"inference": {"model": name}}) for name in names]
+    assert {each.training.learning_rate for each in found} == {usual_rate(192)} and len({each.prompts for each in found}) == 1
+    assert found[0].prompts != layered_settings("laptop").prompts and not asked
+    recipe = layered_settings("laptop", (), {"tiny_model": {"hidden": 192}})
+    assert recipe.training.learning_rate == usual_rate(192), "of a model that is made from its recipe"
+    new = layered_settings("laptop", (), {"inference": {"model": "some/not-here"}})
+    assert new.training.learning_rate == usual_rate(192) and asked == ["some/not-here"]
+
+
+@pytest.mark.parametrize("preset", ["lm", "gpu-24"])
+def test_naming_the_model_of_a_preset_leaves_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str):
+    own = layered_settings(preset)
+    assert layered_settings(preset, (), {"inference": {"model": own.inference.model}}) == own
+    if preset == "lm":
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / own.inference.model).mkdir(parents=True)
+        (tmp_path / own.inference.model / "config.json").write_text('{"hidden_size": 576}')
+        absolute = layered_settings(preset, (), {"inference": {"model": str(tmp_path / own.inference.model)}})
+        assert absolute.training.learning_rate == own.training.learning_rate != usual_rate(576)
+
+
+def test_a_model_that_the_hub_does_not_confirm_has_no_rate_and_is_refused(monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    def nobody(*_: Any, **__: Any) -> str:
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", nobody)
+    with pytest.raises(InputError, match=r"'some/not-here' is no folder here.*no route to the hub"):
+        layered_settings("laptop", (), {"inference": {"model": "some/not-here"}})
+    given = {"inference": {"model": "some/not-here"}, "training": {"learning_rate": 1e-4}}
+    assert layered_settings("laptop", (), given).training.learning_rate == 1e-4
 
 
 @pytest.mark.parametrize("name", preset_names())
