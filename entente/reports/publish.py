@@ -174,14 +174,15 @@ def _parameters(folder: Path) -> int:
 
 
 def _training(source: Source) -> dict[str, Any]:
-    """How a version was trained: the settings that are not the preset's, and the files of its run's rounds of improvement."""
+    """How a version was trained: rate, settings that are not the preset's, and files of its run's rounds of improvement."""
     if source.version is None or source.settings is None or source.run is None:
         return {}
     prompts = {"prompts": source.settings.prompts.model_dump(mode="json")}
     if not source.version.version:
         return prompts
     changed = changed_settings(layered_settings(_PRESET), source.settings)
-    settings = {name: after for name, (_, after) in changed.items() if name != "inference.compile_cache"}
+    settings = {name: after for name, (_, after) in changed.items()}
+    settings["training.learning_rate"] = source.settings.training.learning_rate  # another model's would follow from its width
     if "inference.model" in settings:
         settings["inference.model"] = source.hub_id or _place(source.base)
     rounds = {file.stem: read_object(file) for file in sorted(source.run.improve.glob("*.json"))}
