@@ -162,7 +162,8 @@ def check_same_base(models: Mapping[str, Path], runs_root: Path) -> None:
     for run in others:
         if identities[run] != identities[first]:
             raise InputError(
-                f"runs '{first}' and '{run}' have different base models or tokenizers, so their versions cannot play each other"
+                f"runs '{first}' and '{run}' have different base models or tokenizers, and one engine serves one base: "
+                f"write a version of '{run}' as a folder with `entente export --merged`, and let that play"
             )
 
 
