@@ -1,6 +1,7 @@
 """Games that people play in the browser, `runs/_games/<name>.json`: who played, what was ordered, and what the players thought.
 
-A file holds orders and no position: reading it plays the game again, so what is not legal is refused.
+A file holds orders, and positions only where another server judged otherwise than we do: reading it plays the game again, so what
+is not legal is refused.
 """
 
 import hashlib
@@ -12,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from entente.game.board import Board, PhaseResult
-from entente.game.snapshot import Snapshot
-from entente.telemetry.errors import InputError
+from entente.game.snapshot import Snapshot, make_snapshot
+from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.read_file import read_text
 
 HUMAN = "human"
@@ -44,6 +45,8 @@ class SavedTurn(BaseModel):
 
     phase: _Text
     orders: dict[_Text, tuple[_Text, ...]]
+    position: str = ""
+    """Text of the position, in a game of another server that judged the turn before otherwise than we do; else empty."""
     probabilities: dict[_Text, float] = {}
     proposals: dict[_Text, tuple[SavedProposal, ...]] = {}
     """What players that search tried, by power."""
@@ -104,6 +107,8 @@ def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
     """
     board, source = Board.start(), f"played:{'+'.join(sorted(set(game.seats.values())))}"
     for turn in game.turns:
+        if turn.position:
+            board = _board(turn, file)
         legal = board.legal_orders()
         legal_sets = set(turn.orders) == set(legal) and all(legal[power].admits(own) for power, own in turn.orders.items())
         if turn.phase != board.phase or not legal_sets:
@@ -111,3 +116,11 @@ def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
         before = board.snapshot(game_id=f"played-{game.name}", seed=game.seed, source=source)
         result = board.step(turn.orders)
         yield PlayedPhase(turn=turn, before=before, centres=board.centre_counts(), result=result)
+
+
+def _board(turn: SavedTurn, file: Path) -> Board:
+    """The position that a turn holds."""
+    try:
+        return Board.restore(make_snapshot(turn.position, turn.phase, source="", game_id="", seed=0))
+    except (DataError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"game file '{file}' was changed: it holds no position of {turn.phase}") from error

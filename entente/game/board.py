@@ -193,6 +193,15 @@ class Board:
             self._legal = {power: legal for power, legal in found.items() if legal is not None}
         return dict(self._legal)
 
+    def parsed(self, power: str, order: str) -> str:
+        """An order that another program wrote, as the engine's own parser spells it; empty: the parser refuses it."""
+        game = self._game.fork()
+        try:
+            game.set_orders(power, [order])
+        except (LookupError, ValueError):  # of a text that is far from an order
+            return ""
+        return "".join(game.get_orders(power)[:1])
+
     def step(self, orders: Mapping[str, Sequence[str]]) -> PhaseResult:
         """Play this phase and continue to the next phase in which some power has orders to give.
 

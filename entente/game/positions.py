@@ -1,23 +1,45 @@
 """Positions that others wrote, as boards: the JSON of the `diplomacy` package, or units, retreats and centres by power.
 
-Such a position holds what legal orders depend on, and every part of it is checked against the map. Whatever else a game knows is
-as at its start: its boards are for asking what a power may order, not for playing on. This module reads no text of prompts and no
-files.
+Other programs write more than a position needs, and the package itself lists retreats that the rules forbid. A reader drops what
+cannot be: fields that it does not know, empty entries, retreats to provinces that are occupied, contested or out of reach. It
+refuses what contradicts itself or the map, such as two units in one province. Names are read in any case, and armies without a
+coast. Whatever else a game knows is as at its start. This module reads no text of prompts and no files.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from entente.game.adjudicator import freeze, new_game, thaw
+from entente.game.adjudicator import MAP, freeze, new_game, thaw
 from entente.game.board import OVER, POWERS, Board
 from entente.game.geography import geography
-from entente.game.recorded import check_variant, is_texts
 from entente.telemetry.errors import InputError
 
+RULES = frozenset(
+    {
+        "ALWAYS_WAIT",
+        "CD_DUMMIES",
+        "DIFFERENT_ADJUDICATION",
+        "IGNORE_ERRORS",
+        "MULTIPLE_POWERS_PER_PLAYER",
+        "NO_DEADLINE",
+        "NO_DIAS",
+        "NO_OBSERVATIONS",
+        "NO_PRESS",
+        "POWER_CHOICE",
+        "PROPOSE_DIAS",
+        "PUBLIC_PRESS",
+        "REAL_TIME",
+        "SOLITAIRE",
+        "START_MASTER",
+    }
+)
+"""Rules of the package about who plays, when, and with what press, and who judged. All other rules change the game itself."""
+
 _PHASE = re.compile(r"([SF])(\d{4})([MR])|(W)(\d{4})(A)")
+_MOVE = re.compile(r"(?P<unit>[AF] (?P<start>\w{3})\S*) - (?P<end>\w{3})")
 _YEARS = range(1901, 2001)
 _LONG = {"S": "SPRING", "F": "FALL", "W": "WINTER", "M": "MOVEMENT", "R": "RETREATS", "A": "ADJUSTMENTS"}
 
@@ -32,37 +54,104 @@ def board_of_game(game: Any) -> Board:
     if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
         raise InputError("the game is not one as the diplomacy package saves it: it lacks phases")
     check_variant(game, "the game")
-    return board_of_state(phases[-1].get("state"))
+    return board_of_state(phases[-1].get("state"), phases[-1].get("name"), contested_in(phases[-2]) if phases[1:] else ())
 
 
-def board_of_state(state: Any) -> Board:
+def board_of_state(state: Any, name: Any = None, contested: Collection[str] = ()) -> Board:
     """The position in a state as `diplomacy.Game.get_state` gives it: name, units, centers, and retreats.
+
+    Args:
+        name: of the phase, where the state may lack it.
+        contested: provinces to which nobody may retreat, because units bounced there; a state does not say it.
 
     Raises:
         InputError: it is no such state, is on another map or under other rules, the game is over, or the board is impossible.
     """
-    if not isinstance(state, Mapping) or not isinstance(state.get("name"), str):
+    phase = (state.get("name") or name) if isinstance(state, Mapping) else None
+    if not isinstance(phase, str):
         raise InputError("the state is not one as the diplomacy package gives it: it lacks the phase's name, such as 'S1901M'")
     check_variant(state, "the state")
-    parts = {part: state.get(part) or {} for part in ("units", "retreats", "centers")}
-    for part, by_power in parts.items():
-        if not isinstance(by_power, Mapping):
-            raise InputError(f"'{part}' in the state must map powers to lists")
-        for power, listed in by_power.items():
-            if power not in POWERS:
-                raise InputError(f"'{part}' in the state names the power {power!r}: the powers are {', '.join(POWERS)}")
-            places = [listed] if part != "retreats" else listed.values() if isinstance(listed, Mapping) else [None]
-            if not all(is_texts(each) for each in places):
-                raise InputError(
-                    f"'{part}' of {power} in the state must be a list of texts" + " for each unit" * (part == "retreats")
-                )
-    retreats = {
-        power: {unit[1:]: () for unit in parts["units"].get(power, ()) if unit.startswith("*")}
-        | dict(parts["retreats"].get(power, {}))
-        for power in POWERS
+    listed, centres = (
+        {power: _texts(part, power, own) for power, own in _by_power(state, part)} for part in ("units", "centers")
+    )
+    units = {power: [unit for unit in own if not unit.startswith("*")] for power, own in listed.items()}
+    retreats: dict[str, dict[str, Sequence[str]]] = {
+        power: {unit[1:]: _reach(unit[1:]) for unit in own if unit.startswith("*")} for power, own in listed.items()
     }
-    units = {power: [unit for unit in own if not unit.startswith("*")] for power, own in parts["units"].items()}
-    return board_of(state["name"], units, retreats, parts["centers"])
+    for power, own in _by_power(state, "retreats") if phase.endswith("R") else ():
+        retreats[power] = retreats.get(power, {}) | _retreats(power, own, units.get(power, ()))
+    possible = {
+        power: {unit: [place for place in places if place[:3] not in contested] for unit, places in own.items()}
+        for power, own in retreats.items()
+    }
+    return board_of(phase, units, possible, centres)
+
+
+def contested_in(phase: Any) -> set[str]:
+    """Provinces in which units bounced in a phase of a saved game; empty if it does not say."""
+    orders, results = (phase.get(part) if isinstance(phase, Mapping) else None for part in ("orders", "results"))
+    if not isinstance(orders, Mapping) or not isinstance(results, Mapping):
+        return set()
+    moves = [move for own in orders.values() if isinstance(own, list) for order in own if (move := _MOVE.match(str(order)))]
+    went = {(move["start"], move["end"]) for move in moves}
+    return {
+        move["end"]
+        for move in moves
+        if "bounce" in (marks := str(results.get(move["unit"])))
+        # A unit has no effect on the province of the unit that dislodged it.
+        and not ("dislodged" in marks and (move["end"], move["start"]) in went)
+    }
+
+
+def check_variant(named: Mapping[str, Any], what: str) -> None:
+    """Check the map and the rules of a game or a state.
+
+    Raises:
+        InputError: this program does not play them.
+    """
+    if (named.get("map") or MAP) != MAP:
+        raise InputError(f"{what} is on the map {named['map']!r}, and only {MAP!r} is played here: leave it out")
+    rules = named.get("rules") or []
+    unknown = sorted(set(map(str, rules if isinstance(rules, list) else [rules])) - RULES)
+    if unknown:
+        raise InputError(f"{what} has the rule {unknown[0]}, which is not played here: leave it out")
+
+
+def _by_power(state: Mapping[str, Any], part: str) -> list[tuple[str, Any]]:
+    """What a part of the state says of each power of which it says anything."""
+    by_power = state.get(part) or {}
+    if not isinstance(by_power, Mapping):
+        raise InputError(f"'{part}' in the state must map powers to lists")
+    found = [(str(power).upper(), own) for power, own in by_power.items() if own]
+    if unknown := [power for power, _ in found if power not in POWERS]:
+        raise InputError(f"'{part}' in the state names the power {unknown[0]!r}: the powers are {', '.join(POWERS)}")
+    return found
+
+
+def _texts(part: str, power: str, listed: Any) -> list[str]:
+    """The texts of a list, each once, in capitals; an army bears no coast."""
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise InputError(f"'{part}' of {power} in the state must be a list of texts" + " for each unit" * (part == "retreats"))
+    plain = [" ".join(text.upper().split()) for text in listed]
+    return list(dict.fromkeys(text.partition("/")[0] if text.lstrip("*").startswith("A ") else text for text in plain))
+
+
+def _retreats(power: str, own: Any, units: Collection[str]) -> dict[str, Sequence[str]]:
+    """Where the state lets the dislodged units of a power go; where it says nothing of a unit, the map decides."""
+    if not isinstance(own, Mapping):
+        raise InputError(f"'retreats' of {power} in the state must map its dislodged units to lists of places")
+    found: dict[str, Sequence[str]] = {}
+    for name, places in own.items():
+        (unit,) = _texts("retreats", power, [name])
+        if unit not in units:  # else it is left from an earlier phase
+            listed = _reach(unit) if places is None else _texts("retreats", power, places)
+            found[unit] = [place[:3] for place in listed] if unit.startswith("A ") else listed
+    return found
+
+
+def _reach(unit: str) -> Sequence[str]:
+    """Where the map lets a unit go."""
+    return geography().reach.get((unit[:1], unit[2:]), ())
 
 
 def board_of(phase: str, units: _ByPower, retreats: Mapping[str, Mapping[str, Sequence[str]]], centres: _ByPower) -> Board:
@@ -73,7 +162,7 @@ def board_of(phase: str, units: _ByPower, retreats: Mapping[str, Mapping[str, Se
 
     Args:
         phase: short name, such as "S1901M".
-        retreats: dislodged units, and where each may retreat to.
+        retreats: dislodged units, and where each may retreat to; places where it cannot go are dropped.
 
     Raises:
         InputError: the game is over, or the board is impossible.
@@ -101,14 +190,15 @@ def _board(
         raise InputError(f"there is no phase {phase!r}: phases are named as 'S1901M', 'F1901R' or 'W1901A'")
     season, year, kind = (part for part in named.groups() if part is not None)
     _check_units(units)
-    _check_retreats(retreats, units, phase)
+    _check_retreats(retreats, phase)
     _check_centres(centres)
+    occupied = {unit[2:5] for own in units for unit in own}
     position = json.loads(_start())
     position["phase"] = f"{_LONG[season]} {year} {_LONG[kind]}"
     for power in position["powers"]:
         place = POWERS.index(power["name"])
         power["units"], power["centers"] = list(units[place]), list(centres[place])
-        power["retreats"] = {unit: list(places) for unit, places in retreats[place]}
+        power["retreats"] = {unit: _possible(unit, places, occupied) for unit, places in retreats[place]}
         power["influence"] = [unit[2:5] for unit in units[place]]
     return Board(thaw(position))
 
@@ -124,11 +214,10 @@ def _check_units(units: Sequence[_Texts]) -> None:
             taken[unit[2:5]] = f"{power} {unit}"
 
 
-def _check_retreats(retreats: Sequence[Sequence[tuple[str, _Texts]]], units: Sequence[_Texts], phase: str) -> None:
-    occupied, reach = {unit[2:5] for own in units for unit in own}, geography().reach
+def _check_retreats(retreats: Sequence[Sequence[tuple[str, _Texts]]], phase: str) -> None:
     dislodged: set[str] = set()
     for power, own in zip(POWERS, retreats, strict=True):
-        for unit, places in own:
+        for unit, _ in own:
             if not phase.endswith("R"):
                 raise InputError(f"{power} has the dislodged unit {unit!r} in {phase}, which is no phase of retreats")
             if not _is_unit(unit):
@@ -136,9 +225,12 @@ def _check_retreats(retreats: Sequence[Sequence[tuple[str, _Texts]]], units: Seq
             if unit[2:5] in dislodged:
                 raise InputError(f"two dislodged units are in {unit[2:5]}")
             dislodged.add(unit[2:5])
-            for place in places:
-                if place[:3] in occupied or place not in reach[unit[0], unit[2:]] or not _is_unit(f"{unit[0]} {place}"):
-                    raise InputError(f"{power}'s {unit} cannot retreat to {place!r}")
+
+
+def _possible(unit: str, places: _Texts, occupied: Collection[str]) -> list[str]:
+    """The places to which the map and the other units let a dislodged unit go."""
+    reach = set(_reach(unit))
+    return [place for place in places if place in reach and place[:3] not in occupied and _is_unit(f"{unit[0]} {place}")]
 
 
 def _check_centres(centres: Sequence[_Texts]) -> None:

@@ -1,12 +1,15 @@
-"""Recorded games in the JSON of the `diplomacy` package: played again on the board, and written.
+"""Recorded games in the JSON of the `diplomacy` package: read phase by phase, and written.
 
-A game is accepted only if this program plays it exactly as it was recorded: the standard map, rules that do not change how orders
-are judged, legal orders, and after each phase the recorded units and centres. Missing orders become what the rules make of them:
-a hold, a disband of a dislodged unit, or a waived build. This module reads no files.
+Every position is taken from the record, because others judge convoys otherwise than this program does. The orders of a phase must
+be legal in its position. They are read as the package's own parser reads them, so a convoyed army needs no "VIA" and a unit no
+type. Missing orders become what the rules make of them: a hold, a disband of a dislodged unit, or a waived build. This module
+reads no files.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from diplomacy import Game
@@ -15,71 +18,69 @@ from diplomacy.utils.export import to_saved_game_format
 from entente.game.adjudicator import MAP
 from entente.game.board import OVER, POWERS, Board
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.game.positions import board_of_state, check_variant, contested_in
 from entente.telemetry.errors import InputError
 
-RULES = frozenset(
-    {
-        "ALWAYS_WAIT",
-        "CD_DUMMIES",
-        "IGNORE_ERRORS",
-        "MULTIPLE_POWERS_PER_PLAYER",
-        "NO_DEADLINE",
-        "NO_DIAS",
-        "NO_OBSERVATIONS",
-        "NO_PRESS",
-        "POWER_CHOICE",
-        "PROPOSE_DIAS",
-        "PUBLIC_PRESS",
-        "REAL_TIME",
-        "SOLITAIRE",
-        "START_MASTER",
-    }
-)
-"""Rules of the package about who plays, when, and with what press. All other rules change the game itself."""
+_OrderSets = dict[str, tuple[str, ...]]
 
 
-def replay_recorded(saved: Any, where: str) -> Iterator[tuple[Board, dict[str, tuple[str, ...]]]]:
-    """Play a recorded game again.
+class RefusedGameError(InputError):
+    """A recorded game that cannot be read. `reason` names the kind of fault, so that refused games can be counted by it."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn:
+    """A phase of a game that another program judged."""
+
+    phase: str
+    orders: _OrderSets
+    """The whole order set of each power that had something to order."""
+    position: str
+    """Text of the position, if it is not the one to which our rules lead from the turn before; else empty."""
+
+
+def replay_recorded(
+    saved: Any, where: str, ignore: Callable[[str], None] | None = None
+) -> Iterator[tuple[Board, dict[str, tuple[str, ...]]]]:
+    """The phases of a recorded game that were played.
 
     Args:
         saved: the JSON object that `diplomacy.utils.export.to_saved_game_format` makes.
         where: names the game in messages.
+        ignore: takes a sentence for each order that is not legal, which is then left out; None: such a game is refused.
 
     Yields:
-        The board before each phase, and the canonical orders of each power. A power whose disbands the rules chose is missing.
-        The board is stepped when the next item is asked for.
+        The board of each phase, and the canonical orders of each power. A power whose disbands the rules chose is missing. Nobody
+        may step the board.
 
     Raises:
-        InputError: it is no such game, or this program would not play it as it was recorded.
+        RefusedGameError: it is no such game, or contradicts itself or the rules.
     """
-    phases = _checked_phases(saved, where)
-    board = Board.start()
-    for number, phase in enumerate(phases):
-        _check_board(board, phase, where)
-        is_last = number + 1 == len(phases)
-        if board.is_over or (not any(phase["orders"].values()) and (is_last or _is_drawn(phase, phases[number + 1]))):
-            return
-        given, known = _orders(board, phase["orders"], f"{where}, {phase['name']}")
-        yield board, known
-        board.step(given)
+    for phase, board, _ in _phases(saved, where):
+        yield board, _orders(board, phase["orders"], f"{where}, {phase['name']}", ignore)
 
 
-def recorded_orders(saved: Any, where: str) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
-    """The name of each phase that was played, and the whole order set of each power that had something to order.
+def recorded_turns(saved: Any, where: str, ignore: Callable[[str], None]) -> list[RecordedTurn]:
+    """The phases of a recorded game with whole order sets, to be played again from their positions.
 
-    The units that are gone show which disbands the rules chose.
+    The units that are gone show which disbands the rules chose. See `replay_recorded` for the arguments.
     """
-    found: list[tuple[str, dict[str, tuple[str, ...]]]] = []
-    before: tuple[dict[str, LegalOrders], dict[str, tuple[str, ...]]] = {}, {}
-    board = Board.start()
-    for board, known in replay_recorded(saved, where):
-        if found:
-            _add_disbands(found[-1][1], *before, board)
-        found.append((board.phase, known))
-        before = board.legal_orders(), board.units()
-    if found:
-        _add_disbands(found[-1][1], *before, board)  # the last phase is played by now
-    return found
+    turns: list[RecordedTurn] = []
+    ours = Board.start()
+    for phase, board, after in _phases(saved, where):
+        position = ""
+        if _shown(ours) != _shown(board):
+            ours = board.fork()
+            position = ours.snapshot(game_id="", seed=0, source="").position
+        orders = _orders(board, phase["orders"], f"{where}, {phase['name']}", ignore)
+        orders |= _chosen_disbands(board, orders, after)
+        turns.append(RecordedTurn(phase=board.phase, orders=orders, position=position))
+        ours.step(orders)
+    return turns
 
 
 def as_recorded(name: str, turns: Sequence[tuple[str, Mapping[str, Sequence[str]]]]) -> str:
@@ -103,12 +104,40 @@ def as_recorded(name: str, turns: Sequence[tuple[str, Mapping[str, Sequence[str]
     return json.dumps(to_saved_game_format(game))
 
 
-def _add_disbands(
-    known: dict[str, tuple[str, ...]], legal: Mapping[str, LegalOrders], units: Mapping[str, Sequence[str]], after: Board
-) -> None:
-    for power in legal.keys() - known.keys():
-        gone = {f"{unit} D" for unit in set(units[power]) - set(after.units()[power])}
-        known[power] = tuple(options[0] for options in legal[power].options if options[0] in gone)
+def _chosen_disbands(board: Board, orders: _OrderSets, after: Mapping[str, Any]) -> _OrderSets:
+    """The disbands that the rules chose: those that the next recorded units show, else those of this program's rules."""
+    found: _OrderSets = {}
+    legal = board.legal_orders()
+    if missing := legal.keys() - orders.keys():
+        ours = board.fork()
+        ours.step(orders)
+        for power in missing:
+            for left in (after.get(power) or (), ours.units()[power]):
+                gone = [f"{unit} D" for unit in board.units()[power] if unit not in left]
+                if power not in found and (whole := legal[power].completed(gone)) is not None:
+                    found[power] = whole
+    return found
+
+
+def _shown(board: Board) -> tuple[Any, ...]:
+    """What legal orders depend on."""
+    return board.phase, board.units(), board.dislodged(), board.centres()
+
+
+def _phases(saved: Any, where: str) -> Iterator[tuple[Mapping[str, Any], Board, Mapping[str, Any]]]:
+    """The phases that were played: as recorded, as boards, and the units recorded after them."""
+    phases = _checked_phases(saved, where)
+    for number, phase in enumerate(phases):
+        before, following = (phases[number - 1] if number else None), (phases[number + 1] if phases[number + 1 :] else None)
+        if phase["name"] == OVER or (not any(phase["orders"].values()) and (following is None or _is_drawn(phase, following))):
+            return
+        ordered = {order.split()[-1][:3] for own in phase["orders"].values() for order in own or () if order.strip()}
+        try:
+            board = board_of_state(phase["state"], phase["name"], contested_in(before) - ordered)
+        except InputError as error:
+            reason = "its position contradicts itself"
+            raise RefusedGameError(reason, f"{where}, {phase['name']}: {error}: leave the game out") from error
+        yield phase, board, following["state"]["units"] if following else {}
 
 
 def _is_drawn(phase: Any, following: Any) -> bool:
@@ -118,23 +147,22 @@ def _is_drawn(phase: Any, following: Any) -> bool:
 
 def _checked_phases(saved: Any, where: str) -> list[Any]:
     if not isinstance(saved, Mapping) or not isinstance(saved.get("phases"), list) or not _is_whole(saved["phases"]):
-        raise InputError(f"{where} is no game as the diplomacy package saves it: it lacks phases with name, state and orders")
-    check_variant(saved, where)
+        reason = "it is no game as the diplomacy package saves it"
+        raise RefusedGameError(
+            reason, f"{where} is no game as the diplomacy package saves it: it lacks phases with name, state and orders"
+        )
+    try:
+        check_variant(saved, where)
+    except InputError as error:
+        raise RefusedGameError("it has another map or other rules", str(error)) from error
+    if any(later <= earlier for earlier, later in pairwise(_when(phase["name"]) for phase in saved["phases"])):
+        raise RefusedGameError("its phases are in no order", f"the phases of {where} do not follow each other: leave it out")
     return saved["phases"]
 
 
-def check_variant(named: Mapping[str, Any], what: str) -> None:
-    """Check the map and the rules of a game or a state.
-
-    Raises:
-        InputError: this program does not play them.
-    """
-    if named.get("map", MAP) != MAP:
-        raise InputError(f"{what} is on the map {named['map']!r}, and only {MAP!r} is played here: leave it out")
-    rules = named.get("rules") or []
-    unknown = sorted(set(map(str, rules if isinstance(rules, list) else [rules])) - RULES)
-    if unknown:
-        raise InputError(f"{what} has the rule {unknown[0]}, which is not played here: leave it out")
+def _when(phase: str) -> tuple[str, int, int]:
+    """Sorts the names of phases, with the end of the game last."""
+    return phase[1:5], "SFW".find(phase[:1]), "MRA".find(phase[-1:])
 
 
 def _is_whole(phases: Sequence[Any]) -> bool:
@@ -145,64 +173,46 @@ def _is_whole(phases: Sequence[Any]) -> bool:
             and all(isinstance(phase.get(part), Mapping) for part in ("orders", "state"))
             and all(isinstance(phase["state"].get(part), Mapping) for part in ("units", "centers"))
             and all(
-                listed is None or is_texts(listed)
+                listed is None or (isinstance(listed, list) and all(isinstance(each, str) for each in listed))
                 for by_power in (phase["orders"], phase["state"]["units"], phase["state"]["centers"])
                 for listed in by_power.values()
             )
         )
 
-    return all(map(is_one, phases))
+    return bool(phases) and all(map(is_one, phases))
 
 
-def is_texts(listed: Any) -> bool:
-    """True for a list of texts."""
-    return isinstance(listed, list) and all(isinstance(each, str) for each in listed)
-
-
-def _check_board(board: Board, phase: Any, where: str) -> None:
-    """Raise InputError unless the board is the recorded one. Units that were dislodged bear an asterisk in the record."""
-    if phase["name"] == OVER:  # also of a game that its players ended
-        return
-    units, centres = ({power: set(named.get(power) or ()) for power in POWERS} for named in _state(phase))
-    dislodged = board.dislodged()
-    found = {power: {*own, *(f"*{unit}" for unit in dislodged[power])} for power, own in board.units().items()}
-    same = found == units and {power: set(own) for power, own in board.centres().items()} == centres
-    if phase["name"] != board.phase or not same:
-        raise InputError(
-            f"{where} was judged by other rules: in {phase['name']} it has another board than this program, which is in "
-            f"{board.phase}: leave it out"
-        )
-
-
-def _state(phase: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    return phase["state"]["units"], phase["state"]["centers"]
-
-
-def _orders(board: Board, recorded: Mapping[str, Any], where: str) -> tuple[dict[str, list[str]], dict[str, tuple[str, ...]]]:
-    """The orders to play, and those of powers whose whole order set is known."""
-    given: dict[str, list[str]] = {}
-    known: dict[str, tuple[str, ...]] = {}
+def _orders(board: Board, recorded: Mapping[str, Any], where: str, ignore: Callable[[str], None] | None) -> _OrderSets:
+    """The whole order sets that are known."""
+    found: _OrderSets = {}
     legal = board.legal_orders()
     for power in POWERS:
-        listed = recorded.get(power) or []
-        if not isinstance(listed, list) or (listed and power not in legal and listed != [WAIVE] * len(listed)):
-            raise InputError(f"{where} has orders of {power}, which has nothing to order: leave the game out")
-        if power not in legal:
-            continue
-        given[power] = [_as_listed(str(order), legal[power], where) for order in listed]
-        if legal[power].kind in (OrderKind.BUILD, OrderKind.DISBAND):
-            given[power] = given[power][: legal[power].picks]  # the package records more, and plays the first ones
-        whole = legal[power].completed(given[power])
-        if whole is not None:
-            if not legal[power].admits(whole):
-                raise InputError(f"{where} has orders of {power} that are not legal together: {', '.join(given[power])}")
-            given[power], known[power] = list(whole), whole
-    return given, known
+        given = []
+        for order in recorded.get(power) or ():
+            if not order.strip() or order == WAIVE or order.startswith("VOID "):
+                continue
+            if power in legal and (read := _as_listed(order, board, legal[power])):
+                given.append(read)
+                continue
+            sentence = f"{where} has the order '{order[:60]}' of {power}, which is not legal there"
+            if ignore is None:
+                raise RefusedGameError("an order is not legal", f"{sentence}: leave the game out")
+            ignore(f"{sentence} and is left out")
+        if power in legal:
+            if legal[power].kind in (OrderKind.BUILD, OrderKind.DISBAND):
+                given = given[: legal[power].picks]  # the package records more, and plays the first ones
+            if (whole := legal[power].completed(given)) is not None:
+                found[power] = whole
+    return found
 
 
-def _as_listed(order: str, legal: LegalOrders, where: str) -> str:
-    """The order as `LegalOrders` spells it: the support of a move names no coast."""
-    for spelling in (order, order.rpartition("/")[0]):
-        if any(spelling in options for options in legal.options) or (spelling == WAIVE and legal.kind is OrderKind.BUILD):
-            return spelling
-    raise InputError(f"{where} has the order '{order}' of {legal.power}, which is not legal there: leave the game out")
+def _as_listed(order: str, board: Board, legal: LegalOrders) -> str | None:
+    """The order as `LegalOrders` spells it; None: it is not legal."""
+    return _spelled(order, legal) or _spelled(board.parsed(legal.power, order), legal)
+
+
+def _spelled(order: str, legal: LegalOrders) -> str | None:
+    """The order, with a convoy named where it needs one, and without a coast where `LegalOrders` has none."""
+    without_coast = order.rpartition("/")[0]
+    spellings = (order, without_coast, f"{order} VIA", f"{without_coast} VIA")
+    return next((each for each in spellings if any(each in options for options in legal.options)), None)

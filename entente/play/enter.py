@@ -4,24 +4,23 @@ The server's own state is all that a game is continued from, so either side may 
 server has them. Each game is looked at once a second; in a new phase the seat orders once. A lost connection is opened again a
 bounded number of times. Dice are named by game, phase and power, so a phase that is played again gets equal orders.
 
+A game is given up only where the server ends it or gives the seat away. In a phase that cannot be read, or for which the player
+cannot choose, the seat orders nothing, so that nobody waits for it, and a sentence says so.
+
 A game that is over comes home as the file that `entente play` writes (`storage/played_games.py`). There the seats of others bear
 the name of their account, 'alice@league.example:8432'.
 """
 
 import asyncio
-import hashlib
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from entente.game.adjudicator import MAP
-from entente.game.board import OVER, POWERS, Board
-from entente.game.legal import LegalOrders, OrderKind
-from entente.game.positions import board_of_state
-from entente.game.recorded import RULES, recorded_orders
+from entente.game.board import OVER, Board
+from entente.game.legal import LegalOrders
+from entente.game.positions import RULES, board_of_state
 from entente.game.server_client import (
     ForeignServerError,
     JoinedGame,
@@ -31,11 +30,10 @@ from entente.game.server_client import (
     ServerLostError,
     connect,
 )
+from entente.play.entered_file import keep_game
 from entente.play.game import Players
 from entente.players.deciders import DecisionRequest
 from entente.telemetry.errors import EntenteError, InputError
-from storage.files import durable_write, make_directory
-from storage.played_games import SavedGame, SavedTurn, game_hash, read_game
 
 MOST_TRIES = 10
 """Connections in a row that are lost within `STEADY_S`, until the command gives up."""
@@ -219,36 +217,61 @@ class EnteredGames:
         return joined
 
     async def _order(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame, players: Players) -> None:
-        """Choose orders for the phase, and give them. In a game with deadlines the server has default orders meanwhile."""
+        """Choose orders for the phase, and give them. In a game with deadlines the server has an empty order set meanwhile."""
         try:
             joined = await self._join(client, token, seat, found)
         except RefusedError as error:
+            if error.kind == "GameFinishedException":
+                return  # since it was listed; the next look brings it home
             if not str(error).endswith(" is eliminated."):
                 raise
             seat.ordered = found.phase
             return
+        except ForeignServerError as error:  # the package cannot read the server's own game
+            seat.ordered = found.phase
+            return await self._order_nothing(client, token, seat, found.phase, error)
         phase = seat.ordered = str(joined.state["name"])
-        board = board_of_state(joined.state)
+        if phase == OVER:
+            return
         try:
-            if self.entry.draw_after and board.year > self.entry.draw_after and board.is_alive(seat.power):
-                await client.vote_draw(token, seat.game, seat.power, phase)
-            if (legal := board.legal_orders().get(seat.power)) is None:
+            board = board_of_state(joined.state)
+        except InputError as error:
+            return await self._order_nothing(client, token, seat, phase, error)
+        if self.entry.draw_after and board.year > self.entry.draw_after and board.is_alive(seat.power):
+            await self._give(seat, phase, client.vote_draw(token, seat.game, seat.power, phase))
+        if (legal := board.legal_orders().get(seat.power)) is None:
+            return
+        if found.deadline_s:
+            meanwhile = client.give_orders(token, seat.game, seat.power, phase, (), final=False)
+            if not await self._give(seat, phase, meanwhile):
                 return
-            if found.deadline_s:
-                await client.give_orders(token, seat.game, seat.power, phase, _default_orders(legal), final=False)
+        try:
             async with asyncio.timeout(found.deadline_s or None):
                 choice = await players.choose(self.entry.player, self._request(seat, board, legal))
-            await client.give_orders(token, seat.game, seat.power, phase, choice.orders)
-            if choice.probability is not None:
-                seat.probabilities[phase] = choice.probability
         except TimeoutError:
-            self._miss(seat, phase)
+            return self._miss(seat, phase)
+        except InputError as error:  # such as a prompt that is longer than the model reads
+            return await self._order_nothing(client, token, seat, phase, error)
+        is_given = await self._give(seat, phase, client.give_orders(token, seat.game, seat.power, phase, choice.orders))
+        if is_given and choice.probability is not None:
+            seat.probabilities[phase] = choice.probability
+
+    async def _order_nothing(self, client: ServerClient, token: str, seat: _Seat, phase: str, why: Exception) -> None:
+        """Give an empty order set, which the server completes by the rules."""
+        self._say(f"{seat.power} orders nothing in {phase} of game '{seat.game}', and plays on: {why}")
+        await self._give(seat, phase, client.give_orders(token, seat.game, seat.power, phase, ()))
+
+    async def _give(self, seat: _Seat, phase: str, request: Awaitable[None]) -> bool:
+        """Send a request of a phase; False if the server refuses it, which ends nothing."""
+        try:
+            await request
         except RefusedError as error:
-            if error.kind == "GameFinishedException":
-                return
             if str(error).startswith("Invalid order phase"):
-                return self._miss(seat, phase)
-            self._say(f"the server refuses what {seat.power} orders in {phase} of game '{seat.game}': {error}")
+                self._miss(seat, phase)
+            elif error.kind != "GameFinishedException":
+                self._say(f"the server refuses what {seat.power} asks in {phase} of game '{seat.game}': {error}")
+            return False
+        return True
 
     def _miss(self, seat: _Seat, phase: str) -> None:
         self.missed += 1
@@ -268,9 +291,19 @@ class EnteredGames:
     async def _finish(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame) -> None:
         power = seat.power or self.entry.power or next(iter(found.mine))
         saved = await client.saved(token, seat.game, power, found.phase)
-        kept = keep_game(saved, seat.game, power, seat.controllers, seat.probabilities, self.entry, self._folder)
+        kept = keep_game(
+            saved,
+            seat.game,
+            power,
+            address=self.entry.address,
+            player=self.entry.player,
+            controllers=seat.controllers,
+            probabilities=seat.probabilities,
+            folder=self._folder,
+            say=self._say,
+        )
         del self._seats[seat.game]
-        owned = len(saved["phases"][-1]["state"]["centers"].get(power, ()))
+        owned = len(saved["phases"][-1]["state"]["centers"].get(power) or ())
         file = self._folder / f"{kept.name}.json"
         self._say(f"game '{seat.game}' is over: {power} has {owned} centres; it is stored in {file}")
 
@@ -316,45 +349,3 @@ def _refusal(found: ServerGame) -> str:
     if unknown := sorted(set(found.rules) - RULES):
         return f"has the rule {unknown[0]}, which is not played here"
     return "was canceled on the server" if found.status == "canceled" else ""
-
-
-def _default_orders(legal: LegalOrders) -> tuple[str, ...]:
-    """Holds, disbands of dislodged units, waived builds; of disbands that are owed the first units."""
-    disbands = legal.options[: legal.picks] if legal.kind is OrderKind.DISBAND else ()
-    return legal.completed([options[0] for options in disbands]) or ()
-
-
-def keep_game(
-    saved: Any,
-    game: str,
-    power: str,
-    controllers: Mapping[str, str],
-    probabilities: Mapping[str, float],
-    entry: Entry,
-    folder: Path,
-) -> SavedGame:
-    """Write the file of a game that is over, and that `power` played for us, into the folder of played games.
-
-    Args:
-        saved: see `ServerClient.saved`.
-        controllers: account by power, of those that the server has named.
-        probabilities: of the order sets that a version drew, by phase.
-
-    Raises:
-        InputError: the game was not played by our rules.
-    """
-    turns = recorded_orders(saved, f"game '{game}'")
-    others = {each: f"{controllers.get(each, 'unknown')}@{entry.address}"[:256] for each in POWERS}
-    drawn = {phase: {power: value} for phase, value in probabilities.items()}
-    plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{entry.address}-{game}").strip("-")
-    kept = SavedGame(
-        # Different games have different names, whatever their ids hold.
-        name=f"{plain[:40]}-{hashlib.sha256(f'{entry.address}/{game}'.encode()).hexdigest()[:8]}",
-        seats=others | {power: entry.player},
-        turns=tuple(SavedTurn(phase=phase, orders=own, probabilities=drawn.get(phase, {})) for phase, own in turns),
-    )
-    make_directory(folder)
-    file = folder / f"{kept.name}.json"
-    if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it is known, with its probabilities
-        durable_write(file, kept.model_dump_json().encode() + b"\n")
-    return kept

@@ -129,7 +129,7 @@ def _position(text: str) -> tuple[str, Board]:
     if not text.lstrip().startswith("{"):
         return read_prompt(text)
     try:
-        asked = json.loads(text)
+        asked = {key: value for key, value in json.loads(text).items() if value is not None}
     except (ValueError, RecursionError) as error:
         raise InputError(f"the message begins as a JSON object, but is none: {str(error)[:100]}") from error
     if unknown := sorted(set(asked) - {"power", "state", "game"}):

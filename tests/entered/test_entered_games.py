@@ -9,10 +9,12 @@ from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.board import POWERS, Board
-from entente.game.recorded import recorded_orders
-from entente.play.enter import Entry, keep_game
+from entente.game.recorded import recorded_turns
+from entente.game.snapshot import make_snapshot
+from entente.play.entered_file import keep_game
 from entente.players.seeds import dice
-from storage.played_games import play_again, read_game
+from entente.telemetry.errors import InputError
+from storage.played_games import SavedGame, play_again, read_game
 
 CONTROLLERS = {power: "rosa" if power < "G" else "theo" for power in POWERS}
 
@@ -34,18 +36,31 @@ def _played(seed: int, phases: int, *, drawn: bool) -> Any:
     return json.loads(json.dumps(to_saved_game_format(game)))
 
 
+def never(sentence: str) -> None:
+    """Takes what is left out of a game of which nothing is."""
+    raise AssertionError(sentence)
+
+
+def keep(saved: Any, folder: Path, **how: Any) -> SavedGame:
+    """Bring a game home that France played for us."""
+    defaults = {"address": "league.example:8432", "player": "mine:v2", "controllers": {}, "probabilities": {}, "say": never}
+    return keep_game(saved, "friday", "FRANCE", folder=folder, **(defaults | how))
+
+
 @pytest.mark.parametrize(("seed", "drawn"), [(0, True), (1, False)], ids=["drawn", "stopped"])
 def test_the_orders_of_a_saved_game_lead_to_its_last_position(seed: int, drawn: bool):
     saved = _played(seed, 30, drawn=drawn)
-    turns = recorded_orders(saved, "game")
-    assert [phase for phase, _ in turns] == [phase["name"] for phase in saved["phases"][: len(turns)]]
+    turns = recorded_turns(saved, "game", never)
+    assert [turn.phase for turn in turns] == [phase["name"] for phase in saved["phases"][: len(turns)]]
     assert len(turns) == len(saved["phases"]) - (2 if drawn else 1)
     board = Board.start()
-    for phase, orders in turns:
+    for turn in turns:
+        if turn.position:
+            board = Board.restore(make_snapshot(turn.position, turn.phase, source="", game_id="", seed=0))
         legal = board.legal_orders()
-        assert board.phase == phase and orders.keys() == legal.keys()
-        assert all(legal[power].admits(own) for power, own in orders.items())
-        board.step(orders)
+        assert board.phase == turn.phase and turn.orders.keys() == legal.keys()
+        assert all(legal[power].admits(own) for power, own in turn.orders.items())
+        board.step(turn.orders)
     last = saved["phases"][len(turns)]["state"]
     assert board.centres() == {power: tuple(sorted(own)) for power, own in last["centers"].items()}
     assert board.units() == {
@@ -57,8 +72,7 @@ def test_the_orders_of_a_saved_game_lead_to_its_last_position(seed: int, drawn: 
 def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: Path):
     saved, address = _played(1, 12, drawn=True), "league.example:8432"
     first = saved["phases"][0]["name"]
-    entry = Entry(address=address, account="ours", password="hush", games=("friday",), player="mine:v2")
-    kept = keep_game(saved, "friday", "FRANCE", CONTROLLERS, {first: 0.25}, entry, tmp_path)
+    kept = keep(saved, tmp_path, probabilities={first: 0.25}, controllers=CONTROLLERS)
     file = tmp_path / f"{kept.name}.json"
     read = read_game(file)
     assert [power for power, player in read.seats.items() if player == "mine:v2"] == ["FRANCE"]
@@ -66,5 +80,79 @@ def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: 
     assert [turn.probabilities for turn in read.turns[:2]] == [{"FRANCE": 0.25}, {}]
     assert len(list(play_again(read, file))) == len(read.turns) > 0
     before = file.read_bytes()
-    keep_game(saved, "friday", "FRANCE", CONTROLLERS, {}, entry, tmp_path)
+    keep(saved, tmp_path, controllers=CONTROLLERS)
     assert file.read_bytes() == before  # the second time, after a kill, knows less
+
+
+def _saved(game: Game) -> Any:
+    return json.loads(json.dumps(to_saved_game_format(game)))
+
+
+def test_a_convoy_without_the_word_comes_home(tmp_path: Path):
+    """The package's server takes such orders, and records them as they were written."""
+    game = Game()
+    for orders in (["F LON - NTH", "A LVP - YOR"], ["A YOR - BEL", "F NTH C A YOR - BEL"]):
+        game.set_orders("ENGLAND", orders)
+        game.process()
+    saved = _saved(game)
+    assert "A YOR - BEL" in saved["phases"][1]["orders"]["ENGLAND"]
+    kept = keep(saved, tmp_path)
+    assert kept.turns[1].orders["ENGLAND"][-1] == "A YOR - BEL VIA" and not any(turn.position for turn in kept.turns)
+
+
+def test_a_game_comes_home_from_a_server_that_judges_otherwise(tmp_path: Path):
+    """In its record a unit stands where our rules do not lead, and a unit retreats where others bounced."""
+    game = Game()
+    game.set_orders("FRANCE", ["A PAR - BUR"])
+    game.process()
+    game.set_units("FRANCE", ["A RUH", "*A BEL", "A MAR", "F BRE"], reset=True)
+    game.set_units("ENGLAND", ["A BEL", "F NTH", "A PIC"], reset=True)
+    game.set_current_phase("S1901R")
+    game.set_orders("FRANCE", ["A BEL R HOL"])
+    game.process()
+    game.process()
+    saved = _saved(game)
+    kept = keep(saved, tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    played = list(play_again(read_game(file), file))
+    assert [turn.phase for turn in kept.turns if turn.position] == ["S1901R"]
+    for phase, recorded in zip(played, saved["phases"], strict=False):
+        board = Board.restore(phase.before)
+        dislodged = {power: [f"*{unit}" for unit in own] for power, own in board.dislodged().items()}
+        assert board.phase == recorded["name"]
+        assert {power: {*own, *dislodged[power]} for power, own in board.units().items()} == {
+            power: set(own) for power, own in recorded["state"]["units"].items()
+        }
+
+
+def test_a_recorded_order_that_is_not_legal_is_said_and_left_out(tmp_path: Path):
+    saved = _saved(Game())
+    saved["phases"][0]["orders"] |= {"FRANCE": ["A PAR - MOS", "A MUN - BUR", "A MAR - SPA"], "ITALY": None}
+    said: list[str] = []
+    kept = keep(saved, tmp_path, say=said.append)
+    assert kept.turns[0].orders["FRANCE"] == ("F BRE H", "A MAR - SPA", "A PAR H")
+    assert len(said) == 2 and "'A PAR - MOS' of FRANCE" in said[0] and "is left out" in said[0]
+
+
+def test_disbands_that_the_record_does_not_show_are_those_of_the_rules(tmp_path: Path):
+    game = Game()
+    game.set_centers("FRANCE", ["PAR"], reset=True)
+    game.set_current_phase("W1901A")
+    game.process()
+    saved = _saved(game)
+    shown = {"F BRE", "A MAR", "A PAR"} - set(saved["phases"][1]["state"]["units"]["FRANCE"])
+    assert {order[:5] for order in keep(saved, tmp_path / "a").turns[0].orders["FRANCE"]} == shown
+    saved["phases"][1]["state"]["units"]["FRANCE"] = []
+    (orders,) = [turn.orders["FRANCE"] for turn in keep(saved, tmp_path / "b").turns]
+    assert len(orders) == 2
+
+
+@pytest.mark.parametrize("position", ["{", "[]", "{}", "7"])
+def test_a_position_that_was_changed_is_named(tmp_path: Path, position: str):
+    keep(_played(1, 3, drawn=False), tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    changed = json.loads(file.read_text())
+    changed["turns"][1]["position"] = position
+    file.write_text(json.dumps(changed))
+    with pytest.raises(InputError, match=r"was changed: it holds no position of F1901M"):
+        list(play_again(read_game(file), file))

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
+from diplomacy import Game
+from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.board import POWERS, Board
 from entente.game.legal import OrderKind
 from entente.game.players import player
-from entente.game.positions import board_of_game, board_of_state
+from entente.game.positions import board_of_game, board_of_state, contested_in
 from entente.game.prompts import OwnLine, PromptSettings, board_text, power_text, rules_text
 from entente.game.read_prompt import read_prompt
 from entente.game.recorded import as_recorded
@@ -99,14 +101,15 @@ def change(state: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
         (["name"], "COMPLETED", "the game is over"),
         (["map"], "ancmed", "on the map 'ancmed', and only 'standard'"),
         (["units", "FRANCE"], [["A PAR"]], "'units' of FRANCE in the state must be a list"),
-        (["units", "NARNIA"], [], "names the power 'NARNIA'"),
+        (["units", "NARNIA"], ["A PAR"], "names the power 'NARNIA'"),
+        (["centers", "NARNIA"], ["PAR"], "names the power 'NARNIA'"),
         (["units", "FRANCE"], ["A MAO"], "FRANCE cannot have the unit 'A MAO'"),
         (["units", "FRANCE"], ["F SPA"], "FRANCE cannot have the unit 'F SPA'"),
         (["units", "FRANCE"], ["A MUN"], "two units are in MUN"),
         (["units", "FRANCE"], ["*A PAR"], "which is no phase of retreats"),
         (["centers", "FRANCE"], ["BUR"], "it is no supply centre"),
         (["centers", "FRANCE"], ["MUN"], "MUN is owned twice"),
-        (["retreats", "FRANCE"], {"A PAR": ["BUR"]}, "which is no phase of retreats"),
+        (["rules"], ["BUILD_ANY"], "has the rule BUILD_ANY, which is not played here"),
     ],
 )
 def test_an_impossible_state_is_refused_in_a_sentence(start, path: list[Any], to: Any, said: str):
@@ -116,15 +119,103 @@ def test_an_impossible_state_is_refused_in_a_sentence(start, path: list[Any], to
 
 
 @pytest.mark.parametrize(
-    ("retreats", "said"),
+    "changes",
     [
-        ({"A BUR": ["MOS"]}, "A BUR cannot retreat to 'MOS'"),
-        ({"A BUR": [], "F BUR": []}, "cannot have the dislodged unit 'F BUR'"),
+        pytest.param({"retreats": None, "builds": "many", "fixed_state": 1, "map": None, "rules": None}, id="empty-and-unknown"),
+        pytest.param({"units": {"NARNIA": [], "UNOWNED": None}, "centers": {"NARNIA": []}}, id="powers-without-anything"),
+        pytest.param({"retreats": {"FRANCE": {"A PAR": ["BUR"]}}}, id="retreats-left-from-an-earlier-phase"),
+        pytest.param({"units": {"FRANCE": ["a  par", "A MAR", "A MAR", "F BRE"]}}, id="small-letters-and-a-unit-twice"),
+        pytest.param({"units": {"France": ["A PAR/NC", "A MAR", "F BRE"], "FRANCE": None}}, id="an-army-with-a-coast"),
+        pytest.param({"centers": {"FRANCE": ["BRE", "MAR", "PAR", "PAR"]}}, id="a-centre-twice"),
     ],
 )
-def test_an_impossible_retreat_is_refused(start, retreats: dict[str, list[str]], said: str):
-    with pytest.raises(InputError, match=said):
-        board_of_state(change(change(start, "name", to="S1901R"), "retreats", "FRANCE", to=retreats))
+def test_what_other_programs_write_beside_a_position_changes_nothing(start, changes: dict[str, Any]):
+    for part, to in changes.items():
+        start[part] = {**(start.get(part) or {}), **to} if isinstance(to, dict) else to
+    read = board_of_state(start)
+    assert read.legal_orders() == Board.start().legal_orders() and read.centres() == Board.start().centres()
+
+
+def test_a_state_without_a_name_takes_that_of_its_phase(start):
+    del start["name"]
+    assert board_of_game({"phases": [{"name": "S1901M", "state": start}]}).legal_orders() == Board.start().legal_orders()
+    with pytest.raises(InputError, match="lacks the phase's name"):
+        board_of_state(start)
+
+
+@pytest.mark.parametrize(
+    ("retreats", "places"),
+    [
+        pytest.param({"A BUR": ["GAS", "MOS", "MAR", "", "SPA/NC", "NOWHERE"]}, ("GAS",), id="out-of-reach-and-occupied"),
+        pytest.param({"a bur": ["gas", "gas"]}, ("GAS",), id="small-letters-and-twice"),
+        pytest.param({"A BUR": []}, (), id="none"),
+        pytest.param({}, ("BEL", "GAS", "RUH"), id="not-named"),
+        pytest.param({"A BUR": None}, ("BEL", "GAS", "RUH"), id="null"),
+        pytest.param({"A BUR": ["GAS"], "A PAR": ["PIC"]}, ("GAS",), id="of-a-unit-that-was-not-dislodged"),
+    ],
+)
+def test_a_dislodged_unit_may_go_where_the_state_and_the_map_let_it(start, retreats: dict[str, Any], places: tuple[str, ...]):
+    start["name"] = "S1901R"
+    start["units"]["FRANCE"].append("*A BUR")
+    start["units"]["GERMANY"][-1] = "A BUR"
+    start["units"]["ENGLAND"] = ["F PIC"]
+    start["units"]["ITALY"][0] = "A MUN"
+    start["retreats"]["FRANCE"] = retreats
+    assert board_of_state(start).dislodged()["FRANCE"] == {"A BUR": places}
+
+
+def test_two_dislodged_units_in_one_province_and_an_impossible_one_are_refused(start):
+    for units in (["*F BUR"], ["*A BUR", "*A  bur/nc"], ["*A BUR"], ["*"]):
+        state = change(change(start, "name", to="S1901R"), "units", "FRANCE", to=units)
+        state["units"]["GERMANY"] = ["*A BUR"]
+        with pytest.raises(InputError, match="dislodged unit"):
+            board_of_state(state)
+
+
+def by_package(units: dict[str, list[str]], orders: dict[str, list[str]]) -> dict[str, Any]:
+    """The game of the untouched package after one phase, in which these units are alone."""
+    game = Game()
+    game.clear_units()
+    for power, own in units.items():
+        game.set_units(power, own)
+    for power, own in orders.items():
+        game.set_orders(power, own)
+    game.process()
+    return json.loads(json.dumps(to_saved_game_format(game)))
+
+
+CONVOYED = {"ENGLAND": ["A LON", "F NTH", "A PIC"], "FRANCE": ["A BEL"], "GERMANY": ["A MUN"], "ITALY": ["A MAR"]}
+ATTACK = ["A LON - BEL VIA", "F NTH C A LON - BEL", "A PIC S A LON - BEL"]
+
+
+def test_retreats_that_the_package_lists_after_a_dislodgement_by_convoy_are_dropped():
+    """It lists every neighbour there, also the occupied and the contested ones."""
+    saved = by_package(CONVOYED, {"ENGLAND": ATTACK, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]})
+    state = saved["phases"][-1]["state"]
+    assert state["retreats"]["FRANCE"] == {"A BEL": ["BUR", "HOL", "PIC", "RUH"]}
+    assert board_of_state(state).dislodged()["FRANCE"] == {"A BEL": ("BUR", "HOL", "RUH")}, "a state does not say who bounced"
+    assert board_of_game(saved).dislodged()["FRANCE"] == {"A BEL": ("HOL", "RUH")}
+
+
+@pytest.mark.parametrize(
+    ("orders", "contested"),
+    [
+        ({"GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]}, {"BUR"}),
+        ({"GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR S A MUN - BUR"]}, set()),
+        ({"FRANCE": ["A BEL - PIC"], "ENGLAND": ["A PIC - BEL", "F NTH S A PIC - BEL"]}, set()),
+        ({"FRANCE": ["A BEL - PIC"], "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR H"]}, {"PIC"}),
+    ],
+    ids=["bounce", "moved", "by-the-unit-that-came-from-there", "occupied"],
+)
+def test_the_record_of_a_phase_says_where_units_bounced(orders: dict[str, list[str]], contested: set[str]):
+    assert contested_in(by_package(CONVOYED, orders)["phases"][0]) == contested
+
+
+@pytest.mark.parametrize(
+    "phase", [None, {}, {"orders": 3, "results": {}}, {"orders": {"FRANCE": [1, "A - B", None]}, "results": {}}]
+)
+def test_a_record_without_orders_or_results_says_nothing(phase: Any):
+    assert contested_in(phase) == set()
 
 
 @pytest.mark.parametrize("given", [None, {"phases": []}, {"phases": [{"state": []}]}])

@@ -13,19 +13,19 @@ import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from entente.game.board import POWERS, Board
 from entente.game.players import SEARCHES, player
-from entente.game.recorded import replay_recorded
+from entente.game.recorded import RefusedGameError, replay_recorded
 from entente.records.rows import Ply
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.process_pool import ProcessPool
-from entente.telemetry.read_file import open_regular
+from entente.telemetry.progress import reporter
+from entente.training.imitation.recorded_files import content_hash, read_values
 from entente.training.imitation.settings import ImitationSettings
 from storage.arrow_files import write_arrow
 from storage.files import publish_directory
@@ -35,9 +35,10 @@ TEACHER_FOLDER = "_teacher_games"
 """Folder of the teachers' games, beside the runs."""
 GAMES_A_SHARD = 8
 """Games of a shard: a few seconds of work, which is what a kill loses. With a teacher that searches a shard has one game."""
+MOST_REFUSED = 0.1
+"""Share of recorded games that may be refused. Archives hold a few odd games in a thousand; more means that it is another archive
+than the user thinks."""
 _RECIPE_VERSION = 1
-_LONGEST_LINE = 1 << 26
-"""Largest recorded game, characters; one of a hundred years without press has about a million."""
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
 """The board before each phase, and the orders that the teacher gives there. The board is stepped between two items."""
@@ -171,53 +172,68 @@ def _publish(folder: Path, first: int, games: Iterable[list[Ply]], teacher: str)
 
 
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
-    """Read recorded games into a folder named by their content, all or none."""
-    digest, total = sha256(str(_RECIPE_VERSION).encode()), 0
-    for _, text in _recorded_lines(settings.recorded):
-        digest.update(text)
-        total += 1
-    if total < 2:
-        raise InputError(f"the recorded files hold {total} games: imitation needs one to learn from, and one to hold out")
-    folder = root / f"recorded-{digest.hexdigest()[:12]}"
+    """Read recorded games into a folder named by their content. Games that cannot be read are skipped, and the reasons shown."""
+    digest, size = content_hash(settings.recorded)
+    folder = root / f"recorded-{sha256(f'{_RECIPE_VERSION} {digest}'.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     aside = root / f".{folder.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        games, first = _recorded_games(settings.recorded), 0
+        refused: dict[str, list[str]] = {}
+        values = read_values(settings.recorded, lambda done: report("recorded games, bytes", done, size))
+        games, first = _recorded_games(values, refused), 0
         while some := list(islice(games, GAMES_A_SHARD)):
             _publish(aside, first, some, "recorded games")
             first += len(some)
-            report("recorded games", first, total)
+        _show_refused(first, refused)
         publish_directory(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
-def _recorded_games(files: Sequence[Path]) -> Iterator[list[Ply]]:
-    for number, (where, text) in enumerate(_recorded_lines(files)):
-        try:
-            saved = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is not JSON ({error}): give one game of the diplomacy package a line") from error
-        yield plies_of(number, replay_recorded(saved, where), where)
+def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[str]]) -> Iterator[list[Ply]]:
+    """The rows of each game. A game that cannot be read is a sentence in `refused`, under its reason.
 
-
-def _recorded_lines(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """The lines with games, and their names in messages. A game given twice is refused: it could be learned from and held out."""
+    A game is read once, however it is written: a second time it could be learned from and held out.
+    """
     seen: dict[bytes, str] = {}
-    for file in files:
+    for where, saved in values:
         try:
-            lines = open_regular(file)
-        except OSError as error:
-            raise InputError(f"the recorded games '{file}' cannot be read: {error.strerror}") from error
-        with lines:
-            for number, text in enumerate(iter(partial(lines.readline, _LONGEST_LINE), b""), start=1):
-                if text.strip():
-                    where, digest = f"the game in line {number} of '{file}'", sha256(text.strip()).digest()
-                    if digest in seen:
-                        raise InputError(f"{where} is {seen[digest]} again: give each game once")
-                    seen[digest] = where
-                    yield where, text
+            if isinstance(saved, ValueError):
+                raise RefusedGameError("it is not JSON", f"{where} is not JSON: {saved}")
+            rows = plies_of(len(seen), replay_recorded(saved, where), where)
+            if not rows:
+                raise RefusedGameError("nothing was played in it", f"in {where} nothing was played: leave it out")
+            digest = sha256("".join(f"{row.snapshot_id}{row.orders}" for row in rows).encode()).digest()
+            if digest in seen:
+                raise RefusedGameError("it is given twice", f"{where} is {seen[digest]} again: give each game once")
+        except RefusedGameError as error:
+            refused.setdefault(error.reason, []).append(str(error))
+        else:
+            seen[digest] = where
+            yield rows
+
+
+def _show_refused(games: int, refused: Mapping[str, Sequence[str]]) -> None:
+    """Show how many games were read, and how many were not for which reason.
+
+    Raises:
+        EntenteError: too many were refused.
+        InputError: too few were read.
+    """
+    reasons = sorted(refused, key=lambda reason: -len(refused[reason]))
+    count = sum(map(len, refused.values()))
+    if refused:
+        reporter().say(f"{games:,} recorded games were read, and {count:,} were not:")
+    for reason in reasons:
+        reporter().say(f"{len(refused[reason]):>8,}  {reason}; the first: {refused[reason][0]}")
+    if count > MOST_REFUSED * (games + count):
+        raise EntenteError(
+            f"{count:,} of {games + count:,} recorded games cannot be read, more than {MOST_REFUSED:.0%}, and nothing is kept; "
+            f"most often {reasons[0]}: {refused[reasons[0]][0]}"
+        )
+    if games < 2:
+        raise InputError(f"the recorded files hold {games} games: imitation needs one to learn from, and one to hold out")
