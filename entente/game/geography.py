@@ -1,9 +1,10 @@
-"""Map tables for scripted players: adjacency per unit type, and supply centres.
+"""Map tables: adjacency per unit type, supply centres, and the names of places.
 
 The tables are made once per process from the engine's map. All seven-power maps share them (tested). Importing this module does
 not load the engine.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,8 @@ class Geography:
     """Per place, the provinces of the locations in `reach`."""
     centres: frozenset[str]
     """Provinces with a supply centre."""
+    names: dict[str, str]
+    """Province per name in capitals, with single spaces: long names, the engine's other spellings, and the province itself."""
 
 
 @lru_cache(maxsize=1)
@@ -36,7 +39,15 @@ def geography() -> Geography:
         reach=reach,
         provinces={place: frozenset(map(province, steps)) for place, steps in reach.items()},
         centres=frozenset(map(str.upper, board.scs)),
+        names=_names(board.aliases, locations),
     )
+
+
+def _names(aliases: Mapping[str, str], locations: Iterable[str]) -> dict[str, str]:
+    """The engine's table of names, without coasts, abbreviations of two letters and what is no place; "\\" stands for "of"."""
+    provinces = {location: location for location in locations if "/" not in location}
+    names = {name.replace("\\", "OF"): place for name, place in aliases.items() if place in provinces and len(name) > 2}
+    return {name: place for name, place in names.items() if name.replace(" ", "").isalpha()} | provinces
 
 
 def province(location: str) -> str:

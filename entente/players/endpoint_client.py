@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import aiohttp
 
 from entente.players.endpoint import Endpoint, OutsideSettings
+from entente.players.read_answer import without_thoughts
 from entente.telemetry.errors import EngineError, EngineLostError
 from entente.telemetry.progress import reporter, shown
 
 MAX_BODY = 1 << 20
 """Largest body of an answer, bytes."""
 MAX_TEXT = 20_000
-"""Characters of an answer that are kept: the last ones, because the orders come last."""
+"""Characters of an answer that are kept: the last ones outside thoughts, because the orders come last."""
 TIMEOUT_S = 120.0
 """For one request: a model that thinks may take a minute."""
 RETRIES = 5
@@ -38,6 +39,8 @@ class Reply:
 
     text: str
     """What the model wrote, at most MAX_TEXT characters; empty if there is no answer."""
+    cut_off: bool = False
+    """The limit of tokens ended it."""
     failed: str = ""
     """Why there is no answer; empty if there is one."""
     tokens: int
@@ -67,7 +70,7 @@ class EndpointClient:
         self._settings, self._key = settings, endpoint.key
         self._session: aiohttp.ClientSession | None = None
         self._limit = "max_tokens"
-        self._has_answered = self._closed = False
+        self._has_answered = self._closed = self._was_cut_off = False
         self._failures = 0
         """Requests since the last answer that failed with all their retries."""
 
@@ -91,6 +94,10 @@ class EndpointClient:
                 fault, wasted = found, wasted + _tokens_of(messages)
             else:
                 self._has_answered, self._failures = True, 0
+                if reply.cut_off and not self._was_cut_off:
+                    self._was_cut_off = True
+                    limit = f"outside.answer_tokens {self._settings.answer_tokens}"
+                    reporter().say(f"{self.endpoint.name} was cut off at {limit}: an unfinished thought is no answer; raise it")
                 return reply
         self._failures += 1
         text = f"{self.endpoint.name} gave no answer in {'one try' if tries == 1 else f'{tries} tries'}: {fault}"
@@ -180,7 +187,8 @@ def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) 
     """The reply in the body of a 200. A count above `most_tokens`, which no such request uses, would spend a budget by a lie."""
     try:
         found = json.loads(body)
-        content = found["choices"][0]["message"]["content"]
+        choice = found["choices"][0]
+        content = choice["message"]["content"]
         if isinstance(content, list):  # text in parts
             content = "".join(part["text"] for part in content if part.get("type") == "text")
         if not isinstance(content, str | None):
@@ -192,7 +200,8 @@ def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) 
     if not (type(tokens) is int and 0 < tokens <= most_tokens):
         tokens = _tokens_of(messages) + len((content or "").encode(errors="replace")) // _BYTES_PER_TOKEN
     text = (content or "").encode(errors="replace").decode()  # half a character cannot be stored
-    return Reply(text=text[-MAX_TEXT:], tokens=tokens)
+    kept = text if len(text) <= MAX_TEXT else without_thoughts(text)[-MAX_TEXT:]  # a thought's beginning may be cut away
+    return Reply(text=kept, cut_off=choice.get("finish_reason") == "length", tokens=tokens)
 
 
 def _message(body: bytes) -> str:

@@ -40,6 +40,8 @@ class StoredAnswer:
     power: str
     text: str
     """What the model wrote; empty if there was no answer."""
+    cut_off: bool
+    """The limit of tokens ended it."""
     failed: str
     """Why there was no answer; empty if there was one."""
     tokens: int
@@ -109,7 +111,9 @@ class OutsideDecider:
             EngineError: the endpoint is lost or refuses to be asked, or the token budget is spent.
         """
         answer = await self._players.answer(self.name, request)
-        orders, counts = no_answer(request.legal) if answer.failed else read_answer(answer.text, request.legal)
+        orders, counts = (
+            no_answer(request.legal) if answer.failed else read_answer(answer.text, request.legal, cut_off=answer.cut_off)
+        )
         self._counts[request.game] = self._counts.get(request.game, AnswerCounts()) + counts
         return orders
 
@@ -175,6 +179,7 @@ class OutsidePlayers:
             phase=phase,
             power=legal.power,
             text=reply.text,
+            cut_off=reply.cut_off,
             failed=reply.failed,
             tokens=reply.tokens,
         )

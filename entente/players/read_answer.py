@@ -1,26 +1,25 @@
-"""Reads orders from a model's answer, whatever its formatting, and counts what is wrong with it.
+"""Reads the order set in a model's answer, whatever its formatting, and counts what is wrong with it.
 
-Lines, bullets, numbers, code fences, bold type, lower case, arrows, written-out words and JSON are understood. Of two orders for
-one site the last counts, because a model may change its mind on the way. Nothing is guessed for an order that is not legal.
+A thought is no part of the answer, finished or not. The last complete order set counts: what follows it changes nothing. While no
+set is complete, of two orders for one site the last counts, because a model may change its mind. Nothing is guessed for an order
+that is not legal.
 """
 
-import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.players.written_orders import Block, WrittenOrders, written_orders
 
-_THOUGHT = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-_FENCE = re.compile(r"^\s*```.*$", re.MULTILINE)
-_MARKER = re.compile(r"^[\s>*#•·–—+-]*(?:\(?\d{1,2}[.):]|\d{1,2}\s+(?=[AF]))?[\s>*•·–—+-]*")
-_COAST = re.compile(r" ?[/( ] ?([NSEW]C)\b\)?")
-_WORDS = {"ARMY": "A", "FLEET": "F", "HOLD": "H", "HOLDS": "H", "SUPPORT": "S", "SUPPORTS": "S", "CONVOY": "C", "CONVOYS": "C"}
-_PLACE = r"[A-Z]{3}(?:/[NSEW]C)?"
-_ORDER = re.compile(rf"(?:WAIVE|[AF] {_PLACE} (?:[HDB]|[-R] {_PLACE}(?: VIA)?|[SC] [AF] {_PLACE}(?: - {_PLACE})?))(?![A-Z/]| -)")
-"""An order, legal or not, at the start of a line; words may follow, but no longer name of the last place."""
-_LONGEST_LINE = 200
+_NAMES = "think(?:ing)?|antthinking|thoughts?|reason(?:ing)?|analysis|reflection|scratchpad"
+_THOUGHT = re.compile(
+    rf"(?P<open><(?:[a-z]+:)?(?:{_NAMES})>|\[think\]|\u25c1think\u25b7|<\|begin_of_thought\|>"
+    r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>)"
+    rf"|</(?:[a-z]+:)?(?:{_NAMES})>|\[/think\]|\u25c1/think\u25b7|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>",
+    re.IGNORECASE,
+)
+"""Marks of the beginning and the end of a thought, of all families of models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +52,23 @@ class AnswerCounts:
         )
 
 
-def read_answer(text: str, legal: LegalOrders) -> tuple[list[str], AnswerCounts]:
-    """The order set in an answer, legal and complete, and the counts of this one decision."""
-    given = list(_orders(text))
-    site_of = {order: site for site, options in enumerate(legal.options) for order in options}
-    chosen: dict[int, str] = {}
-    waived = illegal = 0
-    for order in given:
-        if order == WAIVE and legal.kind is OrderKind.BUILD:
-            waived += 1
-        elif (site := site_of.get(order)) is None or (site not in chosen and len(chosen) == legal.picks):
-            illegal += 1
-        else:
-            chosen[site] = order
-    missing = max(0, legal.picks - len(chosen) - waived)
-    counts = AnswerCounts(answers=1, unparsable=int(not given), orders=legal.picks, missing=missing, illegal=illegal)
-    return _completed(chosen, legal), counts
+def read_answer(text: str, legal: LegalOrders, *, cut_off: bool = False) -> tuple[list[str], AnswerCounts]:
+    """The order set in an answer, legal and complete, and the counts of this one decision.
+
+    Args:
+        cut_off: the limit of tokens ended the answer. It may be an unfinished thought, so it counts only if it begins with orders
+            or if a thought ends in it.
+    """
+    answer = without_thoughts(text)
+    begun = answer[: max(map(answer.rfind, "\n,;")) + 1] if cut_off else answer  # the last order may lack its end
+    written = written_orders(begun, legal)
+    if cut_off and written.prose_first and answer == text:
+        written = WrittenOrders()
+    blocks = next((blocks for blocks in (written.given, written.rejected, written.mentioned) if any(blocks)), [])
+    orders, illegal = _last_set(blocks, legal)
+    missing = max(0, legal.picks - len(orders.chosen) - orders.waived)
+    counts = AnswerCounts(answers=1, unparsable=int(not blocks), orders=legal.picks, missing=missing, illegal=illegal)
+    return _completed(orders.chosen, legal), counts
 
 
 def no_answer(legal: LegalOrders) -> tuple[list[str], AnswerCounts]:
@@ -88,37 +88,68 @@ def _completed(chosen: dict[int, str], legal: LegalOrders) -> list[str]:
     return list(found)
 
 
-def _orders(text: str) -> Iterator[str]:
-    """All orders in a text, in canonical spelling; what is no order is left out."""
-    text = _FENCE.sub("", _THOUGHT.sub("", text)).strip()
-    for part in _texts(text):
-        for piece in re.split(r"[\n,;:]", part):
-            if (order := _ORDER.match(_canonical(piece[:_LONGEST_LINE]))) is not None:
-                yield order[0]
+def without_thoughts(text: str) -> str:
+    """The text outside thoughts. One without a beginning began in the prompt; one without an end goes to the end of the text."""
+    parts: list[str] = []
+    start, outside = 0, True
+    for mark in _THOUGHT.finditer(text):
+        if mark["open"] and outside:
+            parts.append(text[start : mark.start()])
+            outside = False
+        elif not mark["open"]:
+            if outside:
+                parts.clear()
+            start, outside = mark.end(), True
+    return "".join((*parts, text[start:] if outside else ""))
 
 
-def _texts(text: str) -> list[str]:
-    """The texts in a JSON value, or the text itself."""
-    try:
-        value = json.loads(text) if text[:1] in ("{", "[") else text
-    except (ValueError, RecursionError):  # a broken value: its lines may still hold orders
-        value = text.replace('"', "\n")
-    found: list[str] = []
-    waiting: list[Any] = [value]
-    while waiting:
-        match waiting.pop():
-            case str() as leaf:
-                found.append(leaf)
-            case dict() as table:
-                waiting += reversed(table.values())
-            case list() as row:
-                waiting += reversed(row)
-    return found
+@dataclass(slots=True)
+class _Set:
+    """Orders of a set, as they come."""
+
+    picks: int
+    chosen: dict[int, str] = field(default_factory=dict)
+    """By site."""
+    waived: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return 0 < self.picks <= len(self.chosen) + self.waived
 
 
-def _canonical(piece: str) -> str:
-    """A line without markers, in capitals, with single spaces and our words."""
-    piece = re.sub(r"[`*_\"'\[\]{}]", "", piece).upper()
-    piece = re.sub(r"\s*(?:-+>|=>|[→–—])\s*|(?<=[A-Z)]) ?- ?(?=[A-Z])", " - ", _MARKER.sub("", piece))
-    words = " ".join(_WORDS.get(word, word) for word in piece.split())
-    return _COAST.sub(r"/\1", words)
+def _last_set(blocks: Sequence[Block], legal: LegalOrders) -> tuple[_Set, int]:
+    """The last complete set, and the number of illegal orders up to the end of its block.
+
+    A set is complete within one block, or else over several. Without one, the last order of each site counts.
+    """
+    site_of = {order: site for site, options in enumerate(legal.options) for order in options}
+    complete: _Set | None = None
+    latest = _Set(legal.picks)
+    illegal = counted = 0
+    for block in filter(None, blocks):
+        own, rest, wrong = _sets_in(block, _Set(legal.picks), site_of)
+        if own is None:
+            own, rest, wrong = _sets_in(block, latest, site_of)
+        latest, illegal = rest, illegal + wrong
+        if own is not None:
+            complete, counted = own, illegal
+    return (latest, illegal) if complete is None else (complete, counted)
+
+
+def _sets_in(block: Block, latest: _Set, site_of: Mapping[str, int]) -> tuple[_Set | None, _Set, int]:
+    """The last set that a block completes, the incomplete one after it, and the number of illegal orders.
+
+    Orders for other sites right after a complete set are builds or disbands too many, and no new set.
+    """
+    complete: _Set | None = None
+    illegal = 0
+    for order in block:
+        if order == WAIVE:
+            latest.waived += complete is None
+        elif order is None or (complete is not None and not latest.chosen and site_of[order] not in complete.chosen):
+            illegal += 1
+        else:
+            latest.chosen[site_of[order]] = order
+        if latest.is_complete:
+            complete, latest = latest, _Set(latest.picks)
+    return complete, latest, illegal

@@ -1,0 +1,199 @@
+"""The words in which people and language models write orders: text becomes lines of tokens.
+
+Dashes and arrows of every kind, full-width letters, escapes, entities, tags, JSON objects, long names of places, and other words
+for an action all become a few kinds of tokens. This module knows no legal orders: `order_grammar` says what the tokens mean.
+"""
+
+import html
+import json
+import re
+import unicodedata
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from entente.game.board import POWERS
+from entente.game.geography import geography
+
+
+class Token(Enum):
+    """The kinds of tokens."""
+
+    UNIT = auto()
+    """"A" or "F"."""
+    PLACE = auto()
+    """Location, with a coast if one is written."""
+    ACTION = auto()
+    """"-" (moves, retreats), "S", "C", "H", "D" or "B", as a word."""
+    DASH = auto()
+    """A dash or an arrow, and "to"."""
+    VIA = auto()
+    WAIVE = auto()
+    SOFT = auto()
+    """What may stand inside an order and between two: a colon, a quote, a tag, a bar of a table."""
+    OPEN = auto()
+    CLOSE = auto()
+    JOIN = auto()
+    """What stands between two orders or clauses, and never inside an order."""
+    FILLER = auto()
+    """A word without which an order means the same."""
+    WORD = auto()
+    """Any other word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lexeme:
+    """One token of a text."""
+
+    kind: Token
+    value: str
+    text: str
+
+
+_ACTIONS = {
+    "-": "M MOVE MOVES MOVED MOVING GO GOES ATTACK ATTACKS ADVANCE ADVANCES SAIL SAILS MARCH MARCHES ENTER ENTERS MTO CTO "
+    "CONVOYED R RETREAT RETREATS RETREATING WITHDRAW WITHDRAWS RTO",
+    "S": "S SUP SUPP SUPPORT SUPPORTS SUPPORTING",
+    "C": "C CVY CONVOY CONVOYS CONVOYING TRANSPORT TRANSPORTS",
+    "H": "H HLD HOLD HOLDS HOLDING STAY STAYS STAND STANDS REMAIN REMAINS",
+    "D": "D DSB DISBAND DISBANDS DISBANDED DESTROY DESTROYS REM REMOVE REMOVES REMOVED",
+    "B": "B BLD BUILD BUILDS BUILDING",
+}
+_WORDS: dict[str, tuple[Token, str]] = {
+    word: (kind, value)
+    for kind, value, words in (
+        *((Token.ACTION, action, words) for action, words in _ACTIONS.items()),
+        (Token.UNIT, "A", "A AMY ARMY ARMIES"),
+        (Token.UNIT, "F", "F FLT FLEET FLEETS"),
+        (Token.DASH, "-", "TO INTO TOWARD TOWARDS"),
+        (Token.VIA, "VIA", "VIA BY USING"),
+        (Token.WAIVE, "WAIVE", "WAIVE WAIVES WAIVED WVE"),
+        (Token.JOIN, ",", "AND THEN ALSO WHILE PLUS"),
+        (
+            Token.FILLER,
+            "",
+            "THE AN IN AT OF FROM ON UNIT UNITS ITS MY OUR YOUR I WE WILL SHALL IS ARE ORDER ORDERS ACTION TYPE TARGET "
+            "DESTINATION JSON FRENCH GERMAN ENGLISH ITALIAN RUSSIAN TURKISH AUSTRIAN "
+            + " ".join(chain(POWERS, (f"{power}'S" for power in POWERS))),
+        ),
+    )
+    for word in words.split()
+}
+_EVERYDAY = frozenset({"BLACK", "BOTH", "EAST", "EASTERN", "NOR", "PORT", "WEST", "WESTERN"})
+"""Names that the engine knows and that remarks use as words."""
+_FURTHER = {
+    "EAST MED": "EAS",
+    "EASTERN MED": "EAS",
+    "GULF OF LION": "LYO",
+    "GULF OF LIONS": "LYO",
+    "MARSEILLE": "MAR",
+    "MID ATLANTIC": "MAO",
+    "NORTH ATLANTIC": "NAO",
+    "SAINT PETERSBURG": "STP",
+    "TUNISIA": "TUN",
+}
+"""Names that models write and the engine does not know."""
+
+_ARROW = re.compile(
+    r"\$?\\+(?:LONG)?(?:RIGHTARROW|TO)(?![A-Z])\$?|[-=]+>+|[\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f]"
+)
+_ESCAPE = re.compile(r"\\(?:n|r(?!ight)|t(?!o)|u([0-9a-fA-F]{4})|([\"'/_*\-.\[\]]))")
+_MARKER = re.compile(r"^[\s>*#-]*\(?(?:[0-9]{1,3}|[A-Z]|[IVX]{1,4})[.)]\s|\[[ X]?\]")
+_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+_OBJECT = re.compile(r"\{[^{}]*\}")
+_COAST = (
+    r"(?:'S(?![A-Z]))?(?:[ /.(_-]{0,3}(?:([NSEW])\.?C(?![A-Z])\.?|(NORTH|SOUTH|EAST|WEST)(?:ERN)? COAST(?![A-Z]))\)?"
+    r"|/([NSEW])(?![A-Z])|\(([NSEW])\))?"
+)
+
+
+def lines_of(text: str) -> list[list[Lexeme]]:
+    """The tokens of each line of a text; marks without a meaning are left out."""
+    return [[_lexeme(match) for match in _lexer().finditer(_MARKER.sub("", line))] for line in _plain(text).splitlines()]
+
+
+def _plain(text: str) -> str:
+    """The text in capitals, with one dash, one quote, and one line for each JSON object of an order."""
+    text = html.unescape(text)
+    for _ in range(2):  # an object of an order may hold one of a unit
+        text = _OBJECT.sub(_row, text)
+    text = unicodedata.normalize("NFKC", _ESCAPE.sub(_unescaped, text))
+    text = "".join(_CHARACTERS.get(unicodedata.category(char), char) for char in text).upper()
+    return _STRUCK.sub("", _ARROW.sub(" - ", text)).translate(_QUOTES)
+
+
+_CHARACTERS = {"Pd": "-", "Cf": "", "Mn": "", "Zs": " "}
+_QUOTES = str.maketrans({"\u2212": "-", "\u2043": "-", "\t": " "} | dict.fromkeys("\u2018\u2019\u02bc\u00b4", "'"))
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    if match[1]:
+        return char if (char := chr(int(match[1], 16))).isprintable() else " "
+    return match[2] or "\n"
+
+
+_ROLES = {
+    "unit_type": 0,
+    "unittype": 0,
+    **dict.fromkeys(("unit", "army", "fleet", "location", "loc", "province", "territory", "from", "origin", "source"), 1),
+    **dict.fromkeys(("action", "order", "order_type", "ordertype", "command", "move", "type"), 2),
+    **dict.fromkeys(("supported_unit", "supports", "supporting", "convoyed_unit", "target_unit", "target"), 3),
+    **dict.fromkeys(("to", "destination", "dest", "target_location", "target_province", "coast"), 4),
+    **dict.fromkeys(("via", "via_convoy", "viaconvoy", "convoy"), 5),
+}
+
+
+def _row(match: re.Match[str]) -> str:
+    """The values of a JSON object that describes one unit or order, unit first; any other object as it is."""
+    try:
+        table = json.loads(match[0] if '"' in match[0] else match[0].replace("'", '"'))
+    except ValueError:
+        return match[0]
+    if len({key.lower() for key in table} & _ROLES.keys()) < 2 or any(isinstance(value, list) for value in table.values()):
+        return match[0]
+    cells = [cell for key, value in table.items() for cell in _cell(key, value)]
+    return json.dumps(" | ".join(text for _, text in sorted(cells, key=lambda cell: cell[0])))
+
+
+def _cell(key: str, value: Any) -> list[tuple[int, str]]:
+    """Rank and text of a value in the row of its object; none for what says nothing about an order."""
+    rank = _ROLES.get(key.lower())
+    if rank is None or value is None or value is False:
+        return []
+    if value is True:
+        return [(rank, "VIA")] if rank == 5 else []
+    word = _WORDS.get(str(value).strip().upper())
+    return [(0 if word is not None and word[0] is Token.UNIT else rank, str(value))]
+
+
+@cache
+def _lexer() -> re.Pattern[str]:
+    names = sorted(_places(), key=len, reverse=True)
+    pattern = "|".join(r"[ .'-]{1,2}".join(map(re.escape, re.split("[ -]", name))) for name in names)
+    return re.compile(
+        rf"(?<![A-Z0-9])(?P<place>{pattern})(?![A-Z0-9]){_COAST}"
+        r"|(?P<tag></?[A-Z][A-Z0-9_:-]* ?/?>|<[A-Z]+ (?=[A-Z_-]+=))"
+        r"|(?P<word>[A-Z]+(?:'[A-Z]+)?)|(?P<soft>[:|\"=]|```|,(?=[A-Z]))|(?P<dash>-)|(?P<open>\()|(?P<close>\))|(?P<join>[,;.!?&+/])"
+    )
+
+
+@cache
+def _places() -> dict[str, str]:
+    return {name: place for name, place in geography().names.items() if name not in _EVERYDAY} | _FURTHER
+
+
+def _lexeme(match: re.Match[str]) -> Lexeme:
+    text = match[0]
+    match match.lastgroup:
+        case "word":
+            kind, value = _WORDS.get(text, (Token.WORD, text))
+            return Lexeme(kind, value, text)
+        case "tag":
+            return Lexeme(Token.SOFT, "|", text)
+        case "soft" | "dash" | "open" | "close" | "join" as group:
+            return Lexeme(Token[group.upper()], text, text)
+    coast = next((part[0] for part in match.groups()[1:5] if part), "")
+    name = re.sub("[ .'-]+", " ", match["place"])
+    return Lexeme(Token.PLACE, _places()[name] + (f"/{coast}C" if coast else ""), text)

@@ -1,0 +1,165 @@
+"""Finds the orders in a text and sorts them by how they are written.
+
+An order begins a clause, and what follows it in its clause is a remark. Orders within a sentence, or below a heading such as
+"rejected", are talked about: they are kept apart from the orders that are given. Takes time linear in the text.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from entente.game.legal import WAIVE, LegalOrders, OrderKind
+from entente.players.order_grammar import Match, OrderGrammar
+from entente.players.order_words import Lexeme, Token, lines_of
+
+_REJECTING = re.compile(
+    r"ALTERNATIVE(LY|S)?|AVOID(ING)?|BAD|CANDIDATES?|CONSIDER(ED|ING)?|COULD|DISCARD(ED|ING)?|EXAMPLES?|EXPECT(ED|ING)?|FUTURE|IDEAS?"
+    r"|IF|ILLEGAL|INSTEAD|INVALID|LATER|MIGHT|NEVER|NEXT|NOT|.*N'T|OPTIONS?|OTHER|OVER|PREDICT.*|PREVIOUS(LY)?|RATHER|REJECT(ED|ING|S)?"
+    r"|RISKY|RULED|THOUGHTS?|TEMPTING|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
+)
+"""Words of a heading or sentence whose orders are talked about."""
+_GIVING = re.compile(r"ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|SUBMIT.*")
+"""Words that outweigh those."""
+_DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
+"""What directly follows an order that is talked about."""
+_STOPS = frozenset(".;!?")
+_PROSE = frozenset({Token.WORD, Token.ACTION, Token.VIA})
+_BETWEEN = frozenset({Token.SOFT, Token.DASH, Token.CLOSE})
+
+Block = list[str | None]
+"""Orders that no line of prose separates; None stands for an order that is not legal."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WrittenOrders:
+    """The orders of one text."""
+
+    given: list[Block] = field(default_factory=lambda: [[]])
+    """Orders that begin a clause."""
+    rejected: list[Block] = field(default_factory=lambda: [[]])
+    """Orders that begin a clause below a heading, or after a label, that rejects them."""
+    mentioned: list[Block] = field(default_factory=lambda: [[]])
+    """Legal orders within sentences that do not reject them."""
+    prose_first: bool = False
+    """A line of prose comes before the first order given."""
+
+
+def written_orders(text: str, legal: LegalOrders) -> WrittenOrders:
+    """All orders in a text that one power may have written."""
+    reader = _Reader(legal)
+    for line in lines_of(text):
+        reader.read(line)
+    return reader.found
+
+
+class _Reader:
+    """Reads line by line."""
+
+    def __init__(self, legal: LegalOrders) -> None:
+        self.found = WrittenOrders()
+        self._grammar = OrderGrammar(legal)
+        self._waives = legal.kind is OrderKind.BUILD
+        self._heading_verb = self._verb = ""
+        """Action of the latest heading, and of a label in the line; after "Builds:" a unit alone is an order."""
+        self._rejects = self._used = False
+        """The latest heading rejects its orders; it had some."""
+
+    def read(self, line: Sequence[Lexeme]) -> None:
+        """Read one line."""
+        if not line:
+            self._rejects = self._rejects and not self._used
+        rejects, ordered = self._rejects, False
+        self._verb = self._heading_verb
+        for clause in self._clauses(line):
+            if isinstance(clause, Match):
+                (self.found.rejected if rejects else self.found.given)[-1].append(clause.order)
+                ordered = self._used = True
+            elif clause[-1].text == ":":
+                rejects, self._verb = _rejects(clause), _verb(clause)
+            elif not _rejects(clause):
+                self._mentions(clause)
+        if not ordered and any(token.kind in _PROSE or token.kind is Token.FILLER for token in line):
+            self._heading(line)
+
+    def _clauses(self, line: Sequence[Lexeme]) -> Iterator[Match | Sequence[Lexeme]]:
+        """The orders that begin a clause, and the other clauses. A sentence that begins with no order is one clause."""
+        at, follows = 0, False
+        places: set[str] = set()  # of the units ordered in this line
+        while at < len(line):
+            if (match := self._match(line, at)) is not None:
+                in_cell = bool(at) and line[at - 1].text == "|"
+                doubted = match.end < len(line) and line[match.end].text in _DOUBT
+                if not doubted and not (in_cell and match.place in places):  # a table's next column has the reason
+                    yield match
+                    places.add(match.place)
+                self._verb = _verb(line[at : at + 1]) or self._verb
+                at, follows = self._after(line, match.end), True
+            elif (end := _clause_end(line, at, follows)) > at:
+                yield line[at:end]
+                at = end
+            else:
+                follows = follows and line[at].text not in _STOPS
+                at += 1
+
+    def _match(self, line: Sequence[Lexeme], at: int) -> Match | None:
+        if line[at].kind is Token.WAIVE and self._waives:
+            return Match(order=WAIVE, end=at + 1, place="", typed=True)
+        if line[at].kind not in (Token.UNIT, Token.PLACE, Token.ACTION):
+            return None
+        match = self._grammar.at(line, at, self._verb)
+        return match if match is not None and (match.order is not None or match.typed) else None
+
+    def _after(self, line: Sequence[Lexeme], at: int) -> int:
+        """Index after the remark that follows an order."""
+        while at < len(line):
+            near = next((n for n in range(at, min(at + 4, len(line))) if line[n].kind not in _BETWEEN), at)
+            if line[near].kind is Token.UNIT and self._match(line, near) is not None:
+                return near
+            while at < len(line) and line[at].kind is not Token.OPEN:
+                if line[at].kind in (Token.JOIN, Token.SOFT):
+                    return at
+                at += 1
+            while at < len(line) and line[at].kind is not Token.CLOSE:
+                at += 1
+            at += 1
+        return at
+
+    def _mentions(self, clause: Sequence[Lexeme]) -> None:
+        for at, token in enumerate(clause):
+            if token.kind is Token.UNIT and (match := self._grammar.at(clause, at)) is not None and match.order is not None:
+                self.found.mentioned[-1].append(match.order)
+
+    def _heading(self, line: Sequence[Lexeme]) -> None:
+        """Take a line without an order as the heading of the next lines; a whole sentence is none."""
+        self._rejects, self._used, self._heading_verb = line[-1].text not in _STOPS and _rejects(line), False, _verb(line)
+        self.found.prose_first |= not any(self.found.given) and any(token.kind is Token.WORD for token in line)
+        for blocks in (self.found.given, self.found.rejected, self.found.mentioned):
+            blocks.append([])
+
+
+def _clause_end(line: Sequence[Lexeme], start: int, follows: bool) -> int:
+    """Index after the prose or label that begins here; `start` if none does."""
+    end = start
+    if line[start].kind in _PROSE:
+        while end < len(line) and line[end].kind is not Token.SOFT:
+            if line[end].kind is Token.JOIN and (follows or line[end].text in _STOPS):
+                return end
+            end += 1
+    elif line[start].kind is Token.FILLER:
+        end = start + 1
+    label = next((n for n in range(end, min(end + 3, len(line))) if line[n].text not in ('"', "'")), end)
+    if end > start and label < len(line) and line[label].text == ":":
+        return label + 1
+    return end if line[start].kind in _PROSE else start
+
+
+def _rejects(tokens: Sequence[Lexeme]) -> bool:
+    """True for words about orders that are not given."""
+    words = [token.text for token in tokens]
+    return any(map(_REJECTING.fullmatch, words)) and not any(map(_GIVING.fullmatch, words))
+
+
+def _verb(tokens: Sequence[Lexeme]) -> str:
+    """The one action of a heading that needs nothing but a unit; empty if there is none."""
+    actions = {token.value for token in tokens if token.kind is Token.ACTION and len(token.text) > 1}
+    return actions.pop() if len(actions) == 1 and actions <= {"B", "D", "H"} else ""
