@@ -96,8 +96,10 @@ class EndpointClient:
                 self._has_answered, self._failures = True, 0
                 if reply.cut_off and not self._was_cut_off:
                     self._was_cut_off = True
-                    limit = f"outside.answer_tokens {self._settings.answer_tokens}"
-                    reporter().say(f"{self.endpoint.name} was cut off at {limit}: an unfinished thought is no answer; raise it")
+                    reporter().say(
+                        f"{self.endpoint.name} reached outside.answer_tokens {self._settings.answer_tokens} before an answer "
+                        "ended; an unfinished thought counts as no answer: raise the limit"
+                    )
                 return reply
         self._failures += 1
         text = f"{self.endpoint.name} gave no answer in {'one try' if tries == 1 else f'{tries} tries'}: {fault}"

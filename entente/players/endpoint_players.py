@@ -40,7 +40,7 @@ class StoredAnswer:
     power: str
     text: str
     """What the model wrote; empty if there was no answer."""
-    cut_off: bool
+    cut_off: bool = False
     """The limit of tokens ended it."""
     failed: str
     """Why there was no answer; empty if there was one."""

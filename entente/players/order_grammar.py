@@ -179,9 +179,14 @@ def _unit(tokens: Sequence[Lexeme], start: int) -> tuple[_Unit, int] | None:
         index = _skip(tokens, index + 1, _INSIDE | {Token.DASH})
     if index == len(tokens) or tokens[index].kind is not Token.PLACE:
         return None
-    after = tokens[index + 1 : index + 2]
-    if not kind and after and after[0].kind is Token.UNIT and len(after[0].text) > 1:  # "the Paris army"
-        return _Unit(after[0].value, tokens[index].value), index + 2
+    after = _skip(tokens, index + 1, frozenset({Token.OPEN}))
+    if (
+        not kind
+        and after < len(tokens)
+        and tokens[after].kind is Token.UNIT
+        and (len(tokens[after].text) > 1 or after > index + 1)
+    ):
+        return _Unit(tokens[after].value, tokens[index].value), after + 1  # "the Paris army", "PAR (A)"
     return _Unit(kind, tokens[index].value), index + 1
 
 
@@ -196,15 +201,17 @@ def _goal(tokens: Sequence[Lexeme], start: int, own: str) -> _Goal | None:
         places.append(tokens[ends[-1] + 1].value)
         ends.append(ends[-1] + 2)
     index = ends[-1]
-    via = _skip(tokens, index, frozenset({Token.OPEN}))
-    if by_convoy := via < len(tokens) and tokens[via].kind is Token.VIA:
-        ends[-1] = index = _after_via(tokens, via + 1)
+    if by_convoy := (after := _after_via(tokens, _skip(tokens, index, frozenset({Token.OPEN, Token.SOFT})))) is not None:
+        ends[-1] = index = after
     if not (linked or by_convoy or index == len(tokens) or tokens[index].kind in (Token.JOIN, Token.SOFT)):
         return None
     either = index + 1 < len(tokens) and tokens[index].text in ("/", "OR") and tokens[index + 1].kind is Token.PLACE
     return _Goal(places, ends, by_convoy, not either)
 
 
-def _after_via(tokens: Sequence[Lexeme], index: int) -> int:
-    """Index after "convoy"."""
-    return index + int(index < len(tokens) and tokens[index].kind is Token.ACTION and tokens[index].value == "C")
+def _after_via(tokens: Sequence[Lexeme], index: int) -> int | None:
+    """Index after "VIA", "via convoy" or "by convoy" here; None if it is not here."""
+    words = [token.value if token.kind is Token.ACTION else token.text for token in tokens[index : index + 2]]
+    if index == len(tokens) or tokens[index].kind is not Token.VIA:
+        return None
+    return index + 2 if words[1:] == ["C"] else index + 1 if words[0] == "VIA" else None

@@ -8,6 +8,7 @@ import html
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
@@ -75,7 +76,7 @@ _WORDS: dict[str, tuple[Token, str]] = {
             Token.FILLER,
             "",
             "THE AN IN AT OF FROM ON UNIT UNITS ITS MY OUR YOUR I WE WILL SHALL IS ARE ORDER ORDERS ACTION TYPE TARGET "
-            "DESTINATION JSON FRENCH GERMAN ENGLISH ITALIAN RUSSIAN TURKISH AUSTRIAN "
+            "DESTINATION JSON CHOOSE PLAY SUBMIT FRENCH GERMAN ENGLISH ITALIAN RUSSIAN TURKISH AUSTRIAN "
             + " ".join(chain(POWERS, (f"{power}'S" for power in POWERS))),
         ),
     )
@@ -101,6 +102,7 @@ _ARROW = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:n|r(?!ight)|t(?!o)|u([0-9a-fA-F]{4})|([\"'/_*\-.\[\]]))")
 _MARKER = re.compile(r"^[\s>*#-]*\(?(?:[0-9]{1,3}|[A-Z]|[IVX]{1,4})[.)]\s|\[[ X]?\]")
+_LINE_END = re.compile(r"<br ?/?>|</(?:p|li|tr|div)>", re.IGNORECASE)
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _COAST = (
@@ -116,9 +118,10 @@ def lines_of(text: str) -> list[list[Lexeme]]:
 
 def _plain(text: str) -> str:
     """The text in capitals, with one dash, one quote, and one line for each JSON object of an order."""
-    text = html.unescape(text)
+    text = _LINE_END.sub("\n", html.unescape(text))
     for _ in range(2):  # an object of an order may hold one of a unit
-        text = _OBJECT.sub(_row, text)
+        text = _OBJECT.sub(_object, text)
+    text = _FIELDS.sub(_fields, text)
     text = unicodedata.normalize("NFKC", _ESCAPE.sub(_unescaped, text))
     text = "".join(_CHARACTERS.get(unicodedata.category(char), char) for char in text).upper()
     return _STRUCK.sub("", _ARROW.sub(" - ", text)).translate(_QUOTES)
@@ -135,37 +138,64 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 _ROLES = {
-    "unit_type": 0,
-    "unittype": 0,
-    **dict.fromkeys(("unit", "army", "fleet", "location", "loc", "province", "territory", "from", "origin", "source"), 1),
-    **dict.fromkeys(("action", "order", "order_type", "ordertype", "command", "move", "type"), 2),
-    **dict.fromkeys(("supported_unit", "supports", "supporting", "convoyed_unit", "target_unit", "target"), 3),
-    **dict.fromkeys(("to", "destination", "dest", "target_location", "target_province", "coast"), 4),
-    **dict.fromkeys(("via", "via_convoy", "viaconvoy", "convoy"), 5),
+    role: rank
+    for rank, roles in enumerate(
+        (
+            "unittype",
+            "unit army fleet location loc province territory",
+            "action order ordertype command move type",
+            "from origin source supported support supports supportedunit convoyedunit targetunit target",
+            "to destination dest targetlocation targetprovince coast",
+            "via viaconvoy convoy",
+        )
+    )
+    for role in roles.split()
 }
+"""Keys of descriptions in the order in which their values make an order; "from" is the unit where nothing else is."""
+_UNIT, _SOURCES, _VIA = 1, ("from", "origin", "source"), 5
 
 
-def _row(match: re.Match[str]) -> str:
-    """The values of a JSON object that describes one unit or order, unit first; any other object as it is."""
+_FIELDS = re.compile(rf"(?:^[ \t>*-]*(?:{'|'.join(_ROLES)})[*]*:.*(?:\n|\Z))+", re.MULTILINE | re.IGNORECASE)
+
+
+def _object(match: re.Match[str]) -> str:
+    """A JSON object that describes one unit or order as a text of one line; any other object as it is."""
     try:
         table = json.loads(match[0] if '"' in match[0] else match[0].replace("'", '"'))
     except ValueError:
         return match[0]
-    if len({key.lower() for key in table} & _ROLES.keys()) < 2 or any(isinstance(value, list) for value in table.values()):
-        return match[0]
-    cells = [cell for key, value in table.items() for cell in _cell(key, value)]
-    return json.dumps(" | ".join(text for _, text in sorted(cells, key=lambda cell: cell[0])))
+    return json.dumps(row) if (row := _row(table)) else match[0]
 
 
-def _cell(key: str, value: Any) -> list[tuple[int, str]]:
-    """Rank and text of a value in the row of its object; none for what says nothing about an order."""
-    rank = _ROLES.get(key.lower())
-    if rank is None or value is None or value is False:
-        return []
-    if value is True:
-        return [(rank, "VIA")] if rank == 5 else []
+def _fields(match: re.Match[str]) -> str:
+    """Lines of "key: value" as one line for each unit or order; a key that returns begins the next one."""
+    tables: list[dict[str, Any]] = [{}]
+    for line in match[0].splitlines():
+        key, value = (part.strip(" \t>*-") for part in line.split(":", 1))
+        if key in tables[-1]:
+            tables.append({})
+        tables[-1][key] = value
+    return "".join(f"{_row(table) or ' '.join(table.values())}\n" for table in tables)
+
+
+def _row(table: Mapping[str, Any]) -> str:
+    """The values of a description, unit first; empty if it is of nothing that we know."""
+    roles = {key.lower().replace("_", "").replace(" ", ""): value for key, value in table.items()}
+    ranks = {role: _ROLES[role] for role in roles if role in _ROLES}
+    if len(ranks) < 2 or any(isinstance(value, list) for value in roles.values()):
+        return ""
+    if _UNIT not in ranks.values():
+        ranks |= {role: _UNIT for role in _SOURCES if role in ranks}
+    cells = [_cell(rank, roles[role]) for role, rank in ranks.items()]
+    return " = ".join(text for _, text in sorted(cells, key=lambda cell: cell[0]) if text)
+
+
+def _cell(rank: int, value: Any) -> tuple[int, str]:
+    """Rank and text of a value in the row of its object; empty if it says nothing about an order."""
+    if value is None or isinstance(value, bool):
+        return rank, "VIA" if value and rank == _VIA else ""
     word = _WORDS.get(str(value).strip().upper())
-    return [(0 if word is not None and word[0] is Token.UNIT else rank, str(value))]
+    return (0 if word is not None and word[0] is Token.UNIT else rank), str(value)
 
 
 @cache

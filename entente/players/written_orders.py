@@ -18,7 +18,7 @@ _REJECTING = re.compile(
     r"|RISKY|RULED|THOUGHTS?|TEMPTING|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
 )
 """Words of a heading or sentence whose orders are talked about."""
-_GIVING = re.compile(r"ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|SUBMIT.*")
+_GIVING = re.compile(r"AFTER|ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|HENCE|SO|SUBMIT.*|THEREFORE|THUS")
 """Words that outweigh those."""
 _DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
 """What directly follows an order that is talked about."""
@@ -87,9 +87,10 @@ class _Reader:
         places: set[str] = set()  # of the units ordered in this line
         while at < len(line):
             if (match := self._match(line, at)) is not None:
-                in_cell = bool(at) and line[at - 1].text == "|"
-                doubted = match.end < len(line) and line[match.end].text in _DOUBT
-                if not doubted and not (in_cell and match.place in places):  # a table's next column has the reason
+                after = line[match.end].text if match.end < len(line) else "|"
+                if after not in _DOUBT and not (
+                    places and line[at - 1].text == "|" and (after != "|" or match.place in places)
+                ):  # in a table, a column after the orders has reasons
                     yield match
                     places.add(match.place)
                 self._verb = _verb(line[at : at + 1]) or self._verb
@@ -97,6 +98,8 @@ class _Reader:
             elif (end := _clause_end(line, at, follows)) > at:
                 yield line[at:end]
                 at = end
+            elif follows and line[at].kind is Token.OPEN and line[at - 1].kind is Token.SOFT:
+                at = _after_bracket(line, at)
             else:
                 follows = follows and line[at].text not in _STOPS
                 at += 1
@@ -119,9 +122,7 @@ class _Reader:
                 if line[at].kind in (Token.JOIN, Token.SOFT):
                     return at
                 at += 1
-            while at < len(line) and line[at].kind is not Token.CLOSE:
-                at += 1
-            at += 1
+            at = _after_bracket(line, at)
         return at
 
     def _mentions(self, clause: Sequence[Lexeme]) -> None:
@@ -135,6 +136,11 @@ class _Reader:
         self.found.prose_first |= not any(self.found.given) and any(token.kind is Token.WORD for token in line)
         for blocks in (self.found.given, self.found.rejected, self.found.mentioned):
             blocks.append([])
+
+
+def _after_bracket(line: Sequence[Lexeme], start: int) -> int:
+    """Index after the bracket that closes the one here, or after the line."""
+    return next((at + 1 for at in range(start, len(line)) if line[at].kind is Token.CLOSE), len(line))
 
 
 def _clause_end(line: Sequence[Lexeme], start: int, follows: bool) -> int:
