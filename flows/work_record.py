@@ -15,6 +15,7 @@ from typing import Literal
 
 import psutil
 
+from entente.telemetry.child import boot_id, find_process, process_start
 from storage.files import durable_write, entries_in, make_directory
 from storage.runs import RunPaths
 
@@ -37,16 +38,15 @@ class Work:
     machine: str
     """See `machine`."""
     pid: int
-    began: float
-    """Start time of the process, Unix seconds. It distinguishes processes with the same pid."""
+    began: str
+    """See `process_start`. It distinguishes processes with the same pid."""
 
     def process(self) -> Process:
         """State of the process; "elsewhere" if it is on another machine."""
         if self.machine != machine():
             return "elsewhere"
         try:
-            found = psutil.Process(self.pid)
-            if abs(found.create_time() - self.began) > 0.1 or found.status() == psutil.STATUS_ZOMBIE:
+            if (found := find_process(self.pid, self.began)) is None:
                 return "gone"
             return "stopped" if found.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "alive"
         except psutil.NoSuchProcess:
@@ -62,7 +62,7 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
         run=paths.root.name,
         machine=machine(),
         pid=os.getpid(),
-        began=psutil.Process().create_time(),
+        began=process_start(os.getpid()),
     )
     durable_write(folder / f"{flow_run}.json", json.dumps(asdict(mine)).encode())
     for entry in entries_in(folder):
@@ -81,7 +81,7 @@ def read_work(runs_root: Path, flow_run: str) -> Work | None:
 def machine() -> str:
     """Identifies where a pid is valid: host name, boot and pid namespace."""
     try:
-        boot, numbers = Path("/proc/sys/kernel/random/boot_id").read_text()[:8], os.stat("/proc/self/ns/pid").st_ino
+        numbers = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return socket.gethostname()
-    return f"{socket.gethostname()} {boot} {numbers}"
+    return f"{socket.gethostname()} {boot_id()[:8]} {numbers}"

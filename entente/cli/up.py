@@ -2,7 +2,7 @@
 automations, and a worker, on one machine.
 
 `entente up` uses what exists already and says so. It records the processes that it starts in Prefect's home. `entente down` ends
-these processes and no others: process id and start time must both match the record.
+these processes and no others: process id and start must both match the record.
 """
 
 import json
@@ -23,6 +23,7 @@ from cyclopts import Parameter
 
 from entente.cli.automations import apply, asker, limit_queue
 from entente.cli.server_key import key_file, send_key, want_key
+from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
 
 WORKER_WITHIN_S = 180.0
@@ -38,17 +39,12 @@ class Started:
 
     what: str
     pid: int
-    started: float
-    """Start time in seconds since 1970, from the operating system."""
+    started: str
+    """See `process_start`."""
 
     def process(self) -> psutil.Process | None:
         """The process, if it still runs."""
-        try:
-            found = psutil.Process(self.pid)
-            alive = found.status() != psutil.STATUS_ZOMBIE and abs(found.create_time() - self.started) < 0.1
-        except psutil.NoSuchProcess:
-            return None
-        return found if alive else None
+        return find_process(self.pid, self.started)
 
 
 def up(
@@ -225,7 +221,7 @@ def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descri
             env=_environment() | more,
         )
     begun = [each for each in _started() if each.what != what and each.process()]
-    begun.append(Started(what, process.pid, psutil.Process(process.pid).create_time()))
+    begun.append(Started(what, process.pid, process_start(process.pid)))
     begun.sort(key=lambda each: each.what)  # the server first
     _in_prefect_home(_RECORD).write_text(json.dumps([asdict(each) for each in begun]))
     return process

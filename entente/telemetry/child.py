@@ -1,4 +1,4 @@
-"""Child processes: they end with their parent, however it ended, so that no process or port is left.
+"""Processes: children end with their parent, however it ended, so that no process or port is left; stored ones are recognised.
 
     python -m MODULE JOB                                   one that returns a JSON object, so that its crash or hang is a result
     python -m entente.telemetry.child MODULE ARGUMENTS     a module of others, which ends when its standard input closes
@@ -23,12 +23,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from entente.telemetry.errors import EntenteError
 
 LOG_LINES = 15
 """Last lines of a log that are kept."""
 _LOOK_EVERY_S = 0.5
 _GRACE_S = 5.0
+
+
+def process_start(pid: int) -> str:
+    """When the process started: the machine's boot and the clock ticks from boot to the start; '' if there is no such process.
+
+    Pid and start identify a process. Both parts stay when the clock is set. The start in seconds since 1970 does not: the kernel
+    and psutil compute it from the present time.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "" if Path("/proc/self/stat").exists() else _start_elsewhere(pid)
+    return f"{boot_id()} {int(fields[19])}"  # field 22 of proc_pid_stat(5); the first one here is the third
+
+
+def _start_elsewhere(pid: int) -> str:
+    """The start on a system without /proc, such as macOS, which stores it when the process begins."""
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def boot_id() -> str:
+    """Identifies the boot of this machine; '' where the system has no such number."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def find_process(pid: int, start: str) -> psutil.Process | None:
+    """The process with this pid and this `process_start`; None if it has ended."""
+    try:
+        found = psutil.Process(pid)
+        ended = process_start(pid) != start or found.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    return None if ended else found
 
 
 def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:

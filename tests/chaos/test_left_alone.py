@@ -90,7 +90,7 @@ class Servers:
     def records(self) -> list[dict[str, Any]]:
         """The records of processes that trained, the newest last."""
         found = (json.loads(file.read_text()) for file in (self.runs / "_flow_runs").glob("[0-9a-f]*.json"))
-        return sorted(found, key=lambda record: record["began"])
+        return sorted(found, key=lambda record: int(record["began"].split()[-1]))
 
     def train(self) -> RunPaths:
         """Start train-policy/train; the run's folder."""

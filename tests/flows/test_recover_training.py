@@ -21,6 +21,7 @@ from prefect.states import Crashed, Pending, Running
 from entente.rollouts.improve_rounds import end_round
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
+from entente.telemetry.child import process_start
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, machine, read_work, record_work
@@ -98,7 +99,7 @@ def noted(paths: RunPaths, run: FlowRun, process: psutil.Process | None = None) 
     """That process, by default one that is gone, works at the run for that flow run."""
     record_work(paths, str(run.id))
     file = paths.root.parent / WORK_FOLDER / f"{run.id}.json"
-    pid, began = (process.pid, process.create_time()) if process else (os.getpid(), 1.0)
+    pid, began = (process.pid, process_start(process.pid)) if process else (os.getpid(), "another boot 1")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pid": pid, "began": began}))
 
 
@@ -192,7 +193,11 @@ def test_who_works_at_a_run_is_told_by_more_than_a_process_number(tmp_path: Path
     mine = read_work(paths.root.parent, "1b2c")
     assert mine is not None and mine.process() == "alive" and mine.machine == machine()
     file = tmp_path / "runs" / WORK_FOLDER / "1b2c.json"
-    for changed, what in [({"began": 1.0}, "gone"), ({"machine": "another 1 2"}, "elsewhere"), ({"pid": 2**22 + 1}, "gone")]:
+    for changed, what in [
+        ({"began": "another boot 1"}, "gone"),
+        ({"machine": "another 1 2"}, "elsewhere"),
+        ({"pid": 2**22 + 1}, "gone"),
+    ]:
         file.write_text(json.dumps(json.loads(file.read_text()) | {"began": mine.began} | changed))
         found = read_work(paths.root.parent, "1b2c")
         assert found is not None and found.process() == what

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from entente.telemetry.child import ChildResult, run_child
+from entente.telemetry.child import ChildResult, find_process, process_start, run_child
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,3 +83,20 @@ def is_gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_a_stored_process_is_recognised_after_the_clock_was_set_and_no_other_is(monkeypatch: pytest.MonkeyPatch):
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        start = process_start(child.pid)
+        # After a step of the clock psutil computes another start, because the kernel counts from the boot.
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)
+        found = find_process(child.pid, start)
+        assert found is not None and found.pid == child.pid
+        assert find_process(child.pid, process_start(os.getpid())) is None, "another process with its pid"
+        assert find_process(child.pid, f"another-boot {start.split()[-1]}") is None
+    finally:
+        child.kill()
+    wait_until(lambda: find_process(child.pid, start) is None)  # it has ended, although nobody has waited for it
+    child.wait()
+    assert process_start(child.pid) == "" and find_process(child.pid, start) is None
