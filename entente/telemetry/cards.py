@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from entente.telemetry.errors import InputError
 
 T = TypeVar("T")
@@ -35,7 +37,7 @@ class Card:
     """Number in PCI order; of a slice, its card's."""
     name: str
     total: int
-    """Memory, bytes."""
+    """Memory, bytes; the machine's, where the card has none of its own."""
     free: int
     """Memory that nobody takes now, bytes."""
     driver: str
@@ -137,6 +139,11 @@ def check_visible(nvml: Any = None, *, environ: Mapping[str, str] | None = None)
         raise InputError(f"{VARIABLE} names '{unknown}', which is no card of this machine (it has {listed}): correct or unset it")
 
 
+def unusable_cards(nvml: Any = None) -> list[str]:
+    """A sentence for each card of this machine that gives no name or memory, and so is not among the visible ones."""
+    return _devices(nvml)[1]
+
+
 def torch_cuda() -> tuple[int, int] | None:
     """Version of CUDA that the installed torch is built for, read from its files; None: built for none, or not installed."""
     try:
@@ -165,7 +172,7 @@ def _given(environ: Mapping[str, str] | None) -> str | None:
 def _select(nvml: Any, environ: Mapping[str, str] | None) -> tuple[tuple[Card, ...], str]:
     """(the visible cards, the first unknown part of `VARIABLE`)."""
     given = _given(environ)
-    devices = _devices(nvml)
+    devices, _ = _devices(nvml)
     if given is None or not devices:
         return tuple(card for device in devices for card in device), ""
     if given.strip() in _HIDES_ALL:
@@ -184,42 +191,70 @@ def _select(nvml: Any, environ: Mapping[str, str] | None) -> tuple[tuple[Card, .
 def _named(part: str, devices: Sequence[Sequence[Card]]) -> Sequence[Card] | None:
     """The cards that a number, a UUID or the unique beginning of one names; None: there is no such card."""
     if part.isdigit():
-        return devices[int(part)] if int(part) < len(devices) else None
+        return (devices[int(part)] or None) if int(part) < len(devices) else None
     found = [card for cards in devices for card in cards if card.uuid.startswith(part)]
     return found if len(found) == 1 and part.startswith(("GPU-", "MIG-")) else None
 
 
-def _devices(nvml: Any) -> list[Sequence[Card]]:
-    """Of each card of this machine, in PCI order, itself or its slices; [] without NVML or its driver."""
+def _devices(nvml: Any) -> tuple[list[Sequence[Card]], list[str]]:
+    """Of each card of this machine, in PCI order, itself or its slices, and why cards were left out; none without a driver."""
     if nvml is None:
         import pynvml as nvml
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return []
+        return [], []
+    devices, failures = list[Sequence[Card]](), list[str]()
+
+    def usable(index: int, question: Callable[[], list[T]]) -> list[T]:
+        """Its answer, or [] and a failure: a card fell off the bus, or is not this user's, and others can still be used."""
+        try:
+            return question()
+        except nvml.NVMLError as error:
+            failures.append(f"card {index} cannot be used ({error})")
+            return []
+
     try:
         driver = str(_ask(nvml, nvml.nvmlSystemGetDriverVersion, "unknown"))
-        return [_device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:  # a card fell off the bus: CUDA cannot be initialised either
-        return []
+        for index in range(_ask(nvml, nvml.nvmlDeviceGetCount, 0)):
+            parts = usable(index, lambda index=index: _parts(nvml, index))
+            cards = [usable(index, lambda part=part, index=index: [_card(nvml, *part, index, driver)]) for part in parts]
+            devices.append([card for some in cards for card in some])
     finally:
         nvml.nvmlShutdown()
+    return devices, failures
 
 
-def _device(nvml: Any, index: int, driver: str) -> list[Card]:
+def _parts(nvml: Any, index: int) -> list[tuple[Any, bool]]:
+    """The handle of a card, or those of its slices; each with whether it is a slice."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
-    def card(part: Any, *, mig: bool) -> Card:
-        memory, name = nvml.nvmlDeviceGetMemoryInfo(part), str(nvml.nvmlDeviceGetName(part))
-        total, free = int(memory.total), int(memory.free)
-        return Card(uuid=nvml.nvmlDeviceGetUUID(part), index=index, name=name, total=total, free=free, driver=driver, mig=mig)
-
     current, _ = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle), (nvml.NVML_DEVICE_MIG_DISABLE, 0))
     if current != nvml.NVML_DEVICE_MIG_ENABLE:
-        return [card(handle, mig=False)]
+        return [(handle, False)]
     places = range(_ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle), 0))
     slices = [_ask(nvml, lambda place=place: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place), None) for place in places]
-    return [card(part, mig=True) for part in slices if part is not None]
+    return [(part, True) for part in slices if part is not None]
+
+
+def _card(nvml: Any, handle: Any, mig: bool, index: int, driver: str) -> Card:
+    (total, free), name = _memory(nvml, handle), str(_ask(nvml, lambda: nvml.nvmlDeviceGetName(handle), "unnamed"))
+    return Card(uuid=nvml.nvmlDeviceGetUUID(handle), index=index, name=name, total=total, free=free, driver=driver, mig=mig)
+
+
+def _memory(nvml: Any, part: Any) -> tuple[int, int]:
+    """Total and free bytes of a card. One that shares the machine's memory, such as the GB10, has none of its own in NVML."""
+    from pynvml import NVML_ERROR_NOT_SUPPORTED
+
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(part)
+    except nvml.NVMLError as error:
+        if error.value != NVML_ERROR_NOT_SUPPORTED:
+            raise
+    else:
+        if memory.total:
+            return int(memory.total), int(memory.free)
+    of_machine = psutil.virtual_memory()
+    return of_machine.total, of_machine.available
 
 
 def _ask(nvml: Any, question: Callable[[], T], otherwise: T) -> T:

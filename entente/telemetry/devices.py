@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pynvml as untyped_pynvml
 
-from entente.telemetry.cards import Card, visible_cards
+from entente.telemetry.cards import Card, unusable_cards, visible_cards
 from entente.telemetry.progress import reporter
 
 pynvml: Any = untyped_pynvml
@@ -89,13 +89,22 @@ class GpuSampler:
 
 
 def _open_devices(cards: Sequence[Card]) -> dict[str, Any]:
-    """NVML's handle of each card by its UUID; none without NVML."""
+    """NVML's handle of each card by its UUID; none without NVML. Says which cards have none."""
+    found = dict[str, Any]()
     try:
         pynvml.nvmlInit()
-        return {card.uuid: pynvml.nvmlDeviceGetHandleByUUID(card.uuid) for card in cards or visible_cards(pynvml)}
     except pynvml.NVMLError as error:
         reporter().say(f"there are no figures of GPUs here: {error}")
-        return {}
+        return found
+    without = [f"{sentence}: `nvidia-smi` says more" for sentence in unusable_cards(pynvml)]
+    for card in cards or visible_cards(pynvml):
+        try:
+            found[card.uuid] = pynvml.nvmlDeviceGetHandleByUUID(card.uuid)
+        except pynvml.NVMLError as error:
+            without.append(f"{card.text} gives no figures ({error})")
+    for sentence in without:
+        reporter().say(sentence)
+    return found
 
 
 def read_device(handle: Any) -> Reading:
@@ -108,6 +117,8 @@ def read_device(handle: Any) -> Reading:
 
     def memory() -> Reading:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        if not info.total:
+            return {}
         return {"memory_share": int(info.used) / int(info.total), "memory_used_mib": int(info.used) / 2**20}
 
     for ask in (

@@ -1,6 +1,6 @@
 """A stand-in for `pynvml`: a machine with the cards that a test wants. A test holds its names to those of the real module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ class FakeCard:
     """Slices in MIG mode; None: the mode is off."""
     old: bool = False
     """Whether the card knows no MIG mode at all."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Functions that fail for this card, such as `nvmlDeviceGetMemoryInfo`, each with the number of NVML's error."""
 
 
 @dataclass(kw_only=True)
@@ -53,24 +55,24 @@ class FakeNvml:
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:
-        return self.cards[index]
+        return self._asked(self.cards[index], "nvmlDeviceGetHandleByIndex")
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeCard:
         everything = [piece for card in self.cards for piece in (card, *(card.slices or ()))]
-        return next(card for card in everything if card.uuid == uuid)
+        return self._asked(next(card for card in everything if card.uuid == uuid), "nvmlDeviceGetHandleByUUID")
 
     def nvmlDeviceGetUUID(self, card: FakeCard) -> str:
-        return card.uuid
+        return self._asked(card, "nvmlDeviceGetUUID").uuid
 
     def nvmlDeviceGetName(self, card: FakeCard) -> str:
-        return card.name
+        return self._asked(card, "nvmlDeviceGetName").name
 
     def nvmlDeviceGetMemoryInfo(self, card: FakeCard) -> SimpleNamespace:
-        self.asked.append(card.uuid)
+        self.asked.append(self._asked(card, "nvmlDeviceGetMemoryInfo").uuid)
         return SimpleNamespace(total=card.total, free=card.free, used=card.total - card.free)
 
     def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:
-        if card.old:
+        if self._asked(card, "nvmlDeviceGetMigMode").old:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [int(card.slices is not None), 0]
 
@@ -81,6 +83,11 @@ class FakeNvml:
         if place >= len(card.slices or ()):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return (card.slices or ())[place]
+
+    def _asked(self, card: FakeCard, function: str) -> FakeCard:
+        if function in card.errors:
+            raise pynvml.NVMLError(card.errors[function])
+        return card
 
     def install(self, patch: Callable[[Any, str, Any], None]) -> None:
         """Put this machine behind the real module, by `patch(module, name, value)`."""

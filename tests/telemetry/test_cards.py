@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
 
@@ -17,6 +18,7 @@ from entente.telemetry.cards import (
     plan_cards,
     take_cards,
     torch_cuda,
+    unusable_cards,
     visible_cards,
 )
 from entente.telemetry.errors import InputError
@@ -65,6 +67,34 @@ def test_a_card_has_the_figures_of_its_own_handle():
     )  # fmt: skip
     assert (piece.mig, piece.index, piece.total, piece.free) == (True, 3, 20 * GIB, 19 * GIB), "not those of the whole card"
     assert FOUR.opened == 0, "NVML is closed again"
+
+
+ANSWERS = [f"nvmlDeviceGet{what}" for what in ("HandleByIndex", "UUID", "Name", "MemoryInfo", "MigMode")]
+
+
+@pytest.mark.parametrize("number", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_a_card_or_slice_does_not_answer_never_hides_another(answer: str, number: int):
+    odd, piece = (FakeCard(uuid=uuid, errors={answer: number}) for uuid in ("GPU-odd", "MIG-odd"))
+    nvml = FakeNvml(cards=(FakeCard(uuid="GPU-0"), odd, FakeCard(uuid="GPU-2", slices=(piece, *TWO_SLICES))))
+    found, lost = seen(None, nvml), unusable_cards(nvml)
+    assert [uuid for uuid in found if "odd" not in uuid] == ["GPU-0", "MIG-aa11", "MIG-bb22"]
+    assert ("GPU-odd" in found) != any(sentence.startswith("card 1 cannot be used (") for sentence in lost), (
+        "never without a word"
+    )
+    assert nvml.opened == 0
+    if "GPU-odd" not in found:
+        with pytest.raises(InputError, match="names '1', which is no card"):
+            check_visible(nvml, environ={VARIABLE: "1"})
+
+
+NO_MEMORY = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED}
+
+
+@pytest.mark.parametrize("card", [{"total": 0, "free": 0}, {"errors": NO_MEMORY}])
+def test_a_card_without_a_memory_of_its_own_has_the_machine_s(card: dict):
+    (found,) = visible_cards(FakeNvml(cards=[FakeCard(uuid="GPU-1", name="NVIDIA GB10", **card)]), environ={})
+    assert found.total == psutil.virtual_memory().total and 0 < found.free <= found.total
 
 
 def test_a_machine_without_a_driver_has_no_cards():

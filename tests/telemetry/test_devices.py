@@ -96,6 +96,19 @@ def test_only_the_cards_that_a_run_takes_are_read(cards: Cards, monkeypatch: pyt
     assert GpuSampler().sample()["gpu/power_w"] == 100.0, "what CUDA does not see is not read"
 
 
+@pytest.mark.parametrize("answer", ["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+def test_a_card_that_is_lost_takes_no_other_from_the_figures_and_is_named(
+    answer: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    lost = FakeCard(uuid="GPU-1", errors={answer: pynvml.NVML_ERROR_GPU_IS_LOST})
+    FakeNvml(cards=[lost, FakeCard(uuid="GPU-2", total=8 << 30, free=6 << 30)]).install(monkeypatch.setattr)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    figures = GpuSampler().sample()
+    assert (figures["gpu/memory_share"], figures["gpu/memory_used_mib"]) == (0.25, 2048.0)
+    (sentence,) = said
+    assert sentence.startswith("card 0 ") and "lost" in sentence
+
+
 def test_a_slice_has_the_memory_of_its_own_handle(monkeypatch: pytest.MonkeyPatch):
     piece = FakeCard(uuid="MIG-1", total=20 << 30, free=5 << 30)
     FakeNvml(cards=[FakeCard(uuid="GPU-1", slices=[piece])]).install(monkeypatch.setattr)
