@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from entente.cli.server_key import open_url
 from entente.telemetry.errors import InputError
 
 WHOLE_MACHINE = "whole-machine"
@@ -163,7 +164,7 @@ def asker(api: str) -> Ask:
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=ANSWERS_WITHIN_S) as answer:
+            with open_url(request, ANSWERS_WITHIN_S) as answer:
                 content = answer.read()
         except urllib.error.HTTPError as refused:
             # 503: SQLite is locked for some seconds on a busy machine.

@@ -1,9 +1,11 @@
 """Sets the environment variables of Prefect and other libraries before they are imported.
 
-Prefect then logs little, sends no telemetry and has its database in the working folder. Variables that the user has set are kept.
+Prefect then logs little, sends no telemetry and has its database in the working folder. Variables that the user has set are kept;
+those that name hosts without a proxy are extended by this machine.
 """
 
 import os
+import socket
 from pathlib import Path
 
 _PREFECT = {
@@ -49,10 +51,12 @@ _QUIET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
 }
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def prepare_environment(*, debug: bool) -> None:
     """Set the variables that are not set. With `debug`, libraries keep their own logging and warnings."""
+    _keep_proxies_from_this_machine()
     os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
     for name, value in (_PREFECT | ({} if debug else _QUIET)).items():
         if not (debug and "LOGGING" in name):
@@ -61,3 +65,19 @@ def prepare_environment(*, debug: bool) -> None:
         import warnings
 
         warnings.simplefilter("ignore")
+
+
+def _keep_proxies_from_this_machine() -> None:
+    """Where a proxy is set, exempt this machine from it: the proxy cannot reach it, and would be sent the server's key.
+
+    Libraries read either spelling of the variable. None is set without a proxy: it would hide the proxy of a macOS system.
+    """
+    spellings = ("no_proxy", "NO_PROXY")
+    if not any(name.lower().endswith("_proxy") and name not in spellings for name in os.environ):
+        return
+    given = [os.environ.get(name, "") for name in spellings]
+    for name, hosts in zip(spellings, (given[0] or given[1], given[1] or given[0]), strict=True):
+        words = [host.strip() for host in hosts.split(",") if host.strip()]
+        if words != ["*"]:  # that exempts every host, but only where it is alone
+            words += [*LOOPBACK, "0.0.0.0", socket.gethostname().lower()]
+        os.environ[name] = ",".join(dict.fromkeys(words))

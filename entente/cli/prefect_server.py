@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from entente.cli.server_key import send_key, want_key
+from entente.cli.server_key import open_url, send_key, want_key
 from entente.telemetry.errors import InputError
 from storage.files import held
 
@@ -110,7 +110,7 @@ def accepts(address: str, key: str) -> bool:
     basic = {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
     request = urllib.request.Request(f"{address}/admin/version", headers=basic)
     try:
-        urllib.request.urlopen(request, timeout=_ANSWERS_WITHIN_S).close()
+        open_url(request, _ANSWERS_WITHIN_S).close()
     except urllib.error.HTTPError as answer:
         answer.close()
         return answer.code not in (401, 403)
@@ -161,7 +161,7 @@ def _last_words(log: Path) -> str:
 def _ask(address: str, timeout_s: float) -> None:
     """Return if a server answers at `address`, also if it asks for a login."""
     try:
-        urllib.request.urlopen(f"{address}/health", timeout=timeout_s).close()
+        open_url(urllib.request.Request(f"{address}/health"), timeout_s).close()
     except urllib.error.HTTPError as answer:
         answer.close()
         if answer.code >= 500:

@@ -6,13 +6,15 @@ workers send it to servers on this machine only. If the user has set Prefect's o
 
 import os
 import secrets
+import urllib.request
+from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from entente.cli.environment import LOOPBACK
 from entente.telemetry.errors import InputError
 from storage.files import publish_once
 
-_HERE = ("127.0.0.1", "localhost", "::1")
 _SENT, _WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 _USER = "entente"
 
@@ -28,8 +30,15 @@ def send_key(address: str) -> None:
         return
     if given := os.environ.get(_WANTED):
         os.environ[_SENT] = given
-    elif urlsplit(address).hostname in _HERE and key_file().is_file():
+    elif urlsplit(address).hostname in LOOPBACK and key_file().is_file():
         os.environ[_SENT] = _read()
+
+
+def open_url(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
+    """Like `urllib.request.urlopen`, but what is sent to this machine, such as the key, never goes through a proxy."""
+    # By environment variables alone urllib cannot exempt an IPv6 address, and httpx fails for the spelling that urllib wants.
+    without = [urllib.request.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOOPBACK else []
+    return urllib.request.build_opener(*without).open(request, timeout=timeout_s)
 
 
 def want_key() -> str:

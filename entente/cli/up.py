@@ -22,7 +22,7 @@ import psutil
 from cyclopts import Parameter
 
 from entente.cli.automations import apply, asker, limit_queue
-from entente.cli.server_key import key_file, send_key, want_key
+from entente.cli.server_key import key_file, open_url, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
 
@@ -248,7 +248,7 @@ def _ask(path: str) -> list[dict[str, Any]]:
 def _why_not_prefect(address: str) -> str:
     """Why there is no Prefect server at `address`; '' if there is one."""
     try:
-        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+        with open_url(urllib.request.Request(f"{address}/health"), 5) as answer:
             return "" if answer.read().strip() == b"true" else "its health is not what Prefect says"
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))

@@ -1,13 +1,22 @@
 """The key of the server on this machine: made once, read by its owner alone, sent to this machine alone."""
 
+import http.server
 import os
+import socket
 import stat
+import threading
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
-from entente.cli.server_key import key_file, send_key, want_key
+from entente.cli.environment import LOOPBACK, prepare_environment
+from entente.cli.server_key import key_file, open_url, send_key, want_key
 from entente.telemetry.errors import InputError
 
 SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
@@ -81,3 +90,71 @@ def test_a_key_that_others_can_read_is_refused():
         os.environ.pop(name)
     with pytest.raises(InputError, match="others can read the server's key"):
         send_key("http://127.0.0.1:4200/api")
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers everything, as a server or as a proxy, and notes what it was sent."""
+
+    def do_GET(self) -> None:
+        self.server.heard.append(f"{self.path} {self.headers['Authorization']}")  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    do_CONNECT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def answering(host: str) -> Iterator[tuple[int, list[str]]]:
+    """A server at that host: its port, and what it was sent."""
+    kind = type(
+        "Server", (http.server.ThreadingHTTPServer,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET}
+    )
+    with kind((host, 0), Answers) as server:
+        server.heard = []
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_address[1], server.heard
+        server.shutdown()
+
+
+def by_urllib(url: str) -> None:
+    open_url(urllib.request.Request(url, headers={"Authorization": "Basic key"}), 10).close()
+
+
+def by_httpx(url: str) -> None:
+    httpx.get(url, headers={"Authorization": "Basic key"})
+
+
+@pytest.mark.parametrize("send", [by_urllib, by_httpx])
+@pytest.mark.parametrize(
+    "given", [{}, {"no_proxy": "a.example, b.example"}, {"NO_PROXY": "a.example"}, {"no_proxy": "*"}], ids=str
+)
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_what_is_sent_to_this_machine_never_passes_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, variable: str, given: dict[str, str], send: Callable[[str], None]
+):
+    without_proxies = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    with answering("127.0.0.1") as (proxy, overheard), warnings.catch_warnings():
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        os.environ.clear()
+        os.environ.update(without_proxies | given | {variable: f"http://127.0.0.1:{proxy}"})
+        prepare_environment(debug=False)
+        prepare_environment(debug=False)  # as each call in a notebook does
+        for host in LOOPBACK if Path("/proc/net/if_inet6").exists() else LOOPBACK[:2]:
+            with answering("::1" if host == "::1" else "127.0.0.1") as (port, heard):
+                send(f"http://[{host}]:{port}/api" if ":" in host else f"http://{host}:{port}/api")
+                assert heard == ["/api Basic key"] and overheard == []
+        for name in ("no_proxy", "NO_PROXY"):
+            hosts = os.environ[name].split(",")
+            assert len(hosts) == len({*hosts}) and (hosts == ["*"] or {*LOOPBACK, socket.gethostname().lower()} < {*hosts})
+            assert hosts[0] == (*given.values(), "localhost")[0].split(",")[0], "what the user exempts stays exempt"
+
+
+def test_without_a_proxy_the_variables_stay_away(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "environ", environment := dict[str, str]())
+    with warnings.catch_warnings():
+        prepare_environment(debug=False)
+    assert not any(name.lower().endswith("_proxy") for name in environment), "they would hide the proxy of a macOS system"
