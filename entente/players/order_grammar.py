@@ -13,8 +13,8 @@ from typing import NamedTuple
 from entente.game.legal import LegalOrders
 from entente.players.order_words import Lexeme, Token
 
-_INSIDE = frozenset({Token.SOFT, Token.OPEN, Token.CLOSE, Token.FILLER})
-_AFTER_UNIT = frozenset({Token.JOIN, Token.SOFT, Token.OPEN, Token.CLOSE, Token.DASH})
+_INSIDE = (Token.SOFT, Token.OPEN, Token.CLOSE, Token.FILLER)
+_AFTER_UNIT = (Token.JOIN, Token.SOFT, Token.OPEN, Token.CLOSE, Token.DASH)
 _NEAR = 8
 """Most tokens without a meaning between two parts of an order."""
 
@@ -89,7 +89,7 @@ class OrderGrammar:
         if (found := _unit(tokens, start)) is None:
             return None
         unit, end = found
-        at = _skip(tokens, end, _INSIDE | {Token.DASH}, unit.place)
+        at = _skip(tokens, end, (*_INSIDE, Token.DASH), unit.place)
         if at < len(tokens) and tokens[at].kind is Token.ACTION and tokens[at].value != "-":
             action = tokens[at].value
             return self._helps(tokens, at + 1, action, unit) if action in ("S", "C") else self._plain(action, unit, at + 1)
@@ -103,7 +103,7 @@ class OrderGrammar:
 
     def _helps(self, tokens: Sequence[Lexeme], start: int, action: str, unit: _Unit) -> Match | None:
         """A support or convoy whose unit is read."""
-        if (found := _unit(tokens, _skip(tokens, start, _INSIDE | {Token.ACTION}))) is None:
+        if (found := _unit(tokens, _skip(tokens, start, (*_INSIDE, Token.ACTION)))) is None:
             return None
         other, end = found
         if (goal := _goal(tokens, end, other.place)) is not None:
@@ -161,7 +161,7 @@ def _units_agree(written: _Unit | None, legal: _Unit | None) -> bool:
     return written.kind in ("", legal.kind) and _places_agree(written.place, legal.place)
 
 
-def _skip(tokens: Sequence[Lexeme], start: int, kinds: frozenset[Token], place: str = "") -> int:
+def _skip(tokens: Sequence[Lexeme], start: int, kinds: Sequence[Token], place: str = "") -> int:
     """Index of the next token of another kind; also over the unit's own place, as in "A PAR (Paris)". Stops at once too far."""
     for index in range(start, min(start + _NEAR, len(tokens))):
         token = tokens[index]
@@ -174,12 +174,14 @@ def _skip(tokens: Sequence[Lexeme], start: int, kinds: frozenset[Token], place: 
 def _unit(tokens: Sequence[Lexeme], start: int) -> tuple[_Unit, int] | None:
     """The unit here, and the index after it; its type may be left out."""
     kind, index = "", _skip(tokens, start, _INSIDE)
-    while index < min(len(tokens), start + 2 * _NEAR) and tokens[index].kind is Token.UNIT:  # "a fleet"
+    for _ in range(2):  # "a fleet"
+        if index == len(tokens) or tokens[index].kind is not Token.UNIT:
+            break
         kind = tokens[index].value
-        index = _skip(tokens, index + 1, _INSIDE | {Token.DASH})
+        index = _skip(tokens, index + 1, (*_INSIDE, Token.DASH))
     if index == len(tokens) or tokens[index].kind is not Token.PLACE:
         return None
-    after = _skip(tokens, index + 1, frozenset({Token.OPEN}))
+    after = _skip(tokens, index + 1, (Token.OPEN,))
     if (
         not kind
         and after < len(tokens)
@@ -192,7 +194,7 @@ def _unit(tokens: Sequence[Lexeme], start: int) -> tuple[_Unit, int] | None:
 
 def _goal(tokens: Sequence[Lexeme], start: int, own: str) -> _Goal | None:
     """The places after "-" or "to", or one place alone at the end of a clause."""
-    index = _skip(tokens, start, _INSIDE | {Token.DASH, Token.ACTION}, own)
+    index = _skip(tokens, start, (*_INSIDE, Token.DASH, Token.ACTION), own)
     if index == len(tokens) or tokens[index].kind is not Token.PLACE:
         return None
     linked = any(token.kind in (Token.DASH, Token.ACTION) for token in tokens[start:index])
@@ -201,7 +203,7 @@ def _goal(tokens: Sequence[Lexeme], start: int, own: str) -> _Goal | None:
         places.append(tokens[ends[-1] + 1].value)
         ends.append(ends[-1] + 2)
     index = ends[-1]
-    if by_convoy := (after := _after_via(tokens, _skip(tokens, index, frozenset({Token.OPEN, Token.SOFT})))) is not None:
+    if by_convoy := (after := _after_via(tokens, _skip(tokens, index, (Token.OPEN, Token.SOFT)))) is not None:
         ends[-1] = index = after
     if not (linked or by_convoy or index == len(tokens) or tokens[index].kind in (Token.JOIN, Token.SOFT)):
         return None

@@ -23,8 +23,8 @@ _GIVING = re.compile(r"AFTER|ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SI
 _DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
 """What directly follows an order that is talked about."""
 _STOPS = frozenset(".;!?")
-_PROSE = frozenset({Token.WORD, Token.ACTION, Token.VIA})
-_BETWEEN = frozenset({Token.SOFT, Token.DASH, Token.CLOSE})
+_PROSE = (Token.WORD, Token.ACTION, Token.VIA)
+_BETWEEN = (Token.SOFT, Token.DASH, Token.CLOSE)
 
 Block = list[str | None]
 """Orders that no line of prose separates; None stands for an order that is not legal."""

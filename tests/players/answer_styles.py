@@ -1,4 +1,4 @@
-"""Writes order sets as language models do: the other direction of `entente.players.read_answer`, by names and forms of its own."""
+"""Writes order sets as language models do: the other direction of `entente.players.read_answer`."""
 
 import json
 import random
@@ -7,14 +7,40 @@ from collections.abc import Sequence
 from entente.game.geography import geography
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
 
-DASHES = ["-", " - ", " -", "- ", *(f" {dash} " for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\uff0d\u2192"), " -> ", " --> ", " => ", " to "]
+DASHES = [
+    "-",
+    " - ",
+    " -",
+    "- ",
+    *(f" {dash} " for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\uff0d\u2192"),
+    " -> ",
+    " --> ",
+    " => ",
+    " to ",
+]
 REMARKS = [
-    " \u2014 keeps them out of MUN", " - this keeps Germany out", " \u2013 a build", " (A PAR - PIC is weaker)", ": the best I have", ", for now",
-    " because TYR and VIE are threatened", ", not A PAR - PIC", " instead of F BRE - ENG", ". It is safe!", " // take it",
-]  # fmt: skip
+    " \u2014 keeps them out of MUN",
+    " - this keeps Germany out",
+    " \u2013 a build",
+    " (A PAR - PIC is weaker)",
+    ": the best I have",
+    ", for now",
+    " because TYR and VIE are threatened",
+    ", not A PAR - PIC",
+    " instead of F BRE - ENG",
+    ". It is safe!",
+    " // take it",
+]
 COASTS = ["/{}", "({})", " {}", " ({})", " ({name} coast)", " {name} coast", " /{}"]
 COAST_NAMES = {"NC": "north", "SC": "south", "EC": "east", "WC": "west"}
-HEADINGS = ["Here are my orders:\n", "**Final orders**\n\n", "After some thought:\n", "ORDERS:\n", "", "My orders for this turn:\n\n"]
+HEADINGS = [
+    "Here are my orders:\n",
+    "**Final orders**\n\n",
+    "After some thought:\n",
+    "ORDERS:\n",
+    "",
+    "My orders for this turn:\n\n",
+]
 AFTER = ["", "\n\nGood luck!", "\n\nThese orders keep us safe.", "\n\nAlternatives I rejected: A PAR - PIC, F BRE - ENG."]
 BULLETS = ["", "", "- ", "* ", "\u2022 ", "{n}. ", "{n}) ", "({n}) ", "> ", "- [x] ", "Order {n}: ", "{n}: "]
 QUOTES = ["{}", "{}", "**{}**", "`{}`", '"{}"', "'{}'", "<order>{}</order>", "*{}*"]
@@ -47,7 +73,9 @@ class Writer:
         shape = self._rng.choice([self._text, self._text, self._text, self._list, self._by_unit, self._objects, self._table])
         body = shape(orders)
         fence = self._rng.choice(["{}", "{}", "```\n{}\n```", "```text\n{}\n```", "```{}```", "<answer>\n{}\n</answer>"])
-        thought = self._rng.choice(["", "", "<think>\nA PAR H?\nF BRE - ENG\n</think>\n", "Hm, A PAR H\n</think>", "[THINK]WAIVE[/THINK]"])
+        thought = self._rng.choice(
+            ["", "", "<think>\nA PAR H?\nF BRE - ENG\n</think>\n", "Hm, A PAR H\n</think>", "[THINK]WAIVE[/THINK]"]
+        )
         return thought + self._rng.choice(HEADINGS) + fence.format(body) + self._rng.choice(AFTER)
 
     def _text(self, orders: Sequence[str]) -> str:
@@ -89,7 +117,9 @@ class Writer:
         return dict(items) | {"reason": "not A PAR - PIC"}
 
     def _table(self, orders: Sequence[str]) -> str:
-        rows = [f"| {order.split(' ')[1] if ' ' in order else '-'} | {self.order(order)} | A PAR H is worse |" for order in orders]
+        rows = [
+            f"| {order.split(' ')[1] if ' ' in order else '-'} | {self.order(order)} | A PAR H is worse |" for order in orders
+        ]
         return "\n".join(["| Unit | Order | Why |", "|:--|---|---|", *rows])
 
     @property
@@ -125,7 +155,9 @@ class Writer:
         """The place, its coast left out where no other coast is legal."""
         bare = place[:3]
         same = [o for o in self._legal if o.split()[:3] == order.split()[:3] and o.split()[3][:3] == bare]
-        return self._place(bare if "/" in place and len({o.split()[3] for o in same}) == 1 and self._rng.random() < 0.5 else place)
+        return self._place(
+            bare if "/" in place and len({o.split()[3] for o in same}) == 1 and self._rng.random() < 0.5 else place
+        )
 
     def _place(self, place: str) -> str:
         name, _, coast = place.partition("/")
