@@ -1,7 +1,7 @@
 """Writes metrics: one JSON line per step in the run's folder, and to W&B, offline by default.
 
 There is one `log` per step, with an explicit step number. The run's own file is authoritative. A failure of W&B (no login, no
-network, a full quota) is reported once and does not affect the run.
+network, a full quota, a variable WANDB_* that it refuses) is reported once and does not affect the run.
 """
 
 import json
@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from pydantic import ValidationError
+
 from entente.telemetry.metrics import check
 from entente.telemetry.progress import reporter
 from entente.telemetry.setting_marks import Settings
@@ -21,13 +23,16 @@ from entente.telemetry.setting_marks import Settings
 WandbMode = Literal["offline", "online", "disabled"]
 REACH_S = 30
 """Time limit in seconds for opening W&B, and for sending the last metrics."""
+_LONGEST = 300
+"""Characters of W&B's errors that are shown: some repeat the value of a variable."""
 
 
 class TelemetrySettings(Settings):
     """Where metrics go besides the run's own files."""
 
     wandb: WandbMode = "offline"
-    """W&B mode: offline writes into the run's folder; online needs a login, and falls back to offline without one."""
+    """W&B mode: offline writes into the run's folder; online needs a login, and falls back to offline without one. The variable
+    WANDB_MODE may lower it."""
     report: bool = True
     """Write the run's report.html when it is done; `entente report` writes it at any time."""
 
@@ -55,8 +60,8 @@ class MetricLog:
         self._file = file.open("a", encoding="utf-8")
         self._shown = max(0, self.last_step)
         self._wandb: WandbRun | None = None
-        if settings.wandb != "disabled":
-            self._wandb = WandbRun(file.parent, name, settings.wandb, configuration)
+        if (mode := _lower_mode(settings.wandb)) != "disabled":
+            self._wandb = WandbRun(file.parent, name, mode, configuration)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record the figures of `step` under registered names.
@@ -130,48 +135,48 @@ class WandbRun:
         Args:
             folder: takes W&B's own folder `wandb/`, and the run's id and newest step, so that a resumed run finds them.
         """
-        import wandb
-
-        self._wandb: Any = wandb
         self._folder, self._name = folder, name
         self._step_file = folder / ".wandb_step"
         newest = self._step_file.read_text() if self._step_file.is_file() else ""
         self._logged_before = int(newest) if newest.isdigit() else -1
         """Newest step that an earlier part of the run has logged."""
+        self._wandb: Any = None
+        self._run: Any = None
+        try:
+            self._open(mode, configuration)
+        except (Exception, SystemExit) as error:
+            self._say(f"W&B cannot be opened ({_one_line(error)})", "write no more to it", _cure(folder))
+
+    def _open(self, mode: WandbMode, configuration: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._wandb = wandb
         logging.getLogger("wandb").setLevel(logging.ERROR)
         # Staged files belong into the run's folder, not into the user's home.
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
+        os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
         wandb.setup(wandb.Settings(silent=True))
         if mode == "online" and (refused := self._why_not_online()):
             self._say(f"W&B has no login ({refused})", "write offline", "log in by `wandb login`")
             mode = "offline"
-        self._run = self._open(mode, configuration)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "entente"),
+            name=self._name,
+            dir=str(self._folder),
+            mode=mode,
+            id=_id_of(self._folder),
+            resume="allow",
+            group=os.environ.get("WANDB_RUN_GROUP", self._name),
+            config=dict(configuration),
+            settings=wandb.Settings(
+                silent=True, console="off", x_disable_stats=True, init_timeout=REACH_S, finish_timeout=REACH_S
+            ),
+        )
 
     def _why_not_online(self) -> str:
         try:
             return "" if self._wandb.login(prompt=False, verify=False) else "no API key is configured"
         except Exception as error:  # for example an invalid key
             return _one_line(error)
-
-    def _open(self, mode: WandbMode, configuration: Mapping[str, Any]) -> Any:
-        try:
-            return self._wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "entente"),
-                name=self._name,
-                dir=str(self._folder),
-                mode=mode,
-                id=_id_of(self._folder),
-                resume="allow",
-                group=os.environ.get("WANDB_RUN_GROUP", self._name),
-                config=dict(configuration),
-                settings=self._wandb.Settings(
-                    silent=True, console="off", x_disable_stats=True, init_timeout=REACH_S, finish_timeout=REACH_S
-                ),
-            )
-        except Exception as error:
-            cure = "mend the network or set telemetry.wandb"
-            self._say(f"W&B cannot be opened ({_one_line(error)})", "write no more to it", cure)
-            return None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log the metrics of a step.
@@ -220,6 +225,24 @@ def _id_of(folder: Path) -> str:
     return file.read_text().strip()
 
 
-def _one_line(error: Exception) -> str:
+def _lower_mode(mode: WandbMode) -> WandbMode:
+    """The setting, or W&B's own WANDB_MODE if that sends less."""
+    lowered: dict[str, WandbMode] = {"disabled": "disabled", "offline": "offline", "dryrun": "offline"}
+    modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
+    return min(mode, lowered.get(os.environ.get("WANDB_MODE", ""), mode), key=modes.index)
+
+
+def _cure(folder: Path) -> str:
+    """What mends an opening that failed. The values of variables are not written: one is a key."""
+    ours = {"WANDB_SILENT": "true", "WANDB_DATA_DIR": str(folder / "wandb")}
+    given = [name for name, value in sorted(os.environ.items()) if name.startswith("WANDB_") and ours.get(name) != value]
+    return ", ".join([*(f"correct {name}" for name in given), "mend the network or set telemetry.wandb"])
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of an error; of one about settings what is wrong with the first of them."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_LONGEST]
     lines = str(error).strip().splitlines()
-    return " ".join(lines[0].split()) if lines else type(error).__name__
+    return " ".join(lines[0].split())[:_LONGEST] if lines else type(error).__name__

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import wandb
@@ -127,6 +128,84 @@ def test_wandb_without_a_network_is_one_sentence_and_the_run_goes_on_without_it(
     assert sentence.startswith("W&B cannot be opened (") and "the run goes on and will write no more to it" in sentence
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
     wandb.teardown()
+
+
+REFUSED = {
+    "WANDB_MODE": ("nowhere", ""),
+    "WANDB_INIT_TIMEOUT": ("soon",),
+    "WANDB_TAGS": ("", "x" * 100),
+    "WANDB_CONSOLE": ("loud",),
+    "WANDB_RESUME": ("perhaps",),
+    "WANDB_RUN_ID": ("a/b",),
+    "WANDB_BASE_URL": ("nowhere",),
+    "WANDB_HTTP_PROXY": ("::",),
+    "WANDB_SILENT": ("perhaps",),
+    "WANDB_SERVICE": ("nowhere",),
+}
+"""Variables with values that W&B refuses before it starts anything."""
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
+def test_a_variable_that_wandb_refuses_is_one_sentence_and_the_run_goes_on(
+    tmp_path: Path,
+    no_account: None,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    mode: sinks.WandbMode,
+):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_NOTES", "a secret")
+    wandb.teardown()  # it reads the environment once
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb=mode), {}) as log:
+        log.log(1, {"train/loss": 0.5})
+    log.finish(failed=True)
+    (sentence,) = said
+    assert sentence.startswith("W&B cannot be opened (") and f"correct {name}," in sentence and "secret" not in sentence
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
+
+
+@pytest.mark.parametrize("error", [ImportError("no module"), OSError("no space left"), SystemExit(1), wandb.Error("")])
+@pytest.mark.parametrize("step", ["setup", "Settings", "login", "init"])
+def test_wandb_never_ends_a_run_wherever_it_fails(
+    tmp_path: Path, no_account: None, said: list[str], monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    for name in ("setup", "login", "init"):
+        monkeypatch.setattr(wandb, name, Mock())
+    monkeypatch.setattr(wandb, step, fail)
+    with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb="online"), {}) as log:
+        log.log(1, {})
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "variable", "expected"),
+    [
+        ("offline", "disabled", None),
+        ("online", "disabled", None),
+        ("online", "offline", "offline"),
+        ("online", "dryrun", "offline"),
+        ("offline", "online", "offline"),
+        ("disabled", "online", None),
+        ("online", None, "online"),
+        ("online", "nowhere", "online"),
+    ],
+)
+def test_wandb_mode_in_the_environment_lowers_the_setting_and_never_raises_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: sinks.WandbMode, variable: str | None, expected: str | None
+):
+    opened: list[str] = []
+    monkeypatch.setattr(sinks, "WandbRun", lambda folder, name, mode, configuration: opened.append(mode))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("WANDB_MODE", variable)
+    MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb=mode), {}).close()
+    assert opened == [expected] * (expected is not None)
 
 
 @pytest.mark.system
