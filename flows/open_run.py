@@ -29,7 +29,6 @@ from entente.inference.engine_cards import engine_dtype
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
 from entente.rollouts.fork import Tokens
-from entente.rollouts.league import check_opponent_versions
 from entente.settings.check_settings import check_settings
 from entente.settings.find_model import check_room
 from entente.settings.layers import check_prompts, check_resumed, rate_warning, settings_of
@@ -75,7 +74,6 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
             resume, there is no such model, its tokenizer or chat template cannot be used, or a card cannot.
     """
     check_settings(settings)
-    check_opponent_versions(settings.paths, settings.rollouts)
     check_runs_root(settings.runs_root)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume)

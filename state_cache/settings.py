@@ -13,7 +13,8 @@ NEWEST = "newest"
 
 
 class CacheSettings(Settings):
-    """What the state cache is built from; equal settings give the same cache, byte for byte."""
+    """What the state cache is built from. Equal settings give the same cache, byte for byte; with `from_run`, as long as that run
+    keeps its shards."""
 
     train_snapshots: Annotated[int, Field(ge=1)] = 1000
     """Positions to train from."""

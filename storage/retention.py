@@ -49,7 +49,6 @@ _GB = 1_000_000_000
 _DAY_S = 86_400.0
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 _ADAPTER = re.compile(r"v(\d{6,})")
-_OPPONENT = re.compile(r"v(\d+)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
 _ASIDES = (  # names from storage/files.py, entente/telemetry/sinks.py, training/ and state_cache/; maker: process id
     re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
@@ -84,8 +83,8 @@ class RetentionFacts:
     """Versions in the ledgers of steps that a resumed run may repeat: those after the oldest checkpoint that is kept."""
     scored: frozenset[int]
     """Versions with a score."""
-    opponents: frozenset[int] = frozenset()
-    """Versions that rollouts play against: those that the settings name, and all that may be members of the league."""
+    league: frozenset[int] = frozenset()
+    """Versions that may be members of the league."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +100,13 @@ class Removable:
 
 
 def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> frozenset[int]:
-    """The newest versions, the milestones, those scored or played against, and those that a resumed run may need."""
+    """The newest versions, the milestones, those scored or in the league, and those that a resumed run may need."""
     versions = facts.adapters
     newest = frozenset(sorted(versions)[-settings.keep_adapters :])
     milestones = frozenset(version for version in versions if version % MILESTONE_EVERY == 0)
     # A resumed run publishes its checkpoint's version again and continues from there, so all versions from the oldest on stay.
     ahead = frozenset(version for version in versions if facts.checkpoints and version >= min(facts.checkpoints))
-    return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.opponents)
+    return versions & (newest | milestones | ahead | facts.replayed | facts.scored | facts.league)
 
 
 def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
@@ -126,7 +125,7 @@ def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
         scored=frozenset(
             _scored_version(folder / name) for folder in scores for name in names_in(folder) if name.endswith(".json")
         ),
-        opponents=_opponents(paths, published),
+        league=_league(paths, published),
     )
 
 
@@ -220,7 +219,7 @@ def _scored_version(file: Path) -> int:
         raise DataError(f"{file} does not name its policy version, so it is unknown which adapters may be removed") from error
 
 
-def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
+def _league(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
     try:
         rollouts = json.loads(paths.settings.read_bytes()).get("rollouts", {})
         names = [part.partition("*")[0].strip() for part in rollouts.get("opponents", "").split(",")]
@@ -228,9 +227,7 @@ def _opponents(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
         return frozenset()
     except (ValueError, AttributeError) as error:
         raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
-    named = {int(match[1]) for name in names if (match := _OPPONENT.fullmatch(name))}
-    members = {version for version in published if version % LEAGUE_EVERY == 0} if "league" in names else set()
-    return frozenset(named | members)
+    return frozenset(version for version in published if version % LEAGUE_EVERY == 0) if "league" in names else frozenset()
 
 
 def _is_running(pid: int) -> bool:

@@ -15,7 +15,6 @@ from entente.inference.choose_engine import make_engine
 from entente.inference.host import EngineHost, start_engine
 from entente.records.policy_version import BASE
 from entente.rollouts.fork import Tokens
-from entente.rollouts.league import check_opponent_versions
 from entente.rollouts.resources import RolloutResources
 from entente.settings.find_model import model_of
 from entente.settings.layers import settings_of
@@ -63,7 +62,6 @@ class RolloutSide:
             stack.push_async_callback(lambda: host.run(engine.close()))
             await start_engine(host, engine, inference)
             tokens = Tokens(Codec(model), settings.prompts)
-            check_opponent_versions(paths, settings.rollouts)
             resources = RolloutResources(
                 paths=paths,
                 model=model,

@@ -93,7 +93,7 @@ class Entente:
             env=self._inherited() | {"PYTHONPATH": str(ROOT)} | environment,
         )
 
-    def process(self, *words: str, timeout: float = 300, **how: str) -> subprocess.CompletedProcess[str]:
+    def process(self, *words: str, timeout: float = 900, **how: str) -> subprocess.CompletedProcess[str]:
         """Run `entente WORDS` to its end in a process of its own; `how` as for `start`."""
         with self.start(*words, **how) as process:
             try:

@@ -3,7 +3,6 @@ Prefect server, the `entente` command, and one whole run that it made.
 """
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import tests.plain_environment  # noqa: F401  # before what reads the environment
 from entente.decoding.codec import Codec
 from entente.game.board import Board
 from entente.game.players import player
@@ -36,9 +36,6 @@ from tests.made_once import made_once
 # How long one example takes says how busy the machine is, and holds no rule.
 settings.register_profile("entente", deadline=None)
 settings.load_profile("entente")
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # Two workers on two cores: further threads of torch would only wait.
 
 SMALL_MODEL = {"hidden": 64, "layers": 2, "source_games": 6, "imitation_steps": 12, "imitation_positions": 2}
 """Recipe of the model of the tests: real in every part, made in a few seconds, and no good at the game."""

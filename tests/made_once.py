@@ -9,7 +9,7 @@ import pytest
 
 from storage.files import held
 
-_LONGEST_S = 600.0
+_LONGEST_S = 1200.0
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

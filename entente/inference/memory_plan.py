@@ -21,15 +21,15 @@ from entente.telemetry.errors import InputError
 
 GIB = 2**30
 _MIB = 2**20
-ENGINE_PROCESS_BYTES = {"vllm": 1500 * _MIB, "torch": 660 * _MIB}
+ENGINE_PROCESS_BYTES = {"vllm": 1500 * _MIB, "torch": 610 * _MIB}
 """Memory of the engine without weights and key-value cache: the three processes of vLLM's server on a CPU, their
 shared pages once, or the flow with the torch engine."""
-TRAINER_PROCESS_BYTES = 600 * _MIB
-"""Resident memory of the trainer's process, without weights and activations.
+TRAINER_PROCESS_BYTES = 320 * _MIB
+"""Memory of the trainer's process, without weights and activations.
 
-Both were read from /proc on a machine with two cores: server 489 + 476 + 1,555 MiB (1,024 of them key-value cache), flow with
-torch 687 MiB, trainer 836 MiB. Of flow and trainer, shared library pages count in each, as in the metrics `memory/flow_mib` and
-`memory/trainer_mib`.
+Both were read from /proc on a machine with two cores: server 489 + 476 + 1,555 MiB (1,024 of them key-value cache); flow with
+torch 711 MiB and trainer 574 MiB at its peak in a run of the laptop preset, without pages of files, as in the metrics
+`memory/flow_mib` and `memory/trainer_mib`.
 """
 CONTEXT_BYTES = GIB
 """GPU memory of a process beyond its tensors: CUDA's context, loaded kernels and work areas of libraries. Unmeasured; half a GiB

@@ -171,20 +171,5 @@ def centres_of(position: str) -> dict[str, int]:
 
 
 def slots_for(rollouts: RolloutSettings, max_policy_lag: int) -> int:
-    """Adapter slots that opponents take at most: named versions, members of the league, and members that leave during games."""
-    named = len(rollouts.opponent_versions - {BASE_VERSION})
-    return named + (LEAGUE_SIZE + max_policy_lag // LEAGUE_EVERY if rollouts.has_league else 0)
-
-
-def check_opponent_versions(paths: RunPaths, rollouts: RolloutSettings) -> None:
-    """Check that the versions among the opponents exist.
-
-    Raises:
-        InputError: the run has no such version.
-    """
-    there = {BASE_VERSION, *published_versions(paths)}
-    if missing := sorted(rollouts.opponent_versions - there):
-        raise InputError(
-            f"rollouts.opponents names v{missing[0]}, but run '{paths.root.name}' has no such version, or its adapter was "
-            f"removed; it has {', '.join(f'v{version}' for version in sorted(there)[-8:])}: name one of these"
-        )
+    """Adapter slots that opponents take at most: members of the league, and members that leave during games."""
+    return LEAGUE_SIZE + max_policy_lag // LEAGUE_EVERY if rollouts.has_league else 0

@@ -34,8 +34,8 @@ class RolloutSettings(Settings):
     policy_powers: Literal["one", "all"] = "one"
     """'one': the policy plays one power of each group; 'all': it plays all seven."""
     opponents: str = "random"
-    """Players of the other powers by lot: names with weights, such as 'dumbbot*3,v0,league*2'. A name is a scripted player,
-    a published version, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past versions."""
+    """Players of the other powers by lot: names with weights, such as 'dumbbot*3,v0,league*2'. A name is a scripted player or
+    'v0', the policy at the run's start, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past versions."""
     opponents_by: Literal["group", "seat"] = "group"
     """One lot for the six other seats of a start group, or one for each seat."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
@@ -86,12 +86,12 @@ class RolloutSettings(Settings):
 
     @property
     def opponent_versions(self) -> frozenset[int]:
-        """Published versions that a lot may fall on, the league's left out."""
+        """Policy versions that a lot may fall on; the members of the league, once their names are in the table."""
         return frozenset(version for name, _ in self.opponent_table if (version := version_of(name)) is not None)
 
     @property
     def lasting_versions(self) -> frozenset[int]:
-        """Published versions that may play opponents at any time: those named, and the league's first member."""
+        """Policy versions that may play opponents at any time: 0, if it is named or in the league."""
         return self.opponent_versions | ({BASE_VERSION} if self.has_league else set())
 
     @property
@@ -106,6 +106,11 @@ class RolloutSettings(Settings):
             raise ValueError(
                 f"rollouts.opponents {self.opponents!r}: the weights sum to {total:g}: give weights whose sum lies between "
                 f"{1 / _WEIGHTS_MAX:g} and {_WEIGHTS_MAX:g}"
+            )
+        if later := sorted(self.opponent_versions - {BASE_VERSION}):
+            raise ValueError(
+                f"rollouts.opponents {self.opponents!r} names v{later[0]}, which no run has when it begins: name 'league' for "
+                f"past versions, or begin from step {later[0]} of another run (--init-from RUN:{later[0]}), which is 'v0' then"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Memory of a long-lived process: resident size, freed memory, and the garbage collector."""
+"""Memory of a long-lived process: its own size, freed memory, and the garbage collector."""
 
 import ctypes
 import gc
@@ -62,11 +62,15 @@ def freeze_old_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def resident_mib(pid: int, *, family: bool = False) -> float:
-    """Resident memory of a process, with `family` of those too that it started, MiB; 0 if it has ended."""
+def own_mib(pid: int, *, family: bool = False) -> float:
+    """Resident memory of a process without pages of files, with `family` of those too that it started, MiB; 0 if it has ended.
+
+    How many pages of libraries and mapped shards are resident depends on the page cache, and so on what else the machine did: the
+    same imports of torch had 92 MiB of them in one environment and 123 MiB in another.
+    """
     try:
         process = psutil.Process(pid)
         members = [process, *(process.children(recursive=True) if family else ())]
-        return sum(each.memory_info().rss for each in members) / 2**20
+        return sum(memory.rss - getattr(memory, "shared", 0) for memory in (each.memory_info() for each in members)) / 2**20
     except psutil.NoSuchProcess:
         return 0.0

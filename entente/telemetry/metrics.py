@@ -162,9 +162,9 @@ METRICS: dict[str, Metric] = (
     )
     | _group(
         "memory",
-        flow_mib=("MiB", "resident memory of the flow's process"),
-        trainer_mib=("MiB", "resident memory of the trainer's processes here"),
-        trainer_peak_mib=("MiB", "the most resident memory that the trainer process had so far"),
+        flow_mib=("MiB", "memory of the flow's process, without pages of files"),
+        trainer_mib=("MiB", "memory of the trainer's processes here, without pages of files"),
+        trainer_peak_mib=("MiB", "the most resident memory that the trainer process had so far, with pages of files"),
         trainer_gpu_peak_mib=("MiB", "the most GPU memory that tensors of the step took"),
     )
     | _group(

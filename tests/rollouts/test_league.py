@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from entente.players.past_versions import PastVersions
 from entente.records.policy_version import BASE, PolicyVersion
-from entente.rollouts.league import League, check_opponent_versions, league_members, tally_fork, weigh
+from entente.rollouts.league import League, league_members, tally_fork, weigh
 from entente.rollouts.play import Stretch
 from entente.rollouts.resources import RolloutResources
 from entente.rollouts.settings import RolloutSettings
@@ -114,9 +115,12 @@ def test_a_member_whose_adapter_was_removed_is_named_in_one_sentence(run: RunPat
         league.settings_for(SETTINGS, "local", 12, 4)
 
 
-def test_versions_that_cannot_play_are_refused_before_anything_starts(run: RunPaths):
-    with pytest.raises(InputError, match=r"rollouts\.opponents names v12, but run 'run' has no such version"):
-        check_opponent_versions(run, RolloutSettings(opponents="v12"))
+@pytest.mark.parametrize("table", ["v12", "dumbbot,v12*0.5", "v12+search", "v000012,league"])
+def test_a_version_that_no_run_begins_with_is_refused_with_both_ways_to_play_against_one(table: str):
+    with pytest.raises(ValidationError, match=r"names v12.*'league'.*--init-from RUN:12") as refused:
+        RolloutSettings(opponents=table)
+    assert table in str(refused.value)
+    assert RolloutSettings(opponents="v0,v0+search,league").opponent_versions == {0}, "a run begins with it"
 
 
 class Told:

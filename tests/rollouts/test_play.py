@@ -40,8 +40,8 @@ def test_prefixes_are_forgotten_before_games_are_played(monkeypatch: pytest.Monk
         return "rows"
 
     monkeypatch.setattr("entente.rollouts.play.roll_out", play)
-    assert asyncio.run(_roll_out(resources, [], RolloutSettings(opponents="v3"), "x", lambda number: None)) == "rows"
-    assert engine.calls == ["forget", "play against ['openai:m@http://host/v1', 'policy:3']"]
+    assert asyncio.run(_roll_out(resources, [], RolloutSettings(opponents="v0"), "x", lambda number: None)) == "rows"
+    assert engine.calls == ["forget", "play against ['openai:m@http://host/v1', 'policy:0']"]
 
 
 def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -49,7 +49,7 @@ def facts_of(adapters: range, **more: set[int]) -> RetentionFacts:
         pytest.param(facts_of(range(1, 10)), {"keep_adapters": 3}, {7, 8, 9}, id="the newest ones"),
         pytest.param(facts_of(range(24, 52)), {}, {25, 50, 51}, id="milestones"),
         pytest.param(facts_of(range(1, 10), scored={0, 2}), {}, {2, 9}, id="what was scored"),
-        pytest.param(facts_of(range(1, 10), opponents={4}), {}, {4, 9}, id="what rollouts play against"),
+        pytest.param(facts_of(range(1, 10), league={4}), {}, {4, 9}, id="the league"),
         pytest.param(facts_of(range(1, 10), replayed={5, 6}), {}, {5, 6, 9}, id="what drew rows that may be trained again"),
         pytest.param(facts_of(range(1, 10), checkpoints={3, 7}), {}, {3, 4, 5, 6, 7, 8, 9}, id="from the oldest checkpoint on"),
         pytest.param(facts_of(range(1, 1), scored={3}, checkpoints={2}), {}, set(), id="nothing that is not there"),
@@ -103,15 +103,11 @@ def test_what_a_resumed_run_or_a_score_needs_stays_and_the_rest_goes(run: RunPat
     assert len(list(run.ledger.iterdir())) == 6 and (run.shards / "local" / "000000.arrow").exists()
 
 
-def test_a_version_on_the_track_of_strength_or_among_the_opponents_stays(run: RunPaths, monkeypatch: pytest.MonkeyPatch):
+def test_a_version_on_the_track_of_strength_or_in_the_league_stays(run: RunPaths, monkeypatch: pytest.MonkeyPatch):
     assert {"adapters/v000001", "adapters/v000003"} <= gone(run)
     (run.scores / "track").mkdir()
     (run.scores / "track" / "v000001.json").write_text(json.dumps({"policy_version": 1}))
     assert "adapters/v000001" not in gone(run)
-    run.settings.write_text(json.dumps({"rollouts": {"opponents": "random, v30"}}))
-    assert "adapters/v000003" in gone(run), "nobody plays against it"
-    run.settings.write_text(json.dumps({"rollouts": {"opponents": "random, v3*2"}}))
-    assert "adapters/v000003" not in gone(run)
     monkeypatch.setattr("storage.retention.LEAGUE_EVERY", 3)
     run.settings.write_text(json.dumps({"rollouts": {"opponents": "league*2,hold"}}))
     assert "adapters/v000003" not in gone(run), "it may be a member"
