@@ -111,6 +111,10 @@ _LONGEST = ("tests/training/", "tests/inference/", "tests/flows/", "tests/test_"
 """Where the longest files of the system tier are: begun last, they would leave one worker alone."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in an order of this seed")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The system tier imports only files with a test of it: a fifth of all, and a worker imports all before its first test."""
     python = _is_system_tier(config) and collection_path.suffix == ".py"
@@ -142,6 +146,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first. A test outside its group would make the shared fixture a second time, so it is refused."""
+    if (seed := config.getoption("shuffle")) is not None:
+        dice = random.Random(seed)
+        files = {path: dice.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (files[item.path], dice.random()))
     if _is_system_tier(config):
         items.sort(key=lambda item: next((rank for rank, start in enumerate(_LONGEST) if item.nodeid.startswith(start)), 9))
     else:

@@ -1,0 +1,92 @@
+"""The strange environments reach `make test`, and what a machine has set does not reach the tests."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import strange_environments
+from tests.plain_environment import _SET, is_read
+from tests.strange_environments import ENVIRONMENTS, main, order_for, run_in
+
+MAKEFILE = """
+setup-dev:
+\tfalse
+test: setup-dev
+\t@env > $(SEEN)
+\t@(pwd; umask; ulimit -n; id -u; nproc; .venv/bin/python -c 'import marked; print(marked.__file__)') > $(SEEN).more
+\t@test -z "$(findstring red,$(ARGS))"
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose `make test` notes where it runs."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "Makefile").write_text(MAKEFILE)
+    (folder / "marked.py").write_text("")
+    (folder / ".gitignore").write_text(".venv\n")
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    monkeypatch.setattr(strange_environments, "ROOT", folder)
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    return folder
+
+
+def test_what_an_environment_sets_reaches_make(tree: Path):
+    for name, environment in ENVIRONMENTS.items():
+        if environment.folder or environment.user is not None:
+            continue
+        assert run_in(name, "--mine"), name
+        seen = dict(line.split("=", 1) for line in (tree.parent / "seen").read_text().splitlines() if "=" in line)
+        assert environment.variables.items() <= seen.items() and seen["ARGS"].endswith("--mine"), name
+        place, umask, files, _, cores, _ = (tree.parent / "seen.more").read_text().splitlines()
+        assert place == str(tree), name
+        assert (umask == "0077") == (name == "umask") and (files == "256") == (name == "files"), name
+        assert cores == "1" or name != "busy"
+
+
+def test_a_copy_in_a_strange_folder_is_what_is_tested_there(tree: Path):
+    assert run_in("folder", "")
+    place, *_, module = (tree.parent / "seen.more").read_text().splitlines()
+    assert place.endswith("/ä path") and module == f"{place}/marked.py" and not Path(place).exists()
+
+
+def test_red_tests_are_the_exit_code(tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    assert main(["zone", "umask"]) == 0
+    monkeypatch.setenv("ARGS", "red")
+    assert main(["zone", "umask"]) == 1
+    assert re.findall(r"== '(\w+)': (\w+)", capfd.readouterr().out) == [
+        *(("zone", "green"), ("umask", "green")),
+        *(("zone", "RED"), ("umask", "RED")),
+    ]
+
+
+def test_a_commit_takes_one_environment_and_the_next_where_the_machine_cannot_have_it(monkeypatch: pytest.MonkeyPatch):
+    assert {order_for(f"{number:040x}")[0] for number in range(99)} == set(ENVIRONMENTS)
+    first, second, *_ = order_for("abc123")
+    run: list[str] = []
+    monkeypatch.setattr(strange_environments, "run_in", lambda name, _: run.append(name) or {first: None}.get(name, True))
+    assert main(["--pick", "abc123"]) == 0 and run == [first, second]
+
+
+def test_a_wrong_name_is_refused_with_the_right_ones(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["poxy"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and [name for name in ("poxy", *ENVIRONMENTS) if name not in said] == []
+
+
+def test_no_variable_that_a_program_reads_comes_from_the_machine():
+    names = ["HTTPS_PROXY", "no_proxy", "COLUMNS", "LC_ALL", "TZ", "PREFECT_API_URL", "WANDB_MODE", "CUDA_VISIBLE_DEVICES"]
+    names += ["OMP_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "NO_COLOR", "HF_HOME", "ENTENTE_KEY", "GIT_DIR"]
+    assert [name for name in names if not is_read(name)] == []
+    assert [name for name in ("PATH", "HOME", "PIP_INDEX_URL", "PYTHON", "ATEN_CPU_CAPABILITY", "TMPDIR") if is_read(name)] == []
+    child = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    assert {f"{name}={value}" for name, value in _SET.items()} <= set(child.splitlines())
+    assert "_PROXY" not in "".join(os.environ).upper()
