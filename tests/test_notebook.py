@@ -118,8 +118,8 @@ def test_settings_that_are_damaged_are_named_when_they_are_asked(stored_run: Run
 
 
 def test_the_notebook_is_stored_without_outputs():
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    assert [cell for cell in cells if cell["cell_type"] == "code" and (cell["outputs"] or cell["execution_count"])] == []
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 5 and [cell for cell in cells if cell["outputs"] or cell["execution_count"]] == []
 
 
 @pytest.mark.system

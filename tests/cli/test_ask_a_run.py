@@ -14,6 +14,7 @@ def test_every_view_that_the_help_names_and_every_ready_question_has_rows(traine
     # Nothing is damaged, there is no GPU, the model does not think, nobody taught it or played it.
     may_be_empty = ("refused", "devices", "thoughts", "lessons", "played")
     of_what_is_not_here = ("gpu_use", "teacher_disagrees")  # tests/storage/test_asking.py has rows for these
+    assert len(VIEWS) > 8 and len(QUERIES) > 8
     with connect(trained[1].root) as run:
         for view in VIEWS:
             assert view in (sql.__doc__ or "")

@@ -16,10 +16,12 @@ import pytest
 from entente.cli import dry_run
 from entente.cli.dry_run import plan_train
 from entente.cli.rehearse_forks import unique_tokens
+from entente.decoding.architectures import read_architecture
 from entente.inference.memory_plan import Machine, read_shape
 from entente.reports.read_run import read_run
 from entente.settings.find_model import tiny_shape
 from entente.settings.layers import layered_settings
+from entente.training.first_guess import matrix_rate
 from entente.training.settings import TinyModelSettings
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
@@ -248,13 +250,16 @@ def test_a_device_that_is_not_there_is_refused(entente, monkeypatch: pytest.Monk
     assert done.returncode == 2 and done.stderr.startswith("entente: training.device is 'cuda' but torch has no GPU here")
 
 
-def test_before_any_run_the_time_follows_from_the_models_arithmetic(model: Path, tmp_path: Path):
+def test_before_any_run_the_time_follows_from_the_models_arithmetic(model: Path, tmp_path: Path, monkeypatch):
+    assert matrix_rate(read_architecture(model)) > 0
+    monkeypatch.setattr("entente.training.first_guess.matrix_rate", lambda sizes: 1e8)  # another moment measures another
     given = {"inference": {"model": str(model)}, "runs_root": str(tmp_path), "steps": 5000}
     settings = layered_settings("laptop", overrides=given)
     more = settings.model_copy(update={"rollouts": settings.rollouts.model_copy(update={"start_groups": 32})})
     plans = [plan_train(settings), plan_train(more)]
     assert plans[0]["time"]["basis"].startswith("the model's arithmetic")
-    assert 2 < plans[1]["time"]["steps_s_about"] / plans[0]["time"]["steps_s_about"] < 8
+    share = plans[1]["time"]["steps_s_about"] / plans[0]["time"]["steps_s_about"]
+    assert share == pytest.approx(32 / settings.rollouts.start_groups, rel=0.01)
 
 
 def test_a_prefix_that_forks_share_is_one_work():

@@ -83,6 +83,7 @@ def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_p
 
 def test_the_page_stands_alone(run_folder: RunPaths, page_of: MakePage):
     page = page_of(run_folder)
+    assert len(page.elements) > 100
     for tag, attributes in page.elements:
         assert tag not in ("script", "link", "iframe", "object", "base", "form")
         for name, value in attributes.items():

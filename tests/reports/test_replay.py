@@ -151,6 +151,7 @@ def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable
     game = replayed("0/0")
     html = replay_html(game, Path("runs"))
     page = Page(html)
+    assert len(page.elements) > 10
     for tag, attributes in page.elements:
         assert tag not in ("link", "iframe", "img", "object", "base", "form") and "src" not in attributes
     assert "://" not in html.replace("http://www.w3.org/2000/svg", "")

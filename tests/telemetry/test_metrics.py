@@ -19,6 +19,7 @@ def test_a_share_at_its_ends_is_logged_whatever_float32_makes_of_it():
 
 
 def test_a_metric_has_a_room_a_plain_name_and_a_meaning():
+    assert len(METRICS) > 80 and len(_CURVES) > 5
     assert [name for name, metric in METRICS.items() if not (re.fullmatch(r"[a-z]+/[a-z0-9_]+", name) and metric.meaning)] == []
     assert [name for _, name, _ in _CURVES if name not in METRICS] == [], "the screen of `entente watch`"
 
