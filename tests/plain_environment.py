@@ -24,7 +24,7 @@ _READ = (
 _KEPT = {"ENTENTE_FUZZ_EXAMPLES", "PYTHON"}
 """What asks for more examples, and what chooses the Python of a set-up."""
 _ROOT = Path(__file__).parent.parent
-_SET = {
+PLAIN = {
     "COLUMNS": "80",
     "LC_ALL": "C.UTF-8",
     "LINES": "24",
@@ -42,7 +42,7 @@ def is_read(name: str) -> bool:
 
 for _name in filter(is_read, list(os.environ)):
     del os.environ[_name]
-os.environ.update(_SET)
+os.environ.update(PLAIN)
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # Two workers on two cores: further threads of torch would only wait.
 time.tzset()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import strange_environments
-from tests.plain_environment import _SET, is_read
+from tests.plain_environment import PLAIN, is_read
 from tests.strange_environments import ENVIRONMENTS, main, order_for, run_in
 
 MAKEFILE = """
@@ -88,5 +88,5 @@ def test_no_variable_that_a_program_reads_comes_from_the_machine():
     assert [name for name in names if not is_read(name)] == []
     assert [name for name in ("PATH", "HOME", "PIP_INDEX_URL", "PYTHON", "ATEN_CPU_CAPABILITY", "TMPDIR") if is_read(name)] == []
     child = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
-    assert {f"{name}={value}" for name, value in _SET.items()} <= set(child.splitlines())
+    assert {f"{name}={value}" for name, value in PLAIN.items()} <= set(child.splitlines())
     assert "_PROXY" not in "".join(os.environ).upper()
