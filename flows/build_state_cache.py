@@ -18,7 +18,7 @@ from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
-from flows.given_parameters import check_given, named_after
+from flows.given_parameters import PINNED, check_given, named_after
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import MANIFEST, find_cache, open_cache, version_name
 from state_cache.verify import list_caches
@@ -30,7 +30,7 @@ from tasks.artifacts import show_sentences
 from tasks.preparation import freeze_positions, refresh_positions
 
 
-@flow(name="build-state-cache", flow_run_name=named_after("cache", "run"))
+@flow(name="build-state-cache", flow_run_name=named_after("cache", "run"), **PINNED)
 async def build_state_cache(
     settings: CacheSettings | None = None, runs_root: Path = Path("runs"), run: str = "", share: float = 0.25
 ) -> Path | None:

@@ -9,7 +9,7 @@ from entente.evaluation.contestants import resolve_contestant, resolve_version
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from entente.evaluation.strength import POLICY
 from entente.settings.layers import settings_of
-from flows.given_parameters import check_given, named_after
+from flows.given_parameters import PINNED, check_given, named_after
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
@@ -18,7 +18,7 @@ from tasks.artifacts import show_sentences
 from tasks.evaluation import evaluate_player
 
 
-@flow(name="evaluate-policy", flow_run_name=named_after("evaluate", "run"))
+@flow(name="evaluate-policy", flow_run_name=named_after("evaluate", "run"), **PINNED)
 async def evaluate_policy(
     run: str,
     version: int = -1,

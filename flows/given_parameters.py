@@ -28,6 +28,13 @@ ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
 name, separated by commas."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
+PINNED: dict[str, Any] = {
+    "retries": 0,  # A second attempt would find the run's name taken, which hides the error. `recover-training` resumes runs.
+    "log_prints": False,
+    "persist_result": False,
+    "result_storage": Path(".prefect/results"),  # Never written. Without it Prefect loads the user's default storage block.
+}
+"""Options of every flow that Prefect takes from the user's settings where a flow leaves them out."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

@@ -37,7 +37,7 @@ from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
-from flows.given_parameters import check_given, named_after
+from flows.given_parameters import PINNED, check_given, named_after
 from flows.open_run import open_run
 from flows.score_policy import score_version
 from flows.train_policy import open_log
@@ -62,7 +62,7 @@ def with_steps(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"steps": max(settings.steps, last_step(settings.paths))})
 
 
-@flow(name="improve-policy", flow_run_name=named_after("improve", "run"))
+@flow(name="improve-policy", flow_run_name=named_after("improve", "run"), **PINNED)
 async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: ImproveSettings | None = None) -> dict[str, Any]:
     """Improve the newest version of `run` in rounds, and return the figures of all rounds.
 

@@ -1,9 +1,9 @@
 """Flow: resume a training run or a round of improvement whose process was lost, or raise an alert if that cannot be.
 
 An automation starts this flow when a flow run tagged `train` crashed, failed, or sent no heartbeat (entente/cli/automations.py).
-A schedule starts it for losses without an event. Prefect only names the flow runs to check. Whether a run is done, which process
-trains it and its newest step are read from its folder. The run's locks and ledgers keep two processes from training it at once.
-The runs of a sweep belong to no deployment, so they are left alone.
+A schedule starts it for losses without an event. Prefect only names the flow runs to check, and says whether a person ended one.
+Whether a run is done, which process trains it and its newest step are read from its folder. The run's locks and ledgers keep two
+processes from training it at once. The runs of a sweep belong to no deployment, so they are left alone.
 """
 
 import asyncio
@@ -24,9 +24,12 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.states import Crashed, Running, Scheduled
+from prefect.states import Cancelled, Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
@@ -36,7 +39,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.alerts import STALLED_MINUTES, Alert
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter
-from flows.given_parameters import check_given, named_after
+from flows.given_parameters import PINNED, check_given, named_after
 from flows.open_run import finished_summary
 from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide
 from flows.work_record import WORK_FOLDER, Work, read_work
@@ -50,6 +53,8 @@ SILENT = "no sign of life came from it"
 """The message of the state that the automation on missing heartbeats sets begins with this."""
 TAG = "train"
 """Tag of the flow runs that are recovered."""
+PROJECT_TAG = "entente"
+"""Tag of the flow runs of all deployments in prefect.yaml."""
 _PENDING_S = 300.0
 """Seconds after which a flow run that a worker accepted but did not start counts as lost."""
 _ENDS_WITHIN_S = 60.0
@@ -60,51 +65,69 @@ _LOOKS_BACK = timedelta(days=1)
     name="recover-training",
     flow_run_name=named_after("recover", "flow_run_id"),
     timeout_seconds=900,
-    retries=2,
-    retry_delay_seconds=10,
+    **PINNED | dict[str, Any](retries=2, retry_delay_seconds=10),
 )
 async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")) -> dict[str, str]:
-    """Check one training run, or all. Returns what was done about each, by flow run id.
+    """Check all training runs that ended badly in the last day or count as running. Returns what was done, by flow run id.
+
+    One look at a time is enough, because it goes on until nothing is left to check: Prefect cancels those that would start
+    meanwhile (prefect.yaml), and one on another host ends at once.
 
     Args:
-        flow_run_id: The flow run of `train-policy` or `improve-policy` that ended; empty: all that ended badly in the last day or
-            count as running.
+        flow_run_id: A flow run of `train-policy` or `improve-policy` that ended, however long ago; empty for none.
         runs_root: Folder of all runs.
     """
     check_given(runs_root)
     done: dict[str, str] = {}
-    async with get_client() as client:
-        ids = [UUID(flow_run_id)] if flow_run_id else await _find_candidates(client, runs_root)
-        for each in ids:
-            # An event and the schedule may start this flow twice, on several hosts: the second one finds the run handled.
-            with held(runs_root / WORK_FOLDER / ".recovery.lock", wait_s=120):
-                done[str(each)] = await _recover(client, each, runs_root)
-                reporter().say(done[str(each)])
+    with held(runs_root / WORK_FOLDER / ".recovery.lock") as free:
+        if not free:
+            reporter().say("another look over all runs is at work")
+            return done
+        async with get_client() as client:
+            ids = {UUID(flow_run_id)} if flow_run_id else set()
+            while ids := {each for each in ids | await _find_candidates(client) if str(each) not in done}:
+                for each in ids:
+                    done[str(each)] = await _recover(client, each)
+                    reporter().say(done[str(each)])
+            await _end_lost_tasks(client)
     return done
 
 
-async def _find_candidates(client: PrefectClient, runs_root: Path) -> list[UUID]:
+async def _find_candidates(client: PrefectClient) -> set[UUID]:
     """Flow runs that ended badly in the last day, and those that count as running although their process is gone or hangs."""
     tagged = FlowRunFilterTags(all_=[TAG])
     bad = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED]))
     recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
     ended = await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=bad, end_time=recent))
-    busy = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
-    found = [run.id for run in ended]
+    busy = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]))
+    found = {run.id for run in ended}
     for run in await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=busy)):
+        runs_root = _runs_root(run)
         work = read_work(runs_root, str(run.id))
         assert run.state is not None
         since = (now("UTC") - run.state.timestamp).total_seconds()
-        never_started = run.state.is_pending() and work is None and since > _PENDING_S
+        never_started = not run.state.is_running() and work is None and since > _PENDING_S
         hangs = work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), since)
         if hangs and work is not None:
             os.kill(work.pid, signal.SIGKILL)
         if never_started or hangs or (work is not None and work.process() == "gone"):
             lost = "its process made no progress and was killed" if hangs else "its process is gone"
             why = "its worker was lost before it started" if work is None else lost
-            await client.set_flow_run_state(run.id, Crashed(message=why), force=True)
-            found.append(run.id)
+            end = Cancelled(message=why) if run.state.is_cancelling() else Crashed(message=why)
+            await client.set_flow_run_state(run.id, end, force=True)
+            found.add(run.id)
     return found
+
+
+async def _end_lost_tasks(client: PrefectClient) -> None:
+    """Set task runs to Crashed that count as running although their flow run ended: a killed process cannot report their end."""
+    ended = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED]))
+    going = TaskRunFilterState(name=None, type=TaskRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
+    for task in await client.read_task_runs(
+        flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[PROJECT_TAG]), state=ended),
+        task_run_filter=TaskRunFilter(state=going),
+    ):
+        await client.set_task_run_state(task.id, Crashed(message="the process of its flow run ended"), force=True)
 
 
 def _hangs(paths: RunPaths, running_s: float) -> bool:
@@ -117,15 +140,18 @@ def _hangs(paths: RunPaths, running_s: float) -> bool:
     return min(quiet_s, running_s) > 120 * STALLED_MINUTES
 
 
-async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> str:
+async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     """Resume, revive or give up one flow run. Returns a sentence about what was done."""
     ended = await client.read_flow_run(flow_run)
     if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
         return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"
-    settings, work = _settings(ended, runs_root), read_work(runs_root, str(flow_run))
+    if await _was_cancelled(client, flow_run):
+        return f"'{ended.name}' is left as it is: it was cancelled"
+    settings = _settings(ended)
     if settings is None:
         return f"'{ended.name}' is left as it is: its parameters are not those of a training run"
-    settings = settings.model_copy(update={"runs_root": runs_root, "run": work.run if work else settings.run})
+    work = read_work(settings.runs_root, str(flow_run))
+    settings = settings.model_copy(update={"run": work.run if work else settings.run})
     if str(flow_run) in (handled := _read_handled(settings.paths)):
         return f"'{ended.name}' was handled already: {handled[str(flow_run)]}"
     await _wait_for_exit(work if not _silent(ended) else None)
@@ -143,11 +169,22 @@ async def _recover(client: PrefectClient, flow_run: UUID, runs_root: Path) -> st
     if decision.action == "give_up":
         has_folder = bool(settings.run) and settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
-        file = settings.paths.alerts if has_folder else runs_root / WORK_FOLDER / "alerts.jsonl"
+        file = settings.paths.alerts if has_folder else settings.runs_root / WORK_FOLDER / "alerts.jsonl"
         raise_alert(file, alert)
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
     return said
+
+
+async def _was_cancelled(client: PrefectClient, flow_run: UUID) -> bool:
+    """Whether somebody asked for the flow run's end since it last ran. Its process reports a crash when it is ended, and Prefect
+    sets the state to Cancelled only some seconds later, or never if the worker is lost."""
+    states = await client.read_flow_run_states(flow_run)
+    began = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
+    for state in sorted(states, key=lambda state: state.timestamp, reverse=True):
+        if state.type in (StateType.CANCELLING, StateType.CANCELLED) or state.type in began:
+            return state.type not in began
+    return False
 
 
 async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:
@@ -187,13 +224,22 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _settings(ended: FlowRun, runs_root: Path) -> RunSettings | None:
+def _runs_root(run: FlowRun) -> Path:
+    """The folder of runs that the flow run names."""
+    settings = run.parameters.get("settings")
+    named = run.parameters if _improves(run) else settings if isinstance(settings, dict) else {}
+    return Path(str(named.get("runs_root", "runs")))
+
+
+def _settings(ended: FlowRun) -> RunSettings | None:
     """The settings of the flow run; None if its parameters are not those of a training run."""
+    runs_root = _runs_root(ended)
     try:
+        check_given(runs_root)
         if _improves(ended):
             ImproveSettings.model_validate(ended.parameters.get("improve") or {})
             name = check_name(str(ended.parameters["run"]), "run")
-            return settings_of(RunPaths(runs_root / name)).model_copy(update={"run": name})
+            return settings_of(RunPaths(runs_root / name)).model_copy(update={"run": name, "runs_root": runs_root})
         settings = RunSettings.model_validate(ended.parameters.get("settings"))
         if settings.run:
             check_name(settings.run, "run")

@@ -17,7 +17,7 @@ from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
 from flows.build_state_cache import show_refresh, with_cache_version
-from flows.given_parameters import check_given, named_after
+from flows.given_parameters import PINNED, check_given, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
 from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
 from storage.json_files import write_json
@@ -34,7 +34,7 @@ _CLEAR_EVERY = 20
 """Steps between two removals of old adapters and shards, and of what Prefect remembers of finished tasks."""
 
 
-@flow(name="train-policy", flow_run_name=named_after("train", "settings", "run"))
+@flow(name="train-policy", flow_run_name=named_after("train", "settings", "run"), **PINNED)
 async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str, Any]:
     """Train `settings.steps` steps and return the summary that is also written to the run's `summary.json`.
 

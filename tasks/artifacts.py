@@ -166,7 +166,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-@task(name="report", persist_result=False, tags=["report"])
+@task(name="report", persist_result=False, retries=0, tags=["report"])
 async def write_report_page(paths: RunPaths) -> None:
     """Write the run's `report.html` by `entente report`, which keeps DuckDB and the plots out of a process that holds an engine.
 

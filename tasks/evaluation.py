@@ -18,6 +18,7 @@ from entente.telemetry.progress import GameProgress, reporter
     name="evaluate",
     task_run_name="evaluate-{label}-vs-{opponents}",
     persist_result=False,
+    retries=0,
     tags=["evaluate"],
 )
 async def evaluate_player(
@@ -50,7 +51,7 @@ async def evaluate_player(
     )
 
 
-@task(name="play-match", task_run_name="play-match-{label}", persist_result=False, tags=["evaluate"])
+@task(name="play-match", task_run_name="play-match-{label}", persist_result=False, retries=0, tags=["evaluate"])
 async def play_games(
     host: EngineHost,
     label: str,

@@ -20,7 +20,7 @@ from state_cache.store import open_cache, write_cache
 from storage.runs import RunPaths
 
 
-@task(name="build-state-cache", persist_result=False, tags=["cache"])
+@task(name="build-state-cache", persist_result=False, retries=0, tags=["cache"])
 async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
     """Play scripted games, freeze positions and publish the cache. Returns its folder."""
     with _cancellable_thread() as check_cancelled:
@@ -33,7 +33,7 @@ async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
     return await asyncio.to_thread(write_cache, root, settings, train, held_out)
 
 
-@task(name="refresh-state-cache", persist_result=False, tags=["cache"])
+@task(name="refresh-state-cache", persist_result=False, retries=0, tags=["cache"])
 async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
     """Publish the cache in `base` with a share of its training positions from rollouts of `run`. Returns the new folder."""
     reporter().stage("taking in positions", 0, 1)
@@ -58,7 +58,7 @@ def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
     return reached_positions(run, producer=LOCAL_PRODUCER, before=before, held_out=held_out)
 
 
-@task(name="make-tiny-model", persist_result=False, tags=["model"])
+@task(name="make-tiny-model", persist_result=False, retries=0, tags=["model"])
 async def make_model(root: Path, settings: TinyModelSettings, prompts: PromptSettings) -> Path:
     """Make the tiny model of this recipe for these prompts if it is missing. Returns its folder."""
     from entente.training.tiny_model import make_tiny_model

@@ -58,6 +58,7 @@ async def roll_out_groups(resources: Resources, stretch: Stretch) -> Figures:
     name="rollout-probe",
     task_run_name="rollout-probe-v{version}",
     persist_result=False,
+    retries=0,
 )
 async def roll_out_probe(resources: Resources, version: int) -> None:
     """Play the probe of a resumed run; see `play_probe`."""

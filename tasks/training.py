@@ -44,7 +44,7 @@ async def has_fresh_rows(resources: Resources) -> bool:
     return await asyncio.to_thread(resources.trainer.fresh_rows) > 0
 
 
-@task(name="check-mismatch", persist_result=False)
+@task(name="check-mismatch", persist_result=False, retries=0)
 async def check_mismatch(resources: Resources) -> dict[str, float]:
     """Compare the log-probabilities of trainer and engine on fresh rows. Returns the mismatch as metrics.
 
@@ -59,6 +59,7 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
     name="train-step",
     task_run_name="train-step-{step}",
     persist_result=False,
+    retries=0,
 )
 async def train_step(
     resources: Resources, step: int, start_groups: int | None = None, lessons: LessonQuery | None = None

@@ -1,7 +1,7 @@
 """Sets the environment variables of Prefect and other libraries before they are imported.
 
-Prefect then logs little, sends no telemetry and has its database in the working folder. Variables that the user has set are kept;
-those that name hosts without a proxy are extended by this machine.
+Prefect then logs little, sends no telemetry and has its database in the working folder. Variables that the user has set are kept,
+except those that would change what a run means; those that name hosts without a proxy are extended by this machine.
 """
 
 import os
@@ -30,9 +30,8 @@ _PREFECT = {
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "2592000",
     # A flow run that loses its concurrency slot is cancelled, so slots are stored across a restart of the server.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     # Wait for a server that is away for a minute or two: the waits double, from two seconds on.
-    "PREFECT_CLIENT_MAX_RETRIES": "7",
+    "PREFECT_CLIENT_MAX_RETRIES": "5",
     # A server whose database is away answers so. Prefect itself tries again after 429, 502 and 503 alone.
     "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
@@ -43,6 +42,23 @@ _PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_FLOW_RUNS_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_TASK_RUNS_LEVEL": "CRITICAL",
 }
+_PINNED = {
+    # The server counts a run as crashed after four times as long without a heartbeat (entente/cli/automations.py).
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    # "reschedule" begins a run a second time under its name.
+    "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "crash",
+    # "error" ends a run where one of its threads writes a log line.
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    # What our own server must do: make its tables, record tasks and events, start what is due, and recover lost runs.
+    "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "true",
+    "PREFECT_SERVER_API_DEFAULT_LIMIT": "200",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_ENABLED": "true",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "true",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "true",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "true",
+}
+"""Variables that the user's never replace, because they would change what a run means. `PINNED` in flows/given_parameters.py has
+the options of flows."""
 _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -58,6 +74,7 @@ def prepare_environment(*, debug: bool) -> None:
     """Set the variables that are not set. With `debug`, libraries keep their own logging and warnings."""
     _keep_proxies_from_this_machine()
     os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
+    os.environ |= _PINNED
     for name, value in (_PREFECT | ({} if debug else _QUIET)).items():
         if not (debug and "LOGGING" in name):
             os.environ.setdefault(name, value)

@@ -32,6 +32,7 @@ from tests.waiting import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "entente:key-of-the-tests"
+BY_COMMAND = environment._PREFECT | environment._PINNED
 FINISHED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -236,8 +237,9 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
 
     by_hand = as_variables(tomllib.loads((ROOT / "prefect.toml").read_text()))
     ours = ("PREFECT_SERVER_", "PREFECT_FLOWS_", "PREFECT_CLIENT_")
-    by_command = {name: value for name, value in environment._PREFECT.items() if name.startswith(ours)}
+    by_command = {name: value for name, value in BY_COMMAND.items() if name.startswith(ours)}
     only_there = {name for name in by_command if "EPHEMERAL" in name or "LOGGING" in name}
+    only_there |= environment._PINNED.keys() - by_hand.keys()  # Prefect's own defaults
     assert set(by_hand) == set(by_command) - only_there
     told = []
     for variables in (by_hand, by_command):
@@ -250,19 +252,19 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
             told.append(Settings())
     assert told[0].server == told[1].server and told[0].flows == told[1].flows and told[0].client == told[1].client
     assert told[0].server.services.task_run_recorder.batch_size == 200 and not told[0].server.ui.v2_enabled
-    assert told[0].flows.heartbeat_frequency == 30 and told[0].client.max_retries == 7
+    assert told[0].flows.heartbeat_frequency == 30 and told[0].client.max_retries == 5
     assert told[0].client.retry_extra_codes == {500}
 
 
 def test_a_worker_s_runs_beat_and_wait_as_those_of_a_command_do():
     """A worker starts a run in its pool's environment, wherever that worker itself was started."""
     by_deployment = yaml.safe_load((ROOT / "prefect.yaml").read_text())["definitions"]["local_pool"]["job_variables"]["env"]
-    same = {name: value for name, value in by_deployment.items() if name in environment._PREFECT and "LOGGING" not in name}
-    assert len(same) == 3 and same.items() <= environment._PREFECT.items()
+    same = {name: value for name, value in by_deployment.items() if name in BY_COMMAND}
+    assert len(same) == 5 and same.items() <= BY_COMMAND.items()
 
 
 def test_a_run_counts_as_crashed_only_after_several_signs_of_life_failed_to_come():
-    beat = int(environment._PREFECT["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+    beat = int(BY_COMMAND["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
     assert 3 * beat <= SILENT_S
     (action,) = crash_silent_runs()["actions"]
     assert action["message"].startswith(SILENT), "recovery tells such a crash from others by these words"

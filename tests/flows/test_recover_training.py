@@ -15,8 +15,8 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.states import Crashed, Pending, Running
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import Cancelled, Cancelling, Crashed, Failed, Pending, Running
 
 from entente.rollouts.improve_rounds import end_round
 from entente.settings.layers import layered_settings
@@ -25,8 +25,9 @@ from entente.telemetry.child import process_start
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, machine, read_work, record_work
-from storage.files import publish_once
+from storage.files import held, publish_once
 from storage.runs import RunPaths
+from tasks.training import train_step
 
 # Prefect leaves sockets to the collector when a flow runs in a loop of its own.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -43,14 +44,14 @@ class Place:
     def settings(self, **changed: Any) -> RunSettings:
         return layered_settings("laptop", [], {"runs_root": self.root, **changed})
 
-    async def ended(self, state: Any, settings: RunSettings | dict[str, Any]) -> FlowRun:
-        """A flow run of these settings, or parameters, that came to this state."""
+    async def ended(self, settings: RunSettings | dict[str, Any], *states: Any) -> FlowRun:
+        """A flow run of these settings, or parameters, that ran and then came to these states, one after the other."""
         if isinstance(settings, RunSettings):
             settings = {"settings": settings.model_dump(mode="json"), "resume": False}
         async with get_client() as client:
             run = await client.create_flow_run_from_deployment(self.deployment, parameters=settings, state=Pending())
-            await client.set_flow_run_state(run.id, Running(), force=True)
-            await client.set_flow_run_state(run.id, state, force=True)
+            for state in (Running(), *states):
+                await client.set_flow_run_state(run.id, state, force=True)
             return await client.read_flow_run(run.id)
 
     async def started(self) -> list[FlowRun]:
@@ -76,7 +77,9 @@ def place(prefect_server: str, tmp_path: Path) -> Place:
     async def deployed() -> UUID:
         async with get_client() as client:
             flow = await client.create_flow(train_policy)
-            return await client.create_deployment(flow, name=tmp_path.name, tags=["train", tmp_path.name], entrypoint="x.py:x")
+            return await client.create_deployment(
+                flow, name=tmp_path.name, tags=["entente", "train", tmp_path.name], entrypoint="x.py:x"
+            )
 
     return Place(tmp_path / "runs", asyncio.run(deployed()), tmp_path.name)
 
@@ -88,6 +91,14 @@ def sleeper() -> Iterator[psutil.Process]:
     yield psutil.Process(process.pid)
     process.kill()
     process.wait()
+
+
+async def state_of(run: FlowRun) -> State[Any]:
+    """The flow run's state now."""
+    async with get_client() as client:
+        state = (await client.read_flow_run(run.id)).state
+    assert state is not None
+    return state
 
 
 def recover(place: Place, run: FlowRun) -> str:
@@ -106,7 +117,7 @@ def noted(paths: RunPaths, run: FlowRun, process: psutil.Process | None = None) 
 @pytest.mark.system
 def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_is_asked_for(place: Place):
     paths = place.begun("tiny-7", steps=2, prompts={"own_line": "in_place"})  # another version had other defaults
-    killed = asyncio.run(place.ended(KILLED, place.settings()))
+    killed = asyncio.run(place.ended(place.settings(), KILLED))
     noted(paths, killed)
     said = recover(place, killed)
     assert "run 'tiny-7' continues after step 2, attempt 1 of 3" in said
@@ -121,14 +132,14 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
 def test_a_lost_round_of_improvement_goes_on_until_its_rounds_are_done(place: Place):
     paths = place.begun("taught", steps=3)
     asked = {"run": "taught", "runs_root": str(place.root), "improve": {"rounds": 2}}
-    lost = asyncio.run(place.ended(KILLED, asked))
+    lost = asyncio.run(place.ended(asked, KILLED))
     noted(paths, lost)
     assert "run 'taught' continues after step 3, attempt 1 of 3" in recover(place, lost)
     (again,) = asyncio.run(place.started())
     assert again.parameters == asked and again.name == "improve-taught" and again.deployment_id == place.deployment
     for number in (1, 2):
         end_round(paths, number, {})
-    late = asyncio.run(place.ended(KILLED, asked))
+    late = asyncio.run(place.ended(asked, KILLED))
     assert "is done" in recover(place, late) and len(asyncio.run(place.started())) == 1
 
 
@@ -138,7 +149,7 @@ def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
     settings = place.settings(run="loop")
     said = []
     for _ in range(4):
-        killed = asyncio.run(place.ended(KILLED, settings))
+        killed = asyncio.run(place.ended(settings, KILLED))
         noted(paths, killed)
         said.append(recover(place, killed))
     assert "attempt 3 of 3" in said[2] and "3 times at step 1" in said[3]
@@ -149,7 +160,7 @@ def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
 
 @pytest.mark.system
 def test_a_path_in_a_flow_run_s_parameters_comes_to_nothing(place: Place):
-    outside = asyncio.run(place.ended(KILLED, place.settings(run="mine").model_copy(update={"run": "../outside"})))
+    outside = asyncio.run(place.ended(place.settings(run="mine").model_copy(update={"run": "../outside"}), KILLED))
     assert "its parameters are not those of a training run" in recover(place, outside)
     assert not (place.root.parent / "outside").exists()
 
@@ -157,7 +168,7 @@ def test_a_path_in_a_flow_run_s_parameters_comes_to_nothing(place: Place):
 @pytest.mark.system
 def test_a_process_that_was_stopped_is_ended_and_its_run_goes_on(place: Place, sleeper: psutil.Process):
     paths = place.begun("stopped", steps=1)
-    quiet = asyncio.run(place.ended(Crashed(message=f"{SILENT} for 120 s"), place.settings(run="stopped")))
+    quiet = asyncio.run(place.ended(place.settings(run="stopped"), Crashed(message=f"{SILENT} for 120 s")))
     noted(paths, quiet, sleeper)
     os.kill(sleeper.pid, signal.SIGSTOP)
     assert "continues after step 1" in recover(place, quiet)
@@ -169,7 +180,7 @@ def test_a_process_that_was_stopped_is_ended_and_its_run_goes_on(place: Place, s
 def test_the_sweep_finds_what_no_event_told(place: Place):
     """A host that was lost at once: Prefect still shows its flow run as running."""
     paths = place.begun("host", steps=1)
-    lost = asyncio.run(place.ended(Running(), place.settings(run="host")))
+    lost = asyncio.run(place.ended(place.settings(run="host")))
     noted(paths, lost)
     assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(lost.id)]
 
@@ -179,12 +190,76 @@ def test_a_process_that_lives_and_does_nothing_for_long_is_ended_by_the_sweep(
     place: Place, sleeper: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ):
     paths = place.begun("hung", steps=1)
-    hung = asyncio.run(place.ended(Running(), place.settings(run="hung")))
+    hung = asyncio.run(place.ended(place.settings(run="hung")))
     noted(paths, hung, sleeper)
     assert str(hung.id) not in asyncio.run(recover_training(runs_root=place.root)), "it began just now"
     monkeypatch.setattr("flows.recover_training.STALLED_MINUTES", 1e-6)
     assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(hung.id)]
     assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
+
+
+CANCELLING = Cancelling(message="somebody's click")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("states", "goes_on"),
+    [
+        ((CANCELLING, KILLED), False),
+        ((CANCELLING, Failed(message="Flow run encountered an exception: TrainingError: its pipe closed")), False),
+        ((Cancelled(), Crashed(message=f"{SILENT} for 120 s")), False),
+        ((CANCELLING, Cancelled(), Pending(), Running(), KILLED), True),
+    ],
+    ids=["its process crashed before Prefect had cancelled it", "it failed", "it was silent", "somebody retried it later"],
+)
+def test_what_somebody_cancelled_stays_ended(place: Place, states: tuple[Any, ...], goes_on: bool):
+    paths = place.begun("mine", steps=1)
+    ended = asyncio.run(place.ended(place.settings(run="mine"), *states))
+    noted(paths, ended)
+    assert ("it was cancelled" not in recover(place, ended)) == goes_on
+    assert len(asyncio.run(place.started())) == goes_on
+
+
+@pytest.mark.system
+def test_a_run_whose_worker_was_lost_while_it_was_cancelled_counts_as_cancelled(place: Place):
+    lost = asyncio.run(place.ended(place.settings(run="mine"), CANCELLING))
+    noted(place.begun("mine", steps=1), lost)
+    asyncio.run(recover_training(runs_root=place.root))
+    assert asyncio.run(state_of(lost)).is_cancelled() and asyncio.run(place.started()) == []
+
+
+@pytest.mark.system
+def test_a_run_in_another_folder_of_runs_goes_on_there(place: Place, tmp_path: Path):
+    killed = asyncio.run(place.ended(place.settings(run="mine"), KILLED))
+    noted(place.begun("mine", steps=2), killed)
+    said = asyncio.run(recover_training(flow_run_id=str(killed.id), runs_root=tmp_path / "others"))
+    assert "continues after step 2" in said[str(killed.id)]
+    (again,) = asyncio.run(place.started())
+    assert again.parameters["resume"] and again.parameters["settings"]["runs_root"] == str(place.root)
+
+
+@pytest.mark.system
+def test_tasks_of_a_run_that_was_killed_do_not_run_for_ever(place: Place):
+    killed = asyncio.run(place.ended(place.settings(run="mine"), KILLED))
+    working = asyncio.run(place.ended(place.settings(run="other")))
+
+    async def tasks() -> list[StateType | None]:
+        async with get_client() as client:
+            made = [
+                await client.create_task_run(train_step, each.id, dynamic_key=f"{number}", state=state)
+                for each in (killed, working)
+                for number, state in enumerate((Running(), Pending()))
+            ]
+            await recover_training(flow_run_id=str(killed.id), runs_root=place.root)
+            return [(await client.read_task_run(each.id)).state_type for each in made]
+
+    assert asyncio.run(tasks()) == [StateType.CRASHED, StateType.CRASHED, StateType.RUNNING, StateType.PENDING]
+
+
+def test_a_second_look_leaves_all_to_the_first_without_waiting_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("flows.recover_training.get_client", None)  # nothing is asked of a server
+    with held(tmp_path / WORK_FOLDER / ".recovery.lock"):
+        assert asyncio.run(recover_training.fn(flow_run_id="", runs_root=tmp_path)) == {}
 
 
 def test_who_works_at_a_run_is_told_by_more_than_a_process_number(tmp_path: Path, sleeper: psutil.Process):
