@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Self
 
 from prefect.events import emit_event
+from prefect.settings import get_current_settings
 
 from entente.telemetry.alerts import Alert, AlertSettings, Figures, Watch
 from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
 
 BEAT_S = 5.0
-"""Seconds between two checks whether the run has stalled."""
+"""Seconds between two checks whether the run has stalled or a disk fills."""
 EVENT = "entente.alert"
 """An alert's event in Prefect is named `entente.alert.<rule>`."""
 
@@ -24,7 +25,9 @@ class AlertDesk:
     """Watches one run; use it as an async context manager around the steps."""
 
     def __init__(self, paths: RunPaths, settings: AlertSettings, *, max_policy_lag: int) -> None:
-        self._watch = Watch(paths.root.name, settings, max_policy_lag=max_policy_lag, folder=paths.root)
+        home = get_current_settings().home
+        folders = [paths.root, *([home] if (home / "prefect.db").is_file() else [])]
+        self._watch = Watch(paths.root.name, settings, max_policy_lag=max_policy_lag, folders=folders)
         self._file = paths.alerts
         self._last_step = time.monotonic()
         self._checking: asyncio.Task[None] | None = None
@@ -35,7 +38,7 @@ class AlertDesk:
         self._raise(self._watch.step(step, figures))
 
     async def __aenter__(self) -> Self:
-        self._checking = asyncio.create_task(self._check_stalled())
+        self._checking = asyncio.create_task(self._check_quiet())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -43,7 +46,7 @@ class AlertDesk:
         self._checking.cancel()
         await asyncio.gather(self._checking, return_exceptions=True)
 
-    async def _check_stalled(self) -> None:
+    async def _check_quiet(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             self._raise(self._watch.quiet(time.monotonic() - self._last_step))

@@ -80,7 +80,7 @@ def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Findin
     """All findings, problems first."""
     installed = _installed()
     findings = [*check_versions(installed, *declared()), *check_run(installed, runs_root, preset, config)]
-    findings += check_size(runs_root)
+    findings += [*check_size(runs_root), *check_prefect()]
     return sorted(findings, key=lambda each: each.state == "ok")
 
 
@@ -166,6 +166,22 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
         yield _ok(name="disk", sentence=sentence)
     else:
         yield _problem(name="disk", sentence=sentence, cure="make room, or choose another --runs-root")
+
+
+def check_prefect() -> Iterator[Finding]:
+    """Prefect's server where PREFECT_API_URL names one, and the database of a server that is started here."""
+    from entente.cli.prefect_database import check_database, check_room
+    from entente.cli.prefect_server import check_address
+    from entente.telemetry.errors import EntenteError
+
+    address = os.environ.get("PREFECT_API_URL", "")
+    try:
+        check_address(address) if address else check_database()
+        check_room()
+    except EntenteError as error:
+        yield _problem(name="Prefect", sentence=str(error), cure="do what the sentence says; a run would end at its start")
+    else:
+        yield _ok(name="Prefect", sentence=f"a server answers at {address}" if address else "each command can start a server")
 
 
 def declared() -> tuple[str, list[str]]:

@@ -15,8 +15,11 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from entente.cli.prefect_database import check_database
 from entente.cli.server_key import open_url, send_key, want_key
 from entente.telemetry.errors import InputError
 from storage.files import held
@@ -59,6 +62,7 @@ def prefect_server() -> Iterator[None]:
 
 def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """Start a server of our own that writes `log`, and wait until it answers; its process and address."""
+    check_database()
     want_key()
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
@@ -94,15 +98,32 @@ def _check(address: str) -> None:
     from prefect.settings import get_current_settings
 
     given = get_current_settings().api
+    check_address(address)
+    if not given.key and not accepts(address, given.auth_string.get_secret_value() if given.auth_string else ""):
+        raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
+
+
+def check_address(address: str) -> None:
+    """Check that the API of a Prefect server answers at `address`, whatever key it wants.
+
+    Raises:
+        InputError: it does not; with the address that was meant, if one answers there.
+    """
     try:
-        _ask(address, _ANSWERS_WITHIN_S)
-        if not given.key and not accepts(address, given.auth_string.get_secret_value() if given.auth_string else ""):
-            raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
-    except OSError as error:
+        if _ask(address, _ANSWERS_WITHIN_S):
+            return
+    except (OSError, ValueError, HTTPException) as error:
         raise InputError(
             f"no Prefect server answers at {address} ({_reason(error)}): start it with `prefect server start`, "
             "or unset PREFECT_API_URL to have one for the length of the command"
         ) from error
+    meant = f"{urlsplit(address).scheme}://{urlsplit(address).netloc}/api"
+    try:
+        cure = f"set PREFECT_API_URL to {meant}" if _ask(meant, _ANSWERS_WITHIN_S) else ""
+    except OSError:
+        cure = ""
+    cure = cure or "set PREFECT_API_URL to the server's address with /api at its end, or unset it"
+    raise InputError(f"what answers at {address} is not the API of a Prefect server: {cure}")
 
 
 def accepts(address: str, key: str) -> bool:
@@ -128,7 +149,8 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> 
                 f"`entente doctor` looks for what does not fit, {log} has all"
             )
         try:
-            return _ask(address, 1.0)
+            _ask(address, 1.0)
+            return
         except OSError as error:
             if time.monotonic() > until:
                 raise InputError(
@@ -158,17 +180,19 @@ def _last_words(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1].strip()
 
 
-def _ask(address: str, timeout_s: float) -> None:
-    """Return if a server answers at `address`, also if it asks for a login."""
+def _ask(address: str, timeout_s: float) -> bool:
+    """Whether the server that answers at `address` is Prefect's, or asks for a login."""
     try:
-        open_url(urllib.request.Request(f"{address}/health"), timeout_s).close()
+        with open_url(urllib.request.Request(f"{address}/health"), timeout_s) as answer:
+            return answer.read(16).strip() == b"true"
     except urllib.error.HTTPError as answer:
         answer.close()
         if answer.code >= 500:
             raise OSError(f"it answers with {answer.code}") from answer
+        return answer.code in (401, 403)
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", error))
 
 

@@ -7,24 +7,60 @@ inside the event loop. In another thread Prefect installs no handler.
 import asyncio
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from entente.cli.prefect_database import check_room
 from entente.cli.prefect_server import prefect_server
 from entente.cli.terminal import progress_shown
+from entente.telemetry.errors import DiskFullError, EntenteError
+from entente.telemetry.progress import reporter
 
 T = TypeVar("T")
+LOOKS_EVERY_S = 5.0
+FULL_FOR_S = 60.0
+"""Seconds for which the disk of Prefect's database may be full before the flow ends, and again for the flow to end."""
 
 
 def run_flow(flow: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The result of a flow, which is called when Prefect's server answers."""
+    """The result of a flow, which is called when Prefect's server answers.
+
+    Raises:
+        DiskFullError: the flow ended because the disk of Prefect's database is full, on which a server gives no reason.
+    """
     with prefect_server(), progress_shown():
-        return run_in_thread(flow())
+        try:
+            return run_in_thread(flow(), _RoomWatch().look)
+        except EntenteError:
+            raise
+        except Exception:  # Prefect's own error says that the server does not answer
+            check_room()
+            raise
 
 
-def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end like `asyncio.run`, and return its result."""
+class _RoomWatch:
+    """Says once that the disk of Prefect's database is full, and raises when it remains so."""
+
+    def __init__(self) -> None:
+        self._full_since: float | None = None
+
+    def look(self) -> None:
+        try:
+            check_room()
+        except DiskFullError as error:
+            if self._full_since is None:
+                self._full_since = time.monotonic()
+                reporter().say(f"{error} within {FULL_FOR_S:.0f} s, or this ends")
+            elif time.monotonic() - self._full_since >= FULL_FOR_S:
+                raise
+        else:
+            self._full_since = None
+
+
+def run_in_thread(work: Coroutine[Any, Any, T], look: Callable[[], None] = lambda: None) -> T:
+    """Run `work` to its end like `asyncio.run`, and return its result; `look` may raise DiskFullError meanwhile."""
     outcome: Future[T] = Future()
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
 
@@ -44,13 +80,15 @@ def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="flow", daemon=True)
     try:
         thread.start()
+        while not wait([outcome], LOOKS_EVERY_S).done:
+            look()
         return outcome.result()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, DiskFullError) as end:
         if thread.is_alive():
             loop, task = begun.result()
             if not outcome.done():
                 _cancel(loop, task)
-            outcome.exception()
+            wait([outcome], FULL_FOR_S if isinstance(end, DiskFullError) else None)
         raise
 
 

@@ -67,9 +67,9 @@ class Alert:
 class Watch:
     """Applies the rules to one run; keeps the metrics of past steps."""
 
-    def __init__(self, run: str, settings: AlertSettings, *, max_policy_lag: int, folder: Path) -> None:
-        """`folder`: the run's folder; the free space of its disk is checked."""
-        self._run, self._settings, self._max_lag, self._folder = run, settings, max_policy_lag, folder
+    def __init__(self, run: str, settings: AlertSettings, *, max_policy_lag: int, folders: Sequence[Path]) -> None:
+        """`folders`: of the run and of Prefect's database; the free space of their disks is checked."""
+        self._run, self._settings, self._max_lag, self._folders = run, settings, max_policy_lag, folders
         self._steps: list[Figures] = []
         self._step = 0
         self._holding: set[str] = set()
@@ -95,10 +95,11 @@ class Watch:
         return [alert for name, rule in self._rules.items() if (alert := self._raised(name, rule()))]
 
     def quiet(self, seconds: float) -> list[Alert]:
-        """Check for a stall, given the seconds since the last step. Returns the alert if it begins now."""
+        """Check for a stall, given the seconds since the last step, and for a filling disk. Returns the alerts that begin now."""
         bound = 60 * STALLED_MINUTES
         said = f"no step was finished for {seconds / 60:.0f} minutes" if seconds >= bound else None
-        return [alert for alert in [self._raised("stalled", said)] if alert]
+        found = [self._raised("stalled", said), *(self._raised(name, self._disk()) for name in self._rules if name == "disk")]
+        return [alert for alert in found if alert]
 
     def _raised(self, name: str, sentence: str | None) -> Alert | None:
         if sentence is None:
@@ -175,9 +176,8 @@ class Watch:
         return f"{lost:.0f} vLLM servers failed in this step" if lost else None
 
     def _disk(self) -> str | None:
-        free = shutil.disk_usage(self._folder).free / 2**30
-        bound = DISK_FREE_GIB
-        return f"{free:.1f} GiB are free under '{self._folder}', less than {bound:g}" if free < bound else None
+        free, folder = min((shutil.disk_usage(folder).free / 2**30, folder) for folder in self._folders)
+        return f"{free:.1f} GiB are free under '{folder}', less than {DISK_FREE_GIB:g}" if free < DISK_FREE_GIB else None
 
 
 def _mean(values: Sequence[float]) -> float:

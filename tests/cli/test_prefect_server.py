@@ -129,6 +129,7 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
         def do_GET(self) -> None:
             self.send_response(200 if self.path.endswith("/health") else 401)
             self.end_headers()
+            self.wfile.write(b"true")
 
         def log_message(self, format: str, *args: object) -> None:
             pass

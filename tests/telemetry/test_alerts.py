@@ -27,7 +27,7 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch(tmp_path: Path, settings: AlertSettings = SETTINGS) -> Watch:
-    return Watch("mine", settings, max_policy_lag=2, folder=tmp_path)
+    return Watch("mine", settings, max_policy_lag=2, folders=[tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,23 @@ def test_a_run_is_stalled_once_and_no_longer_after_a_step(tmp_path: Path):
 
 def test_a_filling_disk_is_said_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(alerts, "DISK_FREE_GIB", 2.0)
-    free = 5.0
-    monkeypatch.setattr(alerts.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free * 2**30}))
-    looking = watch(tmp_path)
-    assert looking.step(1, CALM) == []
-    free = 1.5
-    (alert,) = looking.step(2, CALM)
-    assert alert.name == "disk" and "1.5 GiB are free" in alert.sentence
+    free = {tmp_path: 5.0, tmp_path / "prefect": 5.0}
+    monkeypatch.setattr(alerts.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free[folder] * 2**30}))
+    for fills in free:
+        looking = Watch("mine", SETTINGS, max_policy_lag=2, folders=[*free])
+        assert looking.step(1, CALM) == looking.quiet(5.0) == []
+        free[fills] = 1.5
+        (alert,) = looking.quiet(5.0)
+        assert alert.name == "disk" and f"1.5 GiB are free under '{fills}'" in alert.sentence
+        assert looking.step(2, CALM) == [], "it was said"
+        free[fills] = 5.0
+    silent = Watch("mine", AlertSettings(silent=("disk",)), max_policy_lag=2, folders=[*free])
+    free[tmp_path] = 0.0
+    assert silent.quiet(5.0) == []
 
 
 @pytest.mark.parametrize("silent", [(), ("not_finite",)])
 def test_a_silent_rule_raises_no_alert(silent: tuple[str, ...], tmp_path: Path):
     settings = AlertSettings.model_validate({"silent": silent})
-    watch = Watch("run", settings, max_policy_lag=2, folder=tmp_path)
+    watch = Watch("run", settings, max_policy_lag=2, folders=[tmp_path])
     assert [alert.name for alert in watch.step(1, {"train/skipped": 1.0})] == ([] if silent else ["not_finite"])

@@ -1,0 +1,99 @@
+"""Prefect's SQLite database: whether a server of this Prefect can open it, and whether its disk has room.
+
+A server that cannot open or write its database answers late and without the reason. So commands examine the file, read-only.
+"""
+
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from entente.cli.environment import LOOPBACK
+from entente.telemetry.errors import DiskFullError, InputError, disk_full
+
+_URLS = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+_NO_FILE = (*_URLS, "PREFECT_SERVER_DATABASE_DRIVER", "PREFECT_SERVER_DATABASE_HOST")
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_SCARCE = 2**26
+"""Free bytes under which a write is tried. The figure alone does not tell: the system's own reserve counts as not free."""
+_TRIED = 2**18
+
+
+def database_file() -> Path | None:
+    """The database of a server that is started here; None if the user has named another."""
+    url = next((value for name in _URLS if (value := os.environ.get(name))), "")
+    if url.startswith("sqlite") and ":///" in url and ":memory:" not in url:
+        return Path(url.partition(":///")[2].partition("?")[0])
+    return None if any(os.environ.get(name) for name in _NO_FILE) else Path(os.environ["PREFECT_HOME"]) / "prefect.db"
+
+
+def check_database() -> None:
+    """Check the database before a server opens it.
+
+    Raises:
+        InputError: it is damaged, or a newer release of Prefect wrote it.
+    """
+    file = database_file()
+    if file is None or not file.is_file():
+        return
+    verdict, revisions = _examine(file)
+    aside = f"or move it away with `mv '{file}' '{file}.old'`: Prefect makes a new one, and all runs are in their own folders"
+    if verdict != "ok":
+        raise InputError(f"Prefect's database '{file}' is damaged ({' '.join(verdict.split())}): restore a copy, {aside}")
+    for revision in revisions:
+        if not _is_known(revision):
+            raise InputError(
+                f"Prefect's database '{file}' is of a newer release than the installed {metadata.version('prefect')} "
+                f"(revision {revision}): install that release, {aside}"
+            )
+
+
+def _examine(file: Path) -> tuple[str, list[str]]:
+    """ "ok" or what is damaged, and the revisions of the tables; none where they are not made yet."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+            (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            tables = database.execute("SELECT name FROM sqlite_master WHERE name = 'alembic_version'").fetchall()
+            rows = database.execute("SELECT version_num FROM alembic_version").fetchall() if tables else []
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorname.startswith(_DAMAGED):
+            return str(error), []
+        if isinstance(error, sqlite3.OperationalError):  # busy, or not to be read: the server's start says which
+            return "ok", []
+        raise
+    return verdict, [revision for (revision,) in rows]
+
+
+def check_room() -> None:
+    """Check that the database can grow, if the server in use is on this machine.
+
+    Raises:
+        DiskFullError: its disk is full.
+    """
+    file, address = database_file(), os.environ.get("PREFECT_API_URL")
+    if address and urlsplit(address).hostname not in LOOPBACK:
+        return
+    if file is None or not file.is_file() or shutil.disk_usage(file.parent).free > _SCARCE:
+        return
+    try:
+        with tempfile.TemporaryFile(dir=file.parent, buffering=0) as tried:
+            tried.write(bytes(_TRIED))
+    except OSError as error:
+        if disk_full(error) is not None:
+            raise DiskFullError(f"no space is left on the disk of Prefect's database '{file}': make room") from error
+        raise
+
+
+def _is_known(revision: str) -> bool:
+    """Whether the installed Prefect has the migration that made this revision; also where its migrations are elsewhere."""
+    found = find_spec("prefect")
+    folders = found.submodule_search_locations if found else None
+    files = [*Path((folders or [""])[0]).glob("server/database/_migrations/versions/sqlite/*.py")]
+    made = re.compile(rf"^revision\b.*[\"']{re.escape(revision)}[\"']", re.MULTILINE)
+    return not files or any(made.search(each.read_text(encoding="utf-8")) for each in files)

@@ -1,0 +1,76 @@
+"""A command whose Prefect server cannot write, because the disk of its database is full, says so in time and ends."""
+
+import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from entente.cli import run_flow
+from entente.telemetry.errors import DiskFullError, TrainingError
+
+FULL = DiskFullError("no space is left on the disk of Prefect's database 'prefect.db': make room")
+
+
+class Disk:
+    """A disk that is full at some looks; each look is 20 s after the one before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *full: bool) -> None:
+        self._full, self.now = [*full], 0.0
+        monkeypatch.setattr(run_flow, "check_room", self.look)
+        monkeypatch.setattr(run_flow, "LOOKS_EVERY_S", 0.01)
+        monkeypatch.setattr(run_flow, "time", SimpleNamespace(monotonic=lambda: self.now))
+        for surroundings in ("prefect_server", "progress_shown"):
+            monkeypatch.setattr(run_flow, surroundings, nullcontext)
+
+    def look(self) -> None:
+        self.now += 20
+        if self._full.pop(0) if len(self._full) > 1 else self._full[0]:
+            raise FULL
+
+
+def test_a_flow_that_cannot_end_on_a_full_disk_is_ended_and_the_disk_is_named(monkeypatch: pytest.MonkeyPatch, said: list[str]):
+    disk, closed = Disk(monkeypatch, False, True), []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            closed.append(disk.now)
+
+    with pytest.raises(DiskFullError, match="Prefect's database"):
+        run_flow.run_flow(waits)
+    assert closed == [100.0], "full at 40 s, and for 60 s"
+    assert len(said) == 1 and "make room within 60 s" in said[0]
+
+
+def test_room_that_somebody_makes_lets_the_flow_go_on(monkeypatch: pytest.MonkeyPatch, said: list[str]):
+    disk = Disk(monkeypatch, True, True, False, True, True, False)
+
+    async def works() -> str:
+        while disk.now < 200:
+            await asyncio.sleep(0.01)
+        return "done"
+
+    assert run_flow.run_flow(works) == "done" and len(said) == 2, "it was full twice"
+
+
+@pytest.mark.parametrize(("full", "raised"), [(True, DiskFullError), (False, RuntimeError)])
+def test_prefect_s_own_error_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatch, full: bool, raised: type[Exception]):
+    Disk(monkeypatch, full)
+
+    async def fails() -> None:
+        raise RuntimeError("Server error '500 Internal Server Error'")
+
+    with pytest.raises(raised):
+        run_flow.run_flow(fails)
+
+
+def test_an_error_of_the_run_itself_stays_its_own(monkeypatch: pytest.MonkeyPatch):
+    Disk(monkeypatch, True)
+
+    async def fails() -> None:
+        raise TrainingError("the trainer refused a batch")
+
+    with pytest.raises(TrainingError):
+        run_flow.run_flow(fails)
