@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +24,7 @@ import psutil
 from cyclopts import Parameter
 
 from entente.cli.automations import apply, asker, limit_queue
+from entente.cli.deployed_folder import check_folder, folder_behind
 from entente.cli.server_key import key_file, open_url, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
@@ -29,6 +32,9 @@ from entente.telemetry.errors import InputError
 WORKER_WITHIN_S = 180.0
 ENDS_WITHIN_S = 30.0
 _RECORD = "up.json"
+_API = "PREFECT_API_URL"
+_FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+"""Variable in which Prefect's worker gives a process the id of its flow run."""
 _FIRST = "train_policy"
 """Flow whose deployment `entente up` suggests to run first."""
 
@@ -70,12 +76,14 @@ def up(
     if pool not in pools:
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
     address = _server(port)
-    os.environ["PREFECT_API_URL"] = f"{address}/api"
+    os.environ[_API] = f"{address}/api"
+    moved = any(each.what == "server" and each.process() for each in _started())
+    check_folder(address, [each["entrypoint"] for each in described], _ask("deployments/filter"), moved=moved)
     for each in pools:
         _pool(each)
     _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
     _prefect("deploy", "--all", "--no-prompt")
-    ask = asker(os.environ["PREFECT_API_URL"])
+    ask = asker(os.environ[_API])
     if limit_queue(ask, pool):
         _say("limit", "one run at a time that wants the whole machine")
     for line in apply(ask) or ["all are there"]:
@@ -96,9 +104,9 @@ def up(
 
 
 def down() -> None:
-    """Stop what `entente up` started in this folder: the worker with the runs in it, then the server.
+    """Stop what `entente up` started in this folder: the worker with the runs in it, which are cancelled, then the server.
 
-    Continue such a run later with `entente train --resume`.
+    Continue a cancelled run later with `entente train --resume`.
 
     Example
 
@@ -110,7 +118,8 @@ def down() -> None:
     for each in reversed(begun):
         process = each.process()
         if process is not None:
-            _end(process)
+            with _cancelled(process):
+                _end(process)
             _say(each.what, f"ended (process {each.pid})")
     _in_prefect_home(_RECORD).unlink(missing_ok=True)
 
@@ -125,14 +134,18 @@ def _say(what: str, words: str) -> None:
 
 def _server(port: int) -> str:
     """Address of the running server, which is started now if there is none."""
+    from entente.cli.prefect_database import check_database
     from entente.cli.prefect_server import accepts, wait_until_up
 
-    given = os.environ.get("PREFECT_API_URL", "").removesuffix("/api")
+    given = os.environ.get(_API, "").rstrip("/").removesuffix("/api")
     address = given or f"http://127.0.0.1:{port}"
     reason = _why_not_prefect(f"{address}/api")
     if not reason:
         send_key(address)
         if not accepts(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")):
+            folder = "" if given else folder_behind(port)
+            if folder and folder != str(Path.cwd()):
+                raise InputError(f"port {port} has the Prefect server of another folder, '{folder}': choose another with --port")
             raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
         _say("server", f"answers at {address}")
         if accepts(f"{address}/api", ""):
@@ -143,12 +156,13 @@ def _server(port: int) -> str:
         raise InputError(f"no Prefect server answers at PREFECT_API_URL {given} ({reason}): start it, or unset that")
     if _is_taken(port):
         raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
+    check_database()
     want_key()
     log = _in_prefect_home("server.log")
     _say("server", f"starting at {address}; the first time it takes about half a minute")
     with socket.create_server(("127.0.0.1", port)) as listener:
         words = ["-P", "-m", "entente.cli.serve_prefect", str(listener.fileno())]
-        more = {"PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+        more = {_API: f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
         process = _start("server", words, log, more, listener.fileno())
     wait_until_up(process, f"{address}/api", log)
     _say("server", f"started (process {process.pid}, {log})")
@@ -240,9 +254,34 @@ def _end(process: psutil.Process) -> None:
     psutil.wait_procs(left, timeout=5)
 
 
+@contextmanager
+def _cancelled(worker: psutil.Process) -> Iterator[None]:
+    """Cancel the flow runs in the children of `worker`, which end in the block: a run that only crashed would be recovered."""
+    environments = [each.environ() for each in worker.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+    ids = sorted({each[_FLOW_RUN] for each in environments if _FLOW_RUN in each})
+    if not ids:
+        yield
+        return
+    os.environ |= {name: value for name, value in worker.environ().items() if name in (_API, "PREFECT_API_AUTH_STRING")}
+    try:
+        ask = asker(os.environ[_API])
+        for each in ids:
+            ask(f"flow_runs/{each}/set_state", {"state": {"type": "CANCELLING"}})
+    except (InputError, OSError) as error:
+        _say("runs", f"not cancelled, so recovery may continue them after the next `entente up`: {error}")
+        yield
+        return
+    yield
+    for run in ask("flow_runs/filter", {"flow_runs": {"id": {"any_": ids}}}):
+        if run["state_type"] != "COMPLETED":
+            ended = {"type": "CANCELLED", "message": "ended by `entente down`: resume it with `entente train --resume`"}
+            ask(f"flow_runs/{run['id']}/set_state", {"state": ended, "force": True})
+            _say("run", f"{run['name']} cancelled")
+
+
 def _ask(path: str) -> list[dict[str, Any]]:
     """All objects of a kind, from the server."""
-    return asker(os.environ["PREFECT_API_URL"])(path)
+    return asker(os.environ[_API])(path)
 
 
 def _why_not_prefect(address: str) -> str:

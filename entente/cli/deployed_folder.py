@@ -1,0 +1,44 @@
+"""Whose Prefect server it is: the folder in which the runs of its deployments start, and the folder of the process behind a port.
+
+Two checkouts have deployments of the same names. Deploying the second to the server of the first would move all of them, and the
+recovery of the first one's runs.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from entente.telemetry.errors import InputError
+
+_STEP = "prefect.deployments.steps.set_working_directory"
+"""Step of a deployment that names the folder in which a worker starts its runs."""
+
+
+def check_folder(address: str, entrypoints: Iterable[str], deployments: Iterable[Mapping[str, Any]], *, moved: bool) -> None:
+    """Check that the server's deployments of these entrypoints run in the working folder, or are not there yet.
+
+    Args:
+        moved: the server is this folder's own: deployments of a folder that is gone are from before it was renamed.
+
+    Raises:
+        InputError: they run in another folder.
+    """
+    steps = (step for each in deployments if each["entrypoint"] in set(entrypoints) for step in each["pull_steps"] or ())
+    for folder in sorted({step[_STEP]["directory"] for step in steps if _STEP in step}):
+        if Path(folder).resolve() != Path.cwd() and not (moved and not Path(folder).exists()):
+            raise InputError(
+                f"the deployments of the Prefect server at {address} run in another folder, '{folder}': choose another server, "
+                "on this machine with --port; if that folder is gone, remove them with `prefect deployment delete --all`"
+            )
+
+
+def folder_behind(port: int) -> str:
+    """The working folder of the process that listens on a port of this machine; empty if the system does not say."""
+    with suppress(psutil.Error):
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                return psutil.Process(each.pid).cwd()
+    return ""
