@@ -98,7 +98,7 @@ _FURTHER = {
 """Names that models write and the engine does not know."""
 
 _ARROW = re.compile(
-    r"\$?\\+(?:LONG)?(?:RIGHTARROW|TO)(?![A-Z])\$?|[-=]+>+|[\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f]"
+    r"\$?(?<!\\)\\+(?:LONG)?(?:RIGHTARROW|TO)(?![A-Z])\$?|(?<![-=])[-=]+>+|[\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f]"
 )
 _ESCAPE = re.compile(r"\\(?:n|r(?!ight)|t(?!o)|u([0-9a-fA-F]{4})|([\"'/_*\-.\[\]]))")
 _MARKER = re.compile(r"^[\s>*#-]*\(?(?:[0-9]{1,3}|[A-Z]|[IVX]{1,4})[.)]\s|\[[ X]?\]")
