@@ -23,9 +23,10 @@ def last_orders(body: dict[str, Any]) -> list[str]:
     return list(places.values())[: int(count[1]) if count else None]
 
 
-def completion(text: Any, **usage: Any) -> dict[str, Any]:
+def completion(text: Any, finish_reason: str = "stop", **usage: Any) -> dict[str, Any]:
     """The body of a 200."""
-    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}], "usage": usage}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    return {"choices": [choice], "usage": usage}
 
 
 class Handler(BaseHTTPRequestHandler):

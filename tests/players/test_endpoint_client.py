@@ -64,6 +64,20 @@ def test_a_request_has_the_form_of_the_api_and_its_tokens_are_counted():
     assert request["body"]["model"] == "some/model:free" and request["body"]["messages"] == MESSAGES
 
 
+def test_an_answer_that_the_limit_ended_says_so_and_the_limit_is_named_once(caplog):
+    caplog.set_level("INFO", "entente")
+    with EndpointServer(lambda handler, body: handler.answer(completion("Let me think", "length"))) as server:
+        assert [reply.cut_off for reply in asked(server.player, 2)] == [True, True]
+    assert caplog.text.count("outside.answer_tokens 2048") == 1
+
+
+def test_a_thought_that_is_too_long_to_keep_leaves_nothing_of_itself():
+    thought = "<think>" + "A PAR H\n" * client_module.MAX_TEXT
+    texts = iter([thought, thought + "</think>A PAR - BUR"])
+    with EndpointServer(lambda handler, body: handler.answer(completion(next(texts)))) as server:
+        assert [reply.text for reply in asked(server.player, 2)] == ["", "A PAR - BUR"]
+
+
 @pytest.mark.parametrize("tokens", [None, -5, "many", 1e9], ids=repr)
 def test_tokens_that_nobody_can_believe_are_estimated(tokens):
     with EndpointServer(lambda handler, body: handler.answer(completion("x" * 30, total_tokens=tokens))) as server:

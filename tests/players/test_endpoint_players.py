@@ -104,6 +104,16 @@ def test_wrong_answers_are_counted_in_games_table_and_sentences(tmp_path):
     assert "orders were missing (100.0%)" in conclusions(table, match_of(player))[0]
 
 
+def test_an_unfinished_thought_is_no_answer(tmp_path):
+    def thinks(handler, body):
+        handler.answer(completion("Let me think.\n" + "\n".join(last_orders(body)), "length"))
+
+    with EndpointServer(thinks) as server:
+        first = played(server.player, tmp_path, games=1)
+        found = first[0].answers[server.player]
+    assert found.unparsable == found.answers > 0 and found.missing == found.orders
+
+
 def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path, monkeypatch):
     monkeypatch.setattr(players_module, "AT_ONCE", 1)
     with EndpointServer(plays) as server:
