@@ -48,7 +48,7 @@ from storage.control import ControlDesk
 from storage.files import durable_write, folders_in, held, set_aside
 from storage.json_files import write_json
 from storage.ledger_copies import check_ledgers, restore_ledgers
-from storage.run_base import base_of, check_base
+from storage.run_base import new_base, resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
 from tasks.preparation import make_model
@@ -166,7 +166,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         stack.enter_context(_cancelled_by_sigterm())
         cache = await prepare_cache(settings)
         model = await prepare_model(settings)
-        base = await asyncio.to_thread(partial(check_base, anew=True) if resume else base_of, paths, model)
+        base = await asyncio.to_thread(resumed_base if resume else new_base, paths, model)
         if warning := rate_warning(settings.training.learning_rate, read_architecture(model).hidden):
             reporter().say(warning)
         tokens = Tokens(Codec(model), settings.prompts)

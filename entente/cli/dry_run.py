@@ -40,7 +40,7 @@ from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
 from storage.ledger_copies import check_ledgers
 from storage.retention import MILESTONE_EVERY
-from storage.run_base import check_base
+from storage.run_base import resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
 from tasks.rollout_queue import groups_per_task
 
@@ -73,7 +73,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     machine = this_machine(cards)
     model, shape = _model(settings)
     if resume and model is not None:
-        check_base(settings.paths, model, anew=True)
+        resumed_base(settings.paths, model)
     trainer_gpu = trainer_gpu_bytes(settings, shape, machine)
     check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape), trainer_gpu=trainer_gpu, machine=machine)
     found = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)

@@ -21,6 +21,7 @@ _QUANTISED = ("quantization_config", "compression_config")
 """Entries of a quantised model's config.json."""
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that older tools write beside a quantised model instead."""
+_GIVE = "give it in float32, bfloat16 or float16, in which trainer and engines compute"
 _MAX_HEADER_BYTES = 100_000_000
 """Longest header of a safetensors file, set by the format."""
 
@@ -107,12 +108,11 @@ def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
     check_not_quantised(str(folder), config)
     if file := next((name for name in _QUANTISED_FILES if (folder / name).is_file()), ""):
         check_not_quantised(str(folder), {_QUANTISED[0]: {"quant_method": f"by {file}"}})
+    if (named := _named_format(config)) not in (None, *_FORMATS.values()):
+        raise InputError(f"model '{folder}' has dtype {named!r} in its config.json: {_GIVE}")
     for name, tensor in stored_tensors(folder).items():
         if tensor.format not in _FORMATS and len(tensor.shape) > 1:  # buffers of integers are vectors
-            raise InputError(
-                f"model '{folder}' stores '{name}' as {tensor.format}, in which the trainer does not compute: give the model in "
-                "float32, bfloat16 or float16"
-            )
+            raise InputError(f"model '{folder}' stores '{name}' as {tensor.format}: {_GIVE}")
 
 
 def check_not_quantised(model: str, config: Mapping[str, Any]) -> None:
@@ -132,10 +132,14 @@ def check_not_quantised(model: str, config: Mapping[str, Any]) -> None:
 
 def stored_format(folder: Path, config: Mapping[str, Any]) -> str:
     """The number format that dtype 'auto' means for a model, such as 'bfloat16': its config's, else its first weight's."""
-    named = config.get("dtype") or config.get("torch_dtype")
-    if named in _FORMATS.values():
-        return str(named)
+    if named := _named_format(config):
+        return named
     return next((_FORMATS[tensor.format] for tensor in stored_tensors(folder).values() if tensor.format in _FORMATS), "float32")
+
+
+def _named_format(config: Mapping[str, Any]) -> str | None:
+    named = config.get("dtype") or config.get("torch_dtype")
+    return None if named is None else str(named).removeprefix("torch.")
 
 
 def usual_mode(file: Path) -> None:

@@ -108,6 +108,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     },
     "an old compressed-tensors": (configured(compression_config={"format": "x"}), "is quantised"),
     "an old GPTQ": (spoil("quantize_config.json", b'{"bits": 4}'), r"quantised \(by quantize_config.json\)"),
+    "a config in eight bits": (configured(dtype="float8_e4m3fn"), "has dtype 'float8_e4m3fn' in its config"),
+    "an old config in integers": (configured(torch_dtype="int8"), "has dtype 'int8' in its config"),
     "ModelOpt": (spoil("hf_quant_config.json", b"{}"), "is quantised"),
     **{
         name: (rewritten(name), f"'x.weight' as {name}")
@@ -177,7 +179,13 @@ def test_a_download_leaves_copies_of_the_model_at_the_hub(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("config", "stored"),
-    [({"dtype": "bfloat16"}, "bfloat16"), ({"torch_dtype": "float16"}, "float16"), ({}, "float32"), ({"dtype": None}, "float32")],
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "torch.bfloat16"}, "bfloat16"),
+        ({}, "float32"),
+        ({"dtype": None}, "float32"),
+    ],
 )
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])

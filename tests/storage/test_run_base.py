@@ -11,14 +11,14 @@ from entente.decoding.base_identity import base_hashes
 from entente.settings.find_model import model_of
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
-from storage.run_base import check_base
+from storage.run_base import check_base, resumed_base
 from storage.runs import RunPaths
 
 
 def test_replaced_weights_are_named_before_a_resumed_run_starts_and_before_a_version_plays(stored_run: RunPaths):
     root, settings = stored_run.root.parent, settings_of(stored_run)
     model = model_of(settings, root, "before")
-    assert check_base(stored_run, model) == base_hashes(model), "nothing is written down yet"
+    assert resumed_base(stored_run, model) == base_hashes(model), "nothing is written down yet"
     stored_run.base.write_text(json.dumps(base_hashes(model)))
     assert plan_train(settings, resume=True) and model_of(settings, root, "before") == model
     weights = model / "model.safetensors"
@@ -27,7 +27,7 @@ def test_replaced_weights_are_named_before_a_resumed_run_starts_and_before_a_ver
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     for use in (
         lambda: plan_train(settings, resume=True),
-        lambda: check_base(stored_run, model, anew=True),
+        lambda: resumed_base(stored_run, model),
         lambda: model_of(settings, root, "before"),
     ):
         with pytest.raises(InputError, match=r"base model of run 'before' was replaced .*\(model.safetensors\).*restore it"):
@@ -54,4 +54,4 @@ def test_a_hash_is_not_trusted_when_a_run_is_resumed(stored_run: RunPaths, tmp_p
     (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text() + " ")
     check_base(stored_run, model)
     with pytest.raises(InputError, match="tokenizer"):
-        check_base(stored_run, model, anew=True)
+        resumed_base(stored_run, model)
