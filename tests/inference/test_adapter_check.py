@@ -202,6 +202,7 @@ def test_what_the_trainer_publishes_passes_under_the_hash_that_storage_gives_it(
     published = publish_adapter(RunPaths(tmp_path / "run"), 3, good)
     facts = check_adapter(published, model, 16)
     assert facts.scale == 2.0 and facts.is_zero  # a fresh adapter changes nothing
+    assert len({file.stat().st_mode for file in good.iterdir() if file.suffix != ".md"}) == 1
 
 
 def test_an_adapter_on_named_layers_changes_these_alone(model, tmp_path):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from entente.decoding.weight_files import WEIGHTS
-from entente.inference.publish_weights import add_adapter
+from entente.inference.publish_weights import add_adapter, publish_weights
 from entente.telemetry.errors import DataError
 
 
@@ -26,6 +26,12 @@ def test_merged_weights_equal_those_that_peft_merges(model: Path, make_adapter):
             assert torch.allclose(ours[name], weight, atol=1e-6), name
             changed += int(not torch.equal(ours[name], base[name]))
     assert changed == 7 * json.loads((model / "config.json").read_text())["num_hidden_layers"]
+
+
+def test_merged_weights_are_as_open_to_others_as_any_new_file(model: Path, make_adapter, tmp_path: Path):
+    assert publish_weights(model, make_adapter(seed=3, scale=0.2), tmp_path) == "float32"
+    (tmp_path / "card").touch()
+    assert (tmp_path / WEIGHTS).stat().st_mode == (tmp_path / "card").stat().st_mode
 
 
 def test_rounding_swallows_small_updates_in_bfloat16_and_none_in_float32(model: Path, make_adapter):

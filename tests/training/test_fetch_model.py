@@ -66,6 +66,7 @@ def test_the_real_model_is_fetched_whole_and_once(tmp_path: Path):
     folder = fetch_model("smollm2", tmp_path)
     shape = read_shape(resolve_model(folder))
     assert (shape.family, shape.layers, shape.hidden, shape.parameters) == ("llama", 30, 576, 134_515_008)
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert fetch_model("smollm2", tmp_path) == folder and (folder / "model.safetensors").stat().st_mtime_ns == written
     assert [each.name for each in tmp_path.iterdir()] == ["smollm2"]

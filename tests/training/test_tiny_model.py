@@ -24,6 +24,7 @@ def test_the_same_recipe_is_made_once_and_a_cut_attempt_again(tmp_path: Path):
     told: list[str] = []
     folder = make_tiny_model(tmp_path, recipe, lambda stage, done, total: told.append(stage))
     assert told and folder.name == f"tiny-{recipe_hash(recipe)}"
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "others may read the weights as well as the rest"
     weights = (folder / "model.safetensors").read_bytes()
     told.clear()
     assert make_tiny_model(tmp_path, recipe, lambda stage, done, total: told.append(stage)) == folder and not told
