@@ -83,25 +83,44 @@ def recorded_turns(saved: Any, where: str, ignore: Callable[[str], None]) -> lis
     return turns
 
 
-def as_recorded(name: str, turns: Sequence[tuple[str, Mapping[str, Sequence[str]]]]) -> str:
-    """The JSON object that the package saves for a game from spring 1901, by the package's own game.
+def as_recorded(name: str, turns: Sequence[tuple[Board, Mapping[str, Sequence[str]]]], now: Board) -> str:
+    """The JSON object that the package saves for a game, by the package's own game.
+
+    Where the package judges otherwise than this program, the record goes on from our position.
 
     Args:
-        turns: each phase's name and its legal order sets.
-
-    Raises:
-        InputError: the package plays the orders in another way than they are told.
+        turns: the board of each phase, from spring 1901, and its legal order sets.
+        now: the board after them.
     """
     game = Game(game_id=name, map_name=MAP)
-    for phase, orders in turns:
-        if game.get_current_phase() != phase:
-            raise InputError(
-                f"the diplomacy package plays game '{name}' otherwise: it is in {game.get_current_phase()}, not {phase}"
-            )
+    for board, orders in turns:
+        _bring_to(game, board)
         for power, own in orders.items():
             game.set_orders(power, list(own))
         game.process()
+    _bring_to(game, now)
     return json.dumps(to_saved_game_format(game))
+
+
+def _bring_to(game: Game, board: Board) -> None:
+    """Set the package's game to the position of the board, if it is another one."""
+    dislodged = {power: {unit: list(places) for unit, places in own.items()} for power, own in board.dislodged().items()}
+    units = {power: [*own, *(f"*{unit}" for unit in dislodged[power])] for power, own in board.units().items()}
+    ours = {
+        "name": board.phase,
+        "units": units,
+        "retreats": dislodged,
+        "centers": {power: list(own) for power, own in board.centres().items()},
+        "influence": {power: list(own) for power, own in board.influence().items()},
+    }
+    if not board.is_over and _comparable(game.get_state()) != _comparable(ours):
+        game.set_state(ours, clear_history=False)
+
+
+def _comparable(state: Mapping[str, Any]) -> list[Any]:
+    """What legal orders depend on, of a state of the package."""
+    parts = (state["units"], state["centers"], *(state["retreats"][power] for power in POWERS))
+    return [state["name"], *({name: sorted(listed) for name, listed in part.items()} for part in parts)]
 
 
 def _chosen_disbands(board: Board, orders: _OrderSets, after: Mapping[str, Any]) -> _OrderSets:

@@ -148,8 +148,8 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
 
     @app.get("/recorded")
     async def export() -> Response:
-        turns = [(turn.board.phase, turn.orders) for turn in game.turns]
-        return _file(await asyncio.to_thread(as_recorded, game.name, turns), f"{game.name}-diplomacy.json")
+        turns, now = [(turn.board, turn.orders) for turn in game.turns], game.board.fork()
+        return _file(await asyncio.to_thread(as_recorded, game.name, turns, now), f"{game.name}-diplomacy.json")
 
     return app
 

@@ -15,7 +15,7 @@ from diplomacy.utils.export import to_saved_game_format
 from entente.game.board import POWERS, Board
 from entente.game.legal import OrderKind
 from entente.game.players import player
-from entente.game.positions import board_of_game, board_of_state, contested_in
+from entente.game.positions import board_of, board_of_game, board_of_state, contested_in
 from entente.game.prompts import OwnLine, PromptSettings, board_text, power_text, rules_text
 from entente.game.read_prompt import read_prompt
 from entente.game.recorded import as_recorded
@@ -29,9 +29,9 @@ def games(count: int, last_year: int, name: str = "random") -> Iterator[tuple[li
         while not board.is_over and board.year <= last_year:
             orders = {power: player(name)(legal, dice, board) for power, legal in board.legal_orders().items()}
             boards.append(board.fork())
-            turns.append((board.phase, orders))
+            turns.append((boards[-1], orders))
             board.step(orders)
-        yield boards, json.loads(as_recorded(f"game-{seed}", turns))
+        yield boards, json.loads(as_recorded(f"game-{seed}", turns, board))
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,24 @@ def test_a_board_and_the_name_of_a_power_are_enough():
     assert power == "TURKEY" and read.legal_orders() == board.legal_orders()
 
 
+def test_a_saved_game_has_our_positions_where_the_package_judges_otherwise():
+    """As after a dislodgement by convoy, or where its rules of disbands are older."""
+    spring = Board.start()
+    autumn = board_of("F1901M", {"FRANCE": ["A BUR"], "TURKEY": ["F BUL/SC"]}, {}, {"FRANCE": ["PAR"]})
+    retreats = board_of("F1901R", {"ITALY": ["A BUR"]}, {"FRANCE": {"A BUR": ["PAR"]}}, {"FRANCE": ["PAR"]})
+    turns = [(spring, {}), (autumn, {"FRANCE": ["A BUR - PAR"]})]
+    saved = json.loads(as_recorded("otherwise", turns, retreats))
+    assert [phase["name"] for phase in saved["phases"]] == ["S1901M", "F1901M", "F1901R"]
+    assert saved["phases"][1]["orders"]["FRANCE"] == ["A BUR - PAR"]
+    for board, phase in zip((spring, autumn, retreats), saved["phases"], strict=True):
+        read = board_of_state(phase["state"])
+        assert (read.units(), read.centres(), read.dislodged()) == (board.units(), board.centres(), board.dislodged())
+
+
 @pytest.fixture
 def start() -> dict[str, Any]:
     """The state of spring 1901."""
-    return json.loads(as_recorded("start", []))["phases"][0]["state"]
+    return json.loads(as_recorded("start", [], Board.start()))["phases"][0]["state"]
 
 
 def change(state: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:

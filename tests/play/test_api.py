@@ -23,7 +23,7 @@ from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 from tests.waiting import wait_until
 
 openai = pytest.importorskip("openai")
-START = json.loads(as_recorded("start", []))
+START = json.loads(as_recorded("start", [], Board.start()))
 STATE = START["phases"][0]["state"]
 
 

@@ -22,7 +22,8 @@ class ImitationSettings(Settings):
     """Scripted players whose orders are imitated, drawn anew for each power of each game; a name given twice counts twice.
     'dumbbot+search' searches before it orders, which takes far longer."""
     recorded: tuple[Path, ...] = ()
-    """Files of recorded games, one JSON object of the diplomacy package a line, to imitate instead of scripted players."""
+    """Files of recorded games, JSON objects of the diplomacy package, to imitate instead of scripted players; odd games are
+    skipped."""
     games: Annotated[int, Field(ge=2)] = 1000
     """Games of the teachers, one in 20 of them held out; of recorded games all are taken."""
     last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907

@@ -157,7 +157,7 @@ REFUSED = {
     "nothing to order": (
         lambda saved: with_change(saved, 0, "state", "units", "FRANCE", to=[]),
         "an order is not legal",
-        "of FRANCE, which is not legal",
+        "which is not legal there",
     ),
     "two units in one province": (
         lambda saved: with_change(saved, 3, "state", "units", "FRANCE", to=["A BER", "A BER", "F BER"]),
