@@ -122,10 +122,10 @@ def _by_power(state: Mapping[str, Any], part: str) -> list[tuple[str, Any]]:
     by_power = state.get(part) or {}
     if not isinstance(by_power, Mapping):
         raise InputError(f"'{part}' in the state must map powers to lists")
-    found = [(str(power).upper(), own) for power, own in by_power.items() if own]
-    if unknown := [power for power, _ in found if power not in POWERS]:
+    entries = [(str(power).upper(), own) for power, own in by_power.items() if own]
+    if unknown := [power for power, _ in entries if power not in POWERS]:
         raise InputError(f"'{part}' in the state names the power {unknown[0]!r}: the powers are {', '.join(POWERS)}")
-    return found
+    return entries
 
 
 def _texts(part: str, power: str, listed: Any) -> list[str]:
@@ -140,13 +140,13 @@ def _retreats(power: str, own: Any, units: Collection[str]) -> dict[str, Sequenc
     """Where the state lets the dislodged units of a power go; where it says nothing of a unit, the map decides."""
     if not isinstance(own, Mapping):
         raise InputError(f"'retreats' of {power} in the state must map its dislodged units to lists of places")
-    found: dict[str, Sequence[str]] = {}
+    retreats: dict[str, Sequence[str]] = {}
     for name, places in own.items():
         (unit,) = _texts("retreats", power, [name])
         if unit not in units:  # else it is left from an earlier phase
             listed = _reach(unit) if places is None else _texts("retreats", power, places)
-            found[unit] = [place[:3] for place in listed] if unit.startswith("A ") else listed
-    return found
+            retreats[unit] = [place[:3] for place in listed] if unit.startswith("A ") else listed
+    return retreats
 
 
 def _reach(unit: str) -> Sequence[str]:

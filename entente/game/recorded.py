@@ -73,7 +73,7 @@ def recorded_turns(saved: Any, where: str, ignore: Callable[[str], None]) -> lis
     ours = Board.start()
     for phase, board, after in _phases(saved, where):
         position = ""
-        if _shown(ours) != _shown(board):
+        if _position(ours) != _position(board):
             ours = board.fork()
             position = ours.snapshot(game_id="", seed=0, source="").position
         orders = _orders(board, phase["orders"], f"{where}, {phase['name']}", ignore)
@@ -125,7 +125,7 @@ def _comparable(state: Mapping[str, Any]) -> list[Any]:
 
 def _chosen_disbands(board: Board, orders: _OrderSets, after: Mapping[str, Any]) -> _OrderSets:
     """The disbands that the rules chose: those that the next recorded units show, else those of this program's rules."""
-    found: _OrderSets = {}
+    disbands: _OrderSets = {}
     legal = board.legal_orders()
     if missing := legal.keys() - orders.keys():
         ours = board.fork()
@@ -133,12 +133,12 @@ def _chosen_disbands(board: Board, orders: _OrderSets, after: Mapping[str, Any])
         for power in missing:
             for left in (after.get(power) or (), ours.units()[power]):
                 gone = [f"{unit} D" for unit in board.units()[power] if unit not in left]
-                if power not in found and (whole := legal[power].completed(gone)) is not None:
-                    found[power] = whole
-    return found
+                if power not in disbands and (whole := legal[power].completed(gone)) is not None:
+                    disbands[power] = whole
+    return disbands
 
 
-def _shown(board: Board) -> tuple[Any, ...]:
+def _position(board: Board) -> tuple[Any, ...]:
     """What legal orders depend on."""
     return board.phase, board.units(), board.dislodged(), board.centres()
 
@@ -203,15 +203,16 @@ def _is_whole(phases: Sequence[Any]) -> bool:
 
 def _orders(board: Board, recorded: Mapping[str, Any], where: str, ignore: Callable[[str], None] | None) -> _OrderSets:
     """The whole order sets that are known."""
-    found: _OrderSets = {}
+    order_sets: _OrderSets = {}
     legal = board.legal_orders()
+    by_power = {power.upper(): listed or () for power, listed in recorded.items()}
     for power in POWERS:
-        given = []
-        for order in recorded.get(power) or ():
+        own = []
+        for order in by_power.get(power, ()):
             if not order.strip() or order == WAIVE or order.startswith("VOID "):
                 continue
-            if power in legal and (read := _as_listed(order, board, legal[power])):
-                given.append(read)
+            if power in legal and (spelled := _as_listed(order, board, legal[power])):
+                own.append(spelled)
                 continue
             sentence = f"{where} has the order '{order[:60]}' of {power}, which is not legal there"
             if ignore is None:
@@ -219,10 +220,10 @@ def _orders(board: Board, recorded: Mapping[str, Any], where: str, ignore: Calla
             ignore(f"{sentence} and is left out")
         if power in legal:
             if legal[power].kind in (OrderKind.BUILD, OrderKind.DISBAND):
-                given = given[: legal[power].picks]  # the package records more, and plays the first ones
-            if (whole := legal[power].completed(given)) is not None:
-                found[power] = whole
-    return found
+                own = own[: legal[power].picks]  # the package records more, and plays the first ones
+            if (whole := legal[power].completed(own)) is not None:
+                order_sets[power] = whole
+    return order_sets
 
 
 def _as_listed(order: str, board: Board, legal: LegalOrders) -> str | None:

@@ -76,8 +76,8 @@ class Server:
 
     address = "here"
 
-    def __init__(self, states: list[dict[str, Any] | Exception], deadline_s: int = 0) -> None:
-        self.states, self.deadline_s = states, deadline_s
+    def __init__(self, states: Sequence[dict[str, Any] | Exception], deadline_s: int = 0) -> None:
+        self.states, self.deadline_s = list(states), deadline_s
         self.phase = 0
         self.given: list[tuple[str, tuple[str, ...], bool]] = []
         self.refusals: dict[str, Exception] = {}
@@ -153,7 +153,7 @@ def states() -> list[dict[str, Any]]:
 
 def test_a_phase_is_ordered_once_and_a_late_order_is_told(play):
     """The server plays spring at once, autumn before our orders come, and is then over."""
-    server = Server([*states()])
+    server = Server(states())
     server.refusals["give F1901M"] = RefusedError(
         "ResponseException", "Invalid order phase, received F1901M, server phase is W1901A"
     )
