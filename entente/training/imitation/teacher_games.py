@@ -38,6 +38,7 @@ GAMES_A_SHARD = 8
 MOST_REFUSED = 0.1
 """Share of recorded games that may be refused. Archives hold a few odd games in a thousand; more means that it is another archive
 than the user thinks."""
+_TWICE = "it is given twice"
 _RECIPE_VERSION = 1
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
@@ -209,7 +210,7 @@ def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[s
                 raise RefusedGameError("nothing was played in it", f"in {where} nothing was played: leave it out")
             digest = sha256("".join(f"{row.snapshot_id}{row.orders}" for row in rows).encode()).digest()
             if digest in seen:
-                raise RefusedGameError("it is given twice", f"{where} is {seen[digest]} again: give each game once")
+                raise RefusedGameError(_TWICE, f"{where} is {seen[digest]} again: give each game once")
         except RefusedGameError as error:
             refused.setdefault(error.reason, []).append(str(error))
         else:
@@ -224,10 +225,10 @@ def _show_refused(games: int, refused: Mapping[str, Sequence[str]]) -> None:
         EntenteError: too many were refused.
         InputError: too few were read.
     """
-    reasons = sorted(refused, key=lambda reason: -len(refused[reason]))
-    count = sum(map(len, refused.values()))
+    reasons = sorted(refused, key=lambda reason: (reason == _TWICE, -len(refused[reason])))
+    count = sum(len(sentences) for reason, sentences in refused.items() if reason != _TWICE)
     if refused:
-        reporter().say(f"{games:,} recorded games were read, and {count:,} were not:")
+        reporter().say(f"{games:,} recorded games were read, and {sum(map(len, refused.values())):,} were left out:")
     for reason in reasons:
         reporter().say(f"{len(refused[reason]):>8,}  {reason}; the first: {refused[reason][0]}")
     if count > MOST_REFUSED * (games + count):

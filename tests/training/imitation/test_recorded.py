@@ -207,7 +207,7 @@ def test_a_game_that_cannot_be_read_is_skipped_with_its_reason(
     total = sum(len(list(replay_recorded(game, "it"))) for game in few)
     assert len(positions.held_out) + len(positions.training) == total
     (head, line) = said
-    assert head.startswith("10 recorded games were read, and 1 were not")
+    assert head.startswith("10 recorded games were read, and 1 were left out")
     assert line.split()[0] == "1" and reason in line and sentence in line and f"line 2 of '{file}'" in line
 
 
@@ -222,6 +222,15 @@ def test_reading_stops_where_too_many_games_are_refused(tmp_path: Path, saved: d
         make_games(tmp_path / "games", ImitationSettings(recorded=(file,)), 1, quiet)
     assert stopped.value.exit_code == 1 and "\n" not in str(stopped.value)
     assert [line.split()[0] for line in said] == ["2", "2", "1"] and not list((tmp_path / "games").glob("*"))
+
+
+def test_games_that_are_given_twice_are_left_out_however_many(tmp_path: Path, others: list[Any], said: list[str]):
+    files = tmp_path / "lines", tmp_path / "list"
+    files[0].write_text("".join(json.dumps(game) + "\n" for game in others))
+    files[1].write_text(json.dumps(others, indent=1))
+    both = make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet)
+    assert len(Positions(both).training) == len(others) - 1
+    assert said[1].split()[0] == str(len(others)) and "it is given twice" in said[1]
 
 
 FORMS: dict[str, Callable[[list[Any]], str]] = {
