@@ -1,8 +1,8 @@
 """The fast path: a game that copies itself field by field, freezes to text and restores from it.
 
-Only this module uses private names of `diplomacy`. The package is therefore pinned, and another release is refused. Legal
-orders and adjudication equal those of the unchanged engine (compared in tests over random games). A copy or a restore takes
-about 0.1 ms. A game does not grow with its history.
+Only this module and `entente/game/rules.py` use private names of `diplomacy`. Legal orders equal those of the unchanged engine,
+and results those of `PlainGame` (compared in tests over random games). A copy or a restore takes about 0.1 ms. A game does not
+grow with its history.
 
 Do not use `copy.deepcopy` or `pickle` on a Game: a deep copy loses the orders of the first phase, and a pickle of another map
 corrupts the process.
@@ -11,7 +11,6 @@ corrupts the process.
 import json
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from importlib.metadata import version
 from typing import Any
 
 from diplomacy import Game, Map, Message
@@ -20,13 +19,7 @@ from diplomacy.utils.constants import OrderSettings
 from diplomacy.utils.sorted_dict import SortedDict
 
 from entente.game.movement_orders import Convoys, MapTables, movement_orders
-from entente.telemetry.errors import EngineError
-
-ENGINE_VERSION = "1.1.2"
-"""The release of `diplomacy` that this module was written for."""
-
-MAP = "standard"
-"""The map that is played, by its name in the package."""
+from entente.game.rules import MAP, RuledGame
 
 CONVOY_MEMO = 256
 """Convoy tables kept per process, one per set of fleets at sea; each is at most a few tens of KB."""
@@ -53,16 +46,10 @@ _FRESH = {
 }
 
 
-class Adjudicator(Game):
+class Adjudicator(RuledGame):
     """A Game without history. It lists orders from tables and shares convoy tables between equal sets of fleets."""
 
-    __slots__ = ("_is_convoying", "_occupants")
-
-    def __init__(self, **settings: Any) -> None:
-        """A game at its first phase; `settings` are those of the engine's Game."""
-        self._occupants: dict[str, str] | None = None
-        self._is_convoying = True
-        super().__init__(**settings)
+    __slots__ = ()
 
     def get_all_possible_orders(self) -> dict[str, list[str]]:
         """Legal orders by province. The engine's own list takes four times as long in a movement phase."""
@@ -96,7 +83,7 @@ class Adjudicator(Game):
         call.
         """
         self.error = []
-        self._process()
+        self._resolve()
         history: Any = self.result_history
         results = history.last_value()
         history.clear()
@@ -118,8 +105,7 @@ class Adjudicator(Game):
             setattr(twin, name, SortedDict(self._phase_wrapper_type, kind))
         twin.messages = SortedDict(int, Message)
         twin.error = []
-        twin.renderer = twin.fixed_state = twin._occupants = None
-        twin._is_convoying = True
+        twin.renderer = twin.fixed_state = None
         # The cache maps units to Power objects. If shared, it would point to the powers of the other game.
         twin._unit_owner_cache = None
         twin.powers = {name: _copy_power(power, twin) for name, power in self.powers.items()}
@@ -128,28 +114,6 @@ class Adjudicator(Game):
     def get_current_phase(self) -> str:
         """Short name of the phase. The engine takes the long one apart at each of some ten calls a phase."""
         return _short_name(self.phase)
-
-    def _get_convoying_units_for_path(self, unit: str, start: str, end: str) -> list[str]:
-        # Asked once for each unit that moves; the engine then reads all orders.
-        return super()._get_convoying_units_for_path(unit, start, end) if self._is_convoying else []
-
-    def _resolve_moves(self) -> None:
-        self._is_convoying = any(what[0] == "C" for power in self.powers.values() for what in power.orders.values())
-        # Units stay in place until all moves are resolved. A dictionary replaces the engine's search through all units.
-        self._occupants = occupants = {}
-        for power in self.powers.values():
-            for unit in power.units:
-                occupants.setdefault(unit[2:], unit)
-                occupants.setdefault(unit[2:5], unit)
-        try:
-            super()._resolve_moves()
-        finally:
-            self._occupants = None
-
-    def _occupant(self, site: str, any_coast: int = 0) -> str | None:
-        if self._occupants is None:
-            return super()._occupant(site, any_coast)
-        return self._occupants.get(site[:3] if any_coast else site)
 
     def _build_list_possible_convoys(self) -> None:
         if self.convoy_paths_possible is not None:
@@ -277,16 +241,10 @@ def check_map(position: Mapping[str, Any]) -> None:
 
 
 def new_game(rules: tuple[str, ...] | None = None) -> Adjudicator:
-    """A new game at its first phase: a copy of one that is kept, because the constructor reads rule files.
-
-    Raises:
-        EngineError: the installed release of the engine is not ENGINE_VERSION.
-    """
+    """A new game at its first phase: a copy of one that is kept, because the constructor reads rule files."""
     return _template(rules).fork()
 
 
 @lru_cache(maxsize=8)
 def _template(rules: tuple[str, ...] | None) -> Adjudicator:
-    if (installed := version("diplomacy")) != ENGINE_VERSION:
-        raise EngineError(f"The fast board needs diplomacy {ENGINE_VERSION}, and {installed} is installed. Install that release.")
     return Adjudicator(map_name=MAP, **({} if rules is None else {"rules": list(rules)}))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from entente.game.adjudicator import Adjudicator, freeze, new_game, thaw
 from entente.game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
-from entente.game.plain import PlainGame, new_plain_game, thaw_plain
+from entente.game.plain import PackageGame, PlainGame, new_plain_game, thaw_plain
 from entente.game.snapshot import POWERS, Snapshot, position_id, read_position
 from entente.telemetry.errors import DataError, InputError
 
@@ -25,12 +25,17 @@ _T = TypeVar("_T")
 
 
 class BoardPath(StrEnum):
-    """How a board computes legal orders and plays a phase. Both ways give the same positions, results and orders (tested)."""
+    """How a board computes legal orders and plays a phase. FAST and PLAIN give equal positions, results and orders (tested)."""
 
     FAST = "fast"
     """Order tables, field-by-field copies and a shorter step. Uses private names of the pinned engine release."""
     PLAIN = "plain"
-    """Public calls of the engine only: several times slower, and correct for any release."""
+    """Public calls of the engine, with our rules: several times slower."""
+    PACKAGE = "package"
+    """Public calls of the engine, which breaks the published rules where docs/decisions.md says so: for games that it judged."""
+
+
+_KINDS = {BoardPath.PLAIN: PlainGame, BoardPath.PACKAGE: PackageGame}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ class Board:
 
     __slots__ = ("_computed", "_game", "_legal", "_phase", "_position", "_year")
 
-    def __init__(self, game: Adjudicator | PlainGame) -> None:
+    def __init__(self, game: Adjudicator | PackageGame) -> None:
         self._game = game
         self._year = 0
         self._enter_phase()
@@ -67,14 +72,14 @@ class Board:
     @classmethod
     def start(cls, path: BoardPath = BoardPath.FAST) -> "Board":
         """A new game at its first phase."""
-        return cls(new_game() if path is BoardPath.FAST else new_plain_game())
+        return cls(new_game() if path is BoardPath.FAST else new_plain_game(_KINDS[path]))
 
     @classmethod
     def restore(cls, snapshot: Snapshot, path: BoardPath = BoardPath.FAST) -> "Board":
         """The game that `snapshot` was taken from, at the same phase."""
         try:
             position = read_position(snapshot)
-            return cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position))
+            return cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position, _KINDS[path]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: "

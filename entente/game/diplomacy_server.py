@@ -15,7 +15,7 @@ from typing import Any
 from diplomacy import Server
 from diplomacy.engine.map import Map
 
-from entente.game.adjudicator import ENGINE_VERSION, MAP
+from entente.game.rules import ENGINE_VERSION, MAP
 
 SAVED_EVERY_S = 1
 

@@ -1,18 +1,19 @@
-"""The rules engine through its public calls only. Tests compare the fast path with it.
+"""The rules engine through its public calls only: `PlainGame` by the published rules, `PackageGame` as the package judges.
 
-Orders are parsed, whole phases are recorded, legal orders are listed anew each phase, and a copy is a new game set to the same
-state. It is slow and uses no private name of `diplomacy`.
+Tests compare the fast path with the first. The second reads what the package judged. Both are slow: orders are parsed, whole
+phases recorded, legal orders listed anew each phase, and a copy is a new game set to the same state.
 """
 
 import json
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from diplomacy import Game
 
-from entente.game.adjudicator import MAP, check_map, freeze, marks_by_unit
+from entente.game.adjudicator import check_map, freeze, marks_by_unit
+from entente.game.rules import MAP, RuledGame
 
 
-class PlainGame(Game):
+class PackageGame(Game):
     """The engine's game with the methods that `Board` calls."""
 
     __slots__ = ()
@@ -28,24 +29,33 @@ class PlainGame(Game):
         self.error = []  # the engine prints what is left here; the board has counted it
         return marks_by_unit(self.process().results)
 
-    def fork(self) -> "PlainGame":
+    def fork(self) -> Self:
         """An independent copy at the start of this phase."""
-        return thaw_plain(json.loads(freeze(self)))
+        return thaw_plain(json.loads(freeze(self)), type(self))
 
 
-def new_plain_game(rules: list[str] | None = None) -> PlainGame:
+class PlainGame(PackageGame, RuledGame):
+    """The same by the published rules."""
+
+    __slots__ = ()
+
+
+_Kind = TypeVar("_Kind", bound=PackageGame)
+
+
+def new_plain_game(kind: type[_Kind], rules: list[str] | None = None) -> _Kind:
     """A new game at its first phase."""
-    return PlainGame(map_name=MAP, **({} if rules is None else {"rules": rules}))
+    return kind(map_name=MAP, **({} if rules is None else {"rules": rules}))
 
 
-def thaw_plain(position: dict[str, Any]) -> PlainGame:
+def thaw_plain(position: dict[str, Any], kind: type[_Kind]) -> _Kind:
     """A game that continues from a frozen position.
 
     Raises:
         ValueError: it is on another map, or has other powers.
     """
     check_map(position)
-    game = new_plain_game(position["rules"])
+    game = new_plain_game(kind, position["rules"])
     frozen = {power["name"]: power for power in position["powers"]}
     if frozen.keys() != game.powers.keys():
         raise ValueError(f"the powers are {', '.join(game.powers)}")

@@ -16,7 +16,7 @@ import aiohttp
 from diplomacy.communication import requests, responses
 from diplomacy.utils import exceptions, strings
 
-from entente.game.adjudicator import ENGINE_VERSION
+from entente.game.rules import ENGINE_VERSION
 from entente.telemetry.errors import EntenteError, InputError
 
 CONNECT_S = 30.0

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entente.game.adjudicator import MAP
 from entente.game.board import OVER, Board
 from entente.game.legal import LegalOrders
 from entente.game.positions import RULES, board_of_state
+from entente.game.rules import MAP
 from entente.game.server_client import (
     ForeignServerError,
     JoinedGame,

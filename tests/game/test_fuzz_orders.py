@@ -44,7 +44,7 @@ ODD = st.one_of(
 def boards() -> list[Board]:
     """A movement, a retreat and an adjustment phase on each rules engine path."""
     found = []
-    for path in BoardPath:
+    for path in (BoardPath.FAST, BoardPath.PLAIN):
         rng, board, types = random.Random(5), Board.start(path=path), set()
         while types != {"M", "R", "A"}:
             if board.phase_type not in types:

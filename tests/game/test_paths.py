@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from entente.game import adjudicator
+from entente.game import adjudicator, rules
 from entente.game.adjudicator import freeze
 from entente.game.board import POWERS, Board, BoardPath
 from entente.game.plain import PlainGame
@@ -38,7 +38,8 @@ def play_side_by_side(phases: int, players, convoys: bool) -> dict[str, int]:
         rng = random.Random(f"{convoys} {seed}")
         seed += 1
         snapshot = convoy_heavy(rng) if convoys else None
-        fast, plain = (Board.restore(snapshot, path) if snapshot else Board.start(path=path) for path in BoardPath)
+        paths = (BoardPath.FAST, BoardPath.PLAIN)
+        fast, plain = (Board.restore(snapshot, path) if snapshot else Board.start(path=path) for path in paths)
         assert isinstance(plain._game, PlainGame) and not isinstance(fast._game, PlainGame)
         for _ in range(6 if convoys else 24):
             if fast.is_over:
@@ -73,9 +74,10 @@ def test_fast_and_plain_play_the_same_games(blind_players, convoys: bool, phases
     assert min(seen["M"], seen["R"], seen["A"]) >= 5 and (seen["via"] > 100 or not convoys)
 
 
-def test_another_release_of_the_engine_is_refused_by_the_fast_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adjudicator, "version", lambda name: "1.2.0")
+def test_another_release_of_the_engine_is_refused_where_private_names_of_it_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "version", lambda name: "1.2.0")
     adjudicator._template.cache_clear()
-    with pytest.raises(EngineError, match=r"needs diplomacy 1\.1\.2, and 1\.2\.0 is installed"):
-        Board.start()
-    assert Board.start(path=BoardPath.PLAIN).phase == "S1901M"
+    for path in (BoardPath.FAST, BoardPath.PLAIN):
+        with pytest.raises(EngineError, match=r"need diplomacy 1\.1\.2, and 1\.2\.0 is installed"):
+            Board.start(path=path)
+    assert Board.start(path=BoardPath.PACKAGE).phase == "S1901M"
