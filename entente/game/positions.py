@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from entente.game.adjudicator import MAP, freeze, new_game, thaw
+from entente.game.adjudicator import freeze, new_game, thaw
 from entente.game.board import OVER, POWERS, Board
 from entente.game.geography import geography
+from entente.game.rules import MAP
 from entente.telemetry.errors import InputError
 
 RULES = frozenset(

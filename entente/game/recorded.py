@@ -15,10 +15,10 @@ from typing import Any
 from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
-from entente.game.adjudicator import MAP
 from entente.game.board import OVER, POWERS, Board
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.game.positions import board_of_state, check_variant, contested_in
+from entente.game.rules import MAP
 from entente.telemetry.errors import InputError
 
 _OrderSets = dict[str, tuple[str, ...]]
