@@ -2,8 +2,9 @@
 # PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
 
 BIN := .venv/bin
-# A container may set it: then each of hundreds of processes would compile the rooms, and pytest would rewrite every test again.
-unexport PYTHONDONTWRITEBYTECODE
+# What a shell or container sets for Python itself, such as PYTHONDONTWRITEBYTECODE, with which each of hundreds of processes would
+# compile the rooms, and pytest would rewrite every test again.
+unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-vllm demo demo-lm test test-system test-slow break-rules check clean

@@ -108,9 +108,8 @@ def _borrow_packages(tree: Path) -> None:
     (site / "borrowed.pth").write_text(f"{tree}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     ours = tree / ".venv" / "bin"
     for script in Path(sysconfig.get_path("scripts")).iterdir():
-        first, _, rest = script.read_bytes().partition(b"\n")
-        if first.startswith(b"#!") and b"python" in first and not (ours / script.name).exists():
-            (ours / script.name).write_bytes(b"#!/bin/sh\n'''exec' \"%s/python\" \"$0\" \"$@\"\n' '''\n" % bytes(ours) + rest)
+        if script.is_file() and script.read_bytes()[:2] == b"#!" and not (ours / script.name).exists():
+            (ours / script.name).write_text(f'#!/bin/sh\nexec "{ours}/python" "{script}" "$@"\n', encoding="utf-8")
             (ours / script.name).chmod(0o755)
 
 
