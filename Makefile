@@ -2,8 +2,8 @@
 # PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
 
 BIN := .venv/bin
-# What a shell or container sets for Python itself, such as PYTHONDONTWRITEBYTECODE, with which each of hundreds of processes would
-# compile the rooms, and pytest would rewrite every test again.
+# Python's own variables of a shell or container stay outside: with PYTHONDONTWRITEBYTECODE each of hundreds of processes would
+# compile the rooms, and pytest would rewrite every test again. PYTHON chooses the interpreter.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .DEFAULT_GOAL := help

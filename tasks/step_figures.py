@@ -6,7 +6,7 @@ import time
 from entente.inference.engine import EngineStats, EngineWithEvents
 from entente.players.read_answer import AnswerCounts
 from entente.rollouts.play import Figures, add_up
-from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, own_mib
+from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, private_mib
 from entente.telemetry.metrics import METRICS
 from entente.training.messages import TrainedStep
 from tasks.resources import Resources
@@ -42,8 +42,8 @@ class StepClock:
         if self._steps % GIVE_BACK_STEPS == 0:
             give_back_memory()
         figures |= {
-            "memory/flow_mib": own_mib(os.getpid()),
-            "memory/trainer_mib": own_mib(self._resources.trainer.pid, family=True),
+            "memory/flow_mib": private_mib(os.getpid()),
+            "memory/trainer_mib": private_mib(self._resources.trainer.pid, family=True),
         }
         if self._resources.gpus is not None:
             figures |= self._resources.gpus.sample()

@@ -25,7 +25,7 @@ ENGINE_PROCESS_BYTES = {"vllm": 1500 * _MIB, "torch": 610 * _MIB}
 """Memory of the engine without weights and key-value cache: the three processes of vLLM's server on a CPU, their
 shared pages once, or the flow with the torch engine."""
 TRAINER_PROCESS_BYTES = 320 * _MIB
-"""Memory of the trainer's process, without weights and activations.
+"""Private memory of the trainer's process, without weights and activations.
 
 Both were read from /proc on a machine with two cores: server 489 + 476 + 1,555 MiB (1,024 of them key-value cache); flow with
 torch 711 MiB and trainer 574 MiB at its peak in a run of the laptop preset, without pages of files, as in the metrics

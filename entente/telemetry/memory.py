@@ -1,4 +1,4 @@
-"""Memory of a long-lived process: its own size, freed memory, and the garbage collector."""
+"""Memory of a long-lived process: its private size, freed memory, and the garbage collector."""
 
 import ctypes
 import gc
@@ -62,8 +62,9 @@ def freeze_old_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def own_mib(pid: int, *, family: bool = False) -> float:
-    """Resident memory of a process without pages of files, with `family` of those too that it started, MiB; 0 if it has ended.
+def private_mib(pid: int, *, family: bool = False) -> float:
+    """Private memory of a process: its resident pages without those of files, MiB; 0 if it has ended. `family`: with that of the
+    processes that it started.
 
     How many pages of libraries and mapped shards are resident depends on the page cache, and so on what else the machine did: the
     same imports of torch had 92 MiB of them in one environment and 123 MiB in another.

@@ -162,8 +162,8 @@ METRICS: dict[str, Metric] = (
     )
     | _group(
         "memory",
-        flow_mib=("MiB", "memory of the flow's process, without pages of files"),
-        trainer_mib=("MiB", "memory of the trainer's processes here, without pages of files"),
+        flow_mib=("MiB", "private memory of the flow's process, without pages of files"),
+        trainer_mib=("MiB", "private memory of the trainer's processes here, without pages of files"),
         trainer_peak_mib=("MiB", "the most resident memory that the trainer process had so far, with pages of files"),
         trainer_gpu_peak_mib=("MiB", "the most GPU memory that tensors of the step took"),
     )

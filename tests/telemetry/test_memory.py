@@ -11,31 +11,31 @@ from pathlib import Path
 import psutil
 import pytest
 
-from entente.telemetry.memory import freeze_old_objects, give_back_memory, own_mib
+from entente.telemetry.memory import freeze_old_objects, give_back_memory, private_mib
 
 
-def test_own_memory_is_what_the_kernel_says_without_pages_of_files(tmp_path: Path):
+def test_private_memory_is_what_the_kernel_says_without_pages_of_files(tmp_path: Path):
     def by_the_kernel() -> float:
         (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
         return int(line.split()[1]) / 2**10
 
-    assert own_mib(os.getpid()) == pytest.approx(by_the_kernel(), abs=8)
+    assert private_mib(os.getpid()) == pytest.approx(by_the_kernel(), abs=8)
     (tmp_path / "library").write_bytes(b"1" * 2**26)
-    before = own_mib(os.getpid())
+    before = private_mib(os.getpid())
     with (tmp_path / "library").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
         assert sum(library[:: mmap.PAGESIZE]) and psutil.Process().memory_info().rss / 2**20 > before + 60
-        assert own_mib(os.getpid()) == pytest.approx(before, abs=8)
+        assert private_mib(os.getpid()) == pytest.approx(before, abs=8)
 
 
 def test_freed_memory_goes_back_to_the_system():
     """Many small pieces with a survivor among every thousand: free pages lie between them, and only asking returns them."""
-    before = own_mib(os.getpid())
+    before = private_mib(os.getpid())
     pieces = [bytearray(3000) for _ in range(60_000)]
-    full = own_mib(os.getpid())
+    full = private_mib(os.getpid())
     kept = pieces[::1000]
     del pieces
     give_back_memory()
-    assert full - before > 100 and own_mib(os.getpid()) - before < 0.5 * (full - before), len(kept)
+    assert full - before > 100 and private_mib(os.getpid()) - before < 0.5 * (full - before), len(kept)
 
 
 _ACTIVATIONS = """
