@@ -154,7 +154,7 @@ def test_settings_that_are_named_exist():
         for match in found
         if isinstance(room := rooms.get(match[1]), type) and issubclass(room, BaseModel) and match[2] not in ("py", "jsonl")
     ]
-    assert len(named) > 100 and [name for name, fields, field in named if field not in fields] == []
+    assert len(named) > 40 and [name for name, fields, field in named if field not in fields] == []
 
 
 def test_make_targets_that_are_named_exist():
@@ -171,7 +171,7 @@ def test_files_and_metrics_that_are_named_exist():
     assert len(links) > 50 and [(page, link) for page, link in links if not ((ROOT / page).parent / link).exists()] == []
     rooms = {name.split("/")[0] for name in METRICS}
     metrics = {span for span in named if re.fullmatch(rf"({'|'.join(rooms)})/\w+", span)}
-    assert len(metrics) > 20 and metrics - set(METRICS) == set()
+    assert len(metrics) > 10 and metrics - set(METRICS) == set()
 
 
 def other_commands() -> list[str]:
