@@ -8,6 +8,7 @@ import argparse
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -189,4 +190,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that copies and the busy loop end too
     sys.exit(main())
