@@ -88,7 +88,7 @@ class Batch:
     completion_offsets: npt.NDArray[np.int64]
     """[R + 1] completion positions of row r are completion_offsets[r] to completion_offsets[r + 1]."""
     legal_ids: npt.NDArray[np.int32]
-    """[L] legal token ids, position after position; two numbers for an open set (entente/decoding/open_set.py)."""
+    """[L] legal token ids, position after position; an open set (entente/decoding/open_set.py) has more than one number."""
     legal_offsets: npt.NDArray[np.int64]
     """[C + 1] legal ids of position c are legal_ids[legal_offsets[c]:legal_offsets[c + 1]]; one id: forced."""
     gains_if_held: npt.NDArray[np.float32] | None = None

@@ -1,7 +1,7 @@
 -- Views for queries, beside the index's own tables.
 
--- Every completion position: token, logprob, number of legal tokens. The legal set of a thought token is two numbers, -1 - excluded
--- and end: every id below end, except one.
+-- Every completion position: token, logprob, number of legal tokens. The legal set of a thought token is -1 - excluded, end, and
+-- further excluded ids: every id below end, except these.
 CREATE VIEW tokens AS
 SELECT
     decision_id,
@@ -9,7 +9,7 @@ SELECT
     input_ids[prompt_len + place + 1] AS token,
     token_text(token) AS "text",
     behaviour_logprobs[place + 1] AS logprob,
-    CASE WHEN legal_ids[begin + 1] < 0 THEN legal_ids[begin + 2] - 1 ELSE size END AS legal_tokens,
+    CASE WHEN legal_ids[begin + 1] < 0 THEN legal_ids[begin + 2] - (size - 1) ELSE size END AS legal_tokens,
     size = 1 AS forced,
     legal_ids[begin + 1] < 0 AS thought
 FROM (

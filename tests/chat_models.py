@@ -1,5 +1,6 @@
 """Chat templates in the manner of well-known models, and folders of a small model with one of them."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -56,10 +57,18 @@ NO_GENERATION_PROMPT = _QWEN_TURNS
 
 
 def chat_model(model: Path, folder: Path, template: str) -> Path:
-    """A copy of the small `model` whose tokenizer has this chat template and the marks; its weights know nothing of them."""
+    """A copy of the small `model` whose tokenizer and config have this chat template and the marks; its weights do not."""
     shutil.copytree(model, folder)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.add_special_tokens(list(MARKS))
     named = {"eos_token": "<|end|>", "bos_token": "<|begin|>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **named).save_pretrained(str(folder))
+    set_config(folder, vocab_size=tokenizer.get_vocab_size())
     return folder
+
+
+def set_config(folder: Path, file: str = "config.json", **values: object) -> None:
+    """Change values in a JSON file of a model, which is made if it is not there; None removes one."""
+    before = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    after = {name: value for name, value in (before | values).items() if value is not None}
+    (folder / file).write_text(json.dumps(after))

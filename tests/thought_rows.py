@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from entente.decoding.model_files import eos_token_id
+from entente.decoding.model_files import end_token_ids
 from entente.records.rows import Decision, Ply
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, publish_shard
@@ -21,7 +21,7 @@ def add_thoughts(paths: RunPaths, thoughts: Sequence[tuple[str, bool]]) -> None:
         thoughts: text, and whether it was ended by force; decision i gets number i, from the start again after the last.
     """
     (folder,) = (paths.root.parent / "_models").glob("tiny-*")
-    tokenizer, eos = Tokenizer.from_file(str(folder / "tokenizer.json")), eos_token_id(folder)
+    tokenizer, eos = Tokenizer.from_file(str(folder / "tokenizer.json")), end_token_ids(folder)[0]
 
     def ids(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False).ids

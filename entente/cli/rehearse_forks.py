@@ -107,7 +107,7 @@ class BytesAsTokens(Codec):
     """Replaces a tokenizer that is not downloaded: one token per byte. No byte-level tokenizer makes more."""
 
     def __init__(self) -> None:
-        self._prepare(eos_id=256, vocabulary_size=257)
+        self._prepare(end_ids=(256,), vocabulary_size=257)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """One id per byte."""

@@ -111,16 +111,21 @@ class Family:
     """Whether it is a mixture of experts."""
     withheld: str = ""
     """Why other linear layers are not offered, as part of a sentence."""
+    tokenizer: str = ""
+    """Class of transformers that reads a tokenizer for which no class is named; empty: it is read from tokenizer.json alone."""
+    same_tokenizer: bool = False
+    """Whether transformers ignores another class that is named."""
 
 
 FAMILIES: dict[str, Family] = {
-    "gemma3_text": Family(linear=_dense, head_width=256, norms=4, head_norms=True),
+    "gemma3_text": Family(linear=_dense, head_width=256, norms=4, head_norms=True, tokenizer="GemmaTokenizer"),
     "llama": Family(linear=_dense),
-    "mistral": Family(linear=_dense),
-    "qwen2": Family(linear=_dense),
-    "qwen3": Family(linear=_dense, head_width=128, head_norms=True),
+    "mistral": Family(linear=_dense, same_tokenizer=True),
+    "qwen2": Family(linear=_dense, tokenizer="Qwen2Tokenizer", same_tokenizer=True),
+    "qwen3": Family(linear=_dense, head_width=128, head_norms=True, tokenizer="Qwen2Tokenizer"),
     "qwen3_moe": Family(
         linear=_attention,
+        tokenizer="Qwen2Tokenizer",
         head_norms=True,
         experts=True,
         withheld="its feed-forward weights are one tensor for all experts, on which neither peft nor vLLM has a plain LoRA layer",

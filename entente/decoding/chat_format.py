@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from entente.decoding.model_files import chat_template, special_tokens
+from entente.decoding.model_files import chat_template
 from entente.game.prompts import ChatSetting
 from entente.telemetry.errors import InputError
 
@@ -45,6 +45,7 @@ def chat_format(
     samples: Sequence[tuple[str, str]],
     examples: Sequence[tuple[str, str]] = (),
     *,
+    special_tokens: Mapping[str, str],
     thinks: bool = False,
 ) -> ChatFormat:
     """The format of the model in `folder`.
@@ -53,6 +54,7 @@ def chat_format(
         folder: None if the model is not here: then prompts are plain text.
         samples: rules, and board with power, of some prompts, without white space at their ends.
         examples: pairs of what is asked and its answer, which become turns before the board.
+        special_tokens: text of each special token that a template may name, such as `bos_token`.
         thinks: the model may think before it answers; templates that know the value `enable_thinking` get it.
 
     Raises:
@@ -70,7 +72,7 @@ def chat_format(
             )
         return plain
     try:
-        return read_format(_renderer(template, {**special_tokens(folder), "enable_thinking": thinks}), samples, examples)
+        return read_format(_renderer(template, {**special_tokens, "enable_thinking": thinks}), samples, examples)
     except InputError as error:
         raise InputError(
             f"the chat template of model '{folder}' {error}: correct the template, or set prompts.chat to 'none'"

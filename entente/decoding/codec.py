@@ -5,12 +5,12 @@ start of a text or after a space. Orders are encoded line by line, so each order
 not interpret orders and does not know the parts of a prompt.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from tokenizers import Tokenizer
-
-from entente.decoding.model_files import eos_token_id
+from entente.decoding.model_files import end_token_ids, vocabulary_rows
+from entente.decoding.read_tokenizer import read_tokenizer
 from entente.game.prompts import ANSWER_CUE
 from entente.telemetry.errors import InputError
 
@@ -25,21 +25,27 @@ class Codec:
     """Folder of the model; None if there is none."""
     start_ids: tuple[int, ...] = ()
     """Ids that the tokenizer itself puts before a text: the beginning-of-sequence token, or nothing."""
+    special_tokens: Mapping[str, str] = MappingProxyType({})
+    """Text of each named special token, such as `bos_token`, which chat templates refer to."""
 
     def __init__(self, folder: Path) -> None:
-        """Load `folder`/tokenizer.json.
+        """Load the tokenizer of the model in `folder`.
 
         Raises:
-            InputError: the line break after an order is not a token of its own, so the ends of orders could not be recognised.
+            InputError: it cannot be read; or the line break after an order is not a token of its own, so the ends of orders could
+                not be recognised.
         """
         self.folder = folder
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        with_special = self._tokenizer.encode(_ANY_ORDER)
-        self.start_ids = tuple(with_special.ids[: with_special.special_tokens_mask.index(0)])
-        self._prepare(eos_token_id(folder), self._tokenizer.get_vocab_size())
+        found = read_tokenizer(folder)
+        self._tokenizer, self.special_tokens, self.start_ids = found.tokenizer, found.special_tokens, found.start_ids
+        end_ids, rows = end_token_ids(folder), vocabulary_rows(folder)
+        known = max(*self._tokenizer.get_vocab().values(), *end_ids) + 1
+        self._prepare(end_ids, known if rows is None else min(known, rows))
 
-    def _prepare(self, eos_id: int, vocabulary_size: int) -> None:
-        self.eos_id, self.vocabulary_size = eos_id, vocabulary_size
+    def _prepare(self, end_ids: tuple[int, ...], vocabulary_size: int) -> None:
+        self.eos_id, self.end_ids, self.vocabulary_size = end_ids[0], tuple(sorted(end_ids)), vocabulary_size
+        """The id that ends a completion; all that end the model's turn, ascending; every id of both tokenizer and model is below
+        the third."""
         self._cue = self.encode(ANSWER_CUE)
         separator = self.encode_after(ANSWER_CUE + _ANY_ORDER, ORDER_SEPARATOR)
         if separator is None or len(separator) != 1:
@@ -48,6 +54,11 @@ class Codec:
                 "use a model with another tokenizer"
             )
         (self.separator_id,) = separator
+        if self.separator_id in end_ids:
+            raise InputError(
+                f"model '{self.folder}' ends its turn with the line break after an order: take {self.separator_id} out of "
+                "eos_token_id in its generation_config.json and config.json"
+            )
         self._orders: dict[str, tuple[int, ...]] = {}
         """Ids of every order text encoded so far. There are about 13,000 in all."""
 
@@ -61,9 +72,9 @@ class Codec:
         return whole[len(head) :] if whole[: len(head)] == head else None
 
     def single_token(self, text: str) -> int | None:
-        """The id of `text` if it is a single token, else None."""
+        """The id of `text` if it is a single token of tokenizer and model, else None."""
         ids = self.encode(text)
-        return ids[0] if len(ids) == 1 else None
+        return ids[0] if len(ids) == 1 and ids[0] < self.vocabulary_size else None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, for display only."""
@@ -95,7 +106,7 @@ class Codec:
         if not new:
             return
         lines = self._lines(self.encode(ANSWER_CUE + ORDER_SEPARATOR.join([*new, new[0]])))
-        if len(lines) == len(new) + 1 and lines[0] == lines[-1] and all(line and self.eos_id not in line for line in lines):
+        if len(lines) == len(new) + 1 and lines[0] == lines[-1] and all(line and not {*self.end_ids} & {*line} for line in lines):
             self._orders.update(zip(new, lines[:-1], strict=True))
         elif len(new) > 1:  # one by one, so that the message names the order
             for text in new:

@@ -26,7 +26,7 @@ from entente.telemetry.errors import DataError, InputError
 
 _FORMAT, _FORMAT_WITH_THOUGHT = 1, 2
 _HEADERS = {_FORMAT: 4, _FORMAT_WITH_THOUGHT: 7}
-"""Numbers before the arrays, by format."""
+"""Numbers before the arrays, by format; the excluded ids of a thought are between the two."""
 
 _Options = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rows, roots and following roots of the options of a table; see `assemble`."""
@@ -72,13 +72,14 @@ class LegalTable:
     def to_bytes(self) -> bytes:
         """Little-endian int32: format, nodes, edges, longest, then the three arrays. Repeated calls return the same object.
 
-        With a thought the format is another, and budget, end and excluded id follow `longest`.
+        With a thought the format is another, and budget, end, number of excluded ids and these ids follow `longest`.
         """
         data = self._bytes
         if data is None:
             rule = self.thought
             header = [len(self.offsets) - 1, len(self.token_ids), self.longest]
-            header = [_FORMAT, *header] if rule is None else [_FORMAT_WITH_THOUGHT, *header, rule.budget, rule.end, rule.excluded]
+            thought = [] if rule is None else [rule.budget, rule.end, len(rule.excluded), *rule.excluded]
+            header = [_FORMAT_WITH_THOUGHT if rule else _FORMAT, *header, *thought]
             parts = (np.array(header, "<i4"), self.offsets, self.token_ids, self.next_nodes)
             data = b"".join(part.astype("<i4", copy=False).tobytes() for part in parts)
             object.__setattr__(self, "_bytes", data)
@@ -99,6 +100,8 @@ class LegalTable:
         values = np.frombuffer(data, "<i4")
         form, nodes, edges, longest = (int(v) for v in values[:4])
         head = _HEADERS.get(form, 0)
+        if form == _FORMAT_WITH_THOUGHT and len(values) >= head:
+            head += max(0, int(values[head - 1]))
         if not head or nodes < 1 or edges < nodes or len(values) != head + nodes + 1 + 2 * edges:
             raise DataError(
                 f"legal table has format {form}, {nodes} nodes and {edges} edges in {len(values)} integers: not a table"
@@ -116,8 +119,8 @@ class LegalTable:
             raise DataError("legal table has a node whose allowed tokens are not in rising order")
         thought = None
         if form == _FORMAT_WITH_THOUGHT:
-            budget, end, excluded = (int(v) for v in values[4:head])
-            thought = ThoughtRule(budget=budget, end=end, excluded=excluded)
+            budget, end, _, *excluded = (int(v) for v in values[4:head])
+            thought = ThoughtRule(budget=budget, end=end, excluded=tuple(excluded))
             thought.check(ids[: offsets[1]], ids[nexts == END], vocabulary_size)
         deepest = _longest_path(offsets, nexts) + (thought.budget if thought else 0)
         if longest != deepest:
@@ -172,7 +175,7 @@ class LegalTable:
         rule = self._rule
         if token == self.token_ids[0]:
             return int(self.next_nodes[0])
-        if not 0 <= token < rule.end or token == rule.excluded:
+        if not 0 <= token < rule.end or token in rule.excluded:
             raise DataError(f"token {token} is not legal in a thought")
         return state + 1 if state + 1 < END else 0
 

@@ -132,21 +132,26 @@ def _from_hub(name: str) -> Path:
         raise InputError(f"model '{name}' is no folder here and could not be downloaded from the hub: {reason}") from error
 
 
-def eos_token_id(folder: Path) -> int:
-    """Id of the token that ends a completion, from the model's config.
+def end_token_ids(folder: Path) -> tuple[int, ...]:
+    """Ids of the tokens that end the model's turn, from its configs; the first one ends a completion.
 
     Raises:
-        InputError: the config has none.
+        InputError: the configs name none that the model has.
     """
-    for file in ("generation_config.json", "config.json"):
-        path = folder / file
-        if path.is_file():
-            value = _read_json(path).get("eos_token_id")
-            if isinstance(value, list):
-                value = value[0] if value else None
-            if value is not None:
-                return int(value)
-    raise InputError(f"model '{folder}' names no eos_token_id in its config.json")
+    files = [folder / name for name in ("generation_config.json", "config.json")]
+    named = [_read_json(file).get("eos_token_id") for file in files if file.is_file()]
+    rows = vocabulary_rows(folder)
+    ids = [token for value in named for token in (value if isinstance(value, list) else [value])]
+    ends = tuple(dict.fromkeys(token for token in ids if type(token) is int and token >= 0 and (rows is None or token < rows)))
+    if not ends:
+        raise InputError(f"model '{folder}' names no eos_token_id of its vocabulary in its config.json")
+    return ends
+
+
+def vocabulary_rows(folder: Path) -> int | None:
+    """Ids for which the model has a row of weights; None if its config does not say."""
+    rows = read_config(folder).get("vocab_size")
+    return rows if type(rows) is int else None
 
 
 def chat_template(folder: Path) -> str | None:
@@ -158,7 +163,7 @@ def chat_template(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_text(file, at_most=LARGEST_RESULT, what="model's file")
-    found = _tokenizer_config(folder).get("chat_template") or None
+    found = read_tokenizer_config(folder).get("chat_template") or None
     if isinstance(found, list):
         named = {each["name"]: each["template"] for each in found}
         if "default" not in named:
@@ -167,14 +172,8 @@ def chat_template(folder: Path) -> str | None:
     return found
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
-    """Text of each named special token, such as `bos_token`, which chat templates refer to."""
-    found = {name: value for name, value in _tokenizer_config(folder).items() if name.endswith("_token")}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """The content of the model's tokenizer_config.json; empty if there is none."""
     file = folder / "tokenizer_config.json"
     return _read_json(file) if file.is_file() else {}
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from entente.decoding.chat_format import ChatFormat, chat_format
 from entente.decoding.codec import ORDER_SEPARATOR, Codec
+from entente.decoding.thinking import turn_head
 from entente.game.board import Board
 from entente.game.legal import OrderKind
 from entente.game.players import player
@@ -58,10 +59,15 @@ class PromptForm:
         samples = sample_prompts(settings)
         texts = [(self._rules, each.board + _stripped(each.power)) for each in samples]
         self.chat: ChatFormat = chat_format(
-            codec.folder, settings.chat, texts, worked_examples(settings), thinks=cue != ANSWER_CUE
+            codec.folder,
+            settings.chat,
+            texts,
+            worked_examples(settings),
+            special_tokens=codec.special_tokens,
+            thinks=cue != ANSWER_CUE,
         )
         self._head = self.chat.before + self._rules + self.chat.between
-        self._tail = self.chat.after + cue
+        self._tail = turn_head(self.chat.after, cue)
         after_rules = [(self._head, each.board + self._rest(each.power)) for each in samples]
         self.after_rules = _find_seam(codec, after_rules, len(self._head))
         self._first_text, self._second_begin = _cut(self._head, self.after_rules.moved)
@@ -108,12 +114,17 @@ class PromptForm:
         """Check on whole prompts with their answers that pieces and orders, encoded apart, are spelled as in one text.
 
         Raises:
-            InputError: they are not.
+            InputError: they are not, or have ids that the model does not have.
         """
         codec = self._codec
         for sample in samples:
             ids, text = self.ids(sample.board, sample.power), self.text(sample.board, sample.power)
             answer = [token for line in sample.lines for token in (*codec.encode_order(line), codec.separator_id)][:-1]
+            if (largest := max(ids + answer)) >= codec.vocabulary_size:
+                raise InputError(
+                    f"the tokenizer of model '{codec.folder}' spells a prompt with token {largest}, {codec.decode([largest])!r}, "
+                    f"but its config.json has only {codec.vocabulary_size} (vocab_size): give the model its own tokenizer"
+                )
             whole = text + ORDER_SEPARATOR.join(sample.lines)
             for what, apart, together in (("a prompt", ids, text), ("an answer", ids + answer, whole)):
                 if tuple(apart) != self._start_ids + codec.encode(together):

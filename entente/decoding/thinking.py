@@ -4,7 +4,7 @@ A completion with a thought consists of thought tokens, the end marker, the clos
 
     [thought: at most `budget` tokens][marker][closing][orders]
 
-A thought token is any id of the vocabulary except the end-of-sequence id, which would end the completion. The model may draw the
+A thought token is any id of the vocabulary except the model's end tokens, any of which would end its turn. The model may draw the
 marker at any position of the thought. After `budget` tokens without it, the marker is forced. The closing is forced. In a row the
 thought tokens are the positions with an open legal set, and come first. This module does not interpret the thought's text.
 """
@@ -12,6 +12,7 @@ thought tokens are the positions with an open legal set, and come first. This mo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,8 +35,8 @@ class ThoughtRule:
     """Most tokens of the thought, 1 or more. A drawn end marker counts as one, a forced one does not."""
     end: int
     """Every id of a thought is below this."""
-    excluded: int
-    """The id that a thought never contains: the end-of-sequence id."""
+    excluded: tuple[int, ...]
+    """Ids that a thought never contains, ascending: the model's end tokens."""
 
     @cached_property
     def legal_set(self) -> np.ndarray:
@@ -47,7 +48,7 @@ class ThoughtRule:
 
         Args:
             first: token ids allowed at node 0, which must be the end marker alone.
-            last: token ids that end a completion, which must be the excluded one alone.
+            last: token ids that end a completion, which must be excluded.
             vocabulary_size: ids must be below this; None: not checked.
 
         Raises:
@@ -57,9 +58,10 @@ class ThoughtRule:
             raise DataError(f"legal table has a thought of {self.budget} tokens: it must be at least 1")
         if self.end < 1 or (vocabulary_size is not None and self.end > vocabulary_size):
             raise DataError(f"legal table has a thought of ids below {self.end}, outside the vocabulary of {vocabulary_size}")
-        if not 0 <= self.excluded < self.end or (last != self.excluded).any():
-            raise DataError(f"legal table excludes token {self.excluded} from its thought, but another one ends its completions")
-        if len(first) != 1 or first[0] >= self.end or first[0] == self.excluded:
+        ascends = all(low < high for low, high in pairwise((-1, *self.excluded, self.end)))
+        if not self.excluded or not ascends or not np.isin(last, self.excluded).all():
+            raise DataError(f"legal table excludes tokens {self.excluded} from its thought, but another one ends its completions")
+        if len(first) != 1 or first[0] >= self.end or first[0] in self.excluded:
             raise DataError("legal table has a thought without a single token that ends it")
 
 
@@ -111,6 +113,19 @@ def thinking_of(codec: Codec, budget: int) -> Thinking | None:
     return _thinking(codec, budget, THOUGHT_CUE, ORDER_SEPARATOR, ANSWER_CUE)
 
 
+def turn_head(after: str, cue: str) -> str:
+    """The text between board and completion: `after`, which the chat format puts there, and the cue.
+
+    Some templates open the thought themselves, whatever they are asked for. A cue that opens one adds nothing to it; before
+    another cue it is closed.
+    """
+    for opening, marker in _TAGS:
+        head = after.removesuffix("\n")
+        if head.endswith(opening):
+            return after if cue.startswith(opening) else f"{after}{after[len(head) :]}{marker}\n\n{cue}"
+    return after + cue
+
+
 def _thinking(codec: Codec, budget: int, cue: str, marker: str, closing: str) -> Thinking:
     marker_id = codec.separator_id if marker == ORDER_SEPARATOR else codec.single_token(marker)
     closing_ids = codec.encode_after(marker, closing)
@@ -123,7 +138,9 @@ def _thinking(codec: Codec, budget: int, cue: str, marker: str, closing: str) ->
         cue=cue,
         marker=marker_id,
         closing=closing_ids,
-        rule=ThoughtRule(budget=budget, end=codec.vocabulary_size, excluded=codec.eos_id),
+        rule=ThoughtRule(
+            budget=budget, end=codec.vocabulary_size, excluded=tuple(token for token in codec.end_ids if token != marker_id)
+        ),
     )
 
 

@@ -89,7 +89,7 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     if vocabulary_size is not None and table.largest_id >= vocabulary_size:
         raise ValueError(f"legal table allows token {table.largest_id} outside the vocabulary of {vocabulary_size}")
     if table.thought is not None:
-        stops = {*(parameters.stop_token_ids or ())} - {table.thought.excluded}
+        stops = {*(parameters.stop_token_ids or ())}.difference(table.thought.excluded)
         if stops or not parameters.ignore_eos:
             raise ValueError(f"a thought may contain any token but {table.thought.excluded}, so no other may stop the request")
     head, after = table.forced(table.start)

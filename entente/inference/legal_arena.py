@@ -54,8 +54,10 @@ class LegalArena:
         self._nodes = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._illegal_tokens = torch.zeros((), dtype=torch.int64, device=self._device)
         """Count over slots that were reassigned since."""
-        self._left, self._excluded, self._ends = torch.zeros(3, slots, dtype=torch.int64, device=self._device)
-        """Tokens left of each slot's thought, 0 outside a thought; and the rule of its thought."""
+        self._left, self._ends = torch.zeros(2, slots, dtype=torch.int64, device=self._device)
+        self._excluded = torch.zeros(slots, 1, dtype=torch.int64, device=self._device)
+        """Tokens left of each slot's thought, 0 outside a thought; and the rule of its thought: a slot with fewer excluded ids
+        than another repeats its last."""
         self._thoughts: dict[int, ThoughtRule] = {}
         """The rules of the slots whose tables have a thought, as they are on the device."""
         self._least_end = 0
@@ -122,7 +124,11 @@ class LegalArena:
         self._thoughts = {slot: rule for slot, rule in self._thoughts.items() if slot not in self._reset} | rules
         if rules:
             thinkers = self._upload(list(rules))
-            self._excluded[thinkers] = self._upload([rule.excluded for rule in rules.values()])
+            width = self._excluded.shape[1]
+            most = max(width, *(len(rule.excluded) for rule in rules.values()))
+            self._excluded = torch.cat([self._excluded, self._excluded[:, -1:].expand(-1, most - width)], 1)
+            padded = [(*rule.excluded, *rule.excluded[-1:] * (most - len(rule.excluded))) for rule in rules.values()]
+            self._excluded[thinkers] = self._upload(padded)
             self._ends[thinkers] = self._upload([rule.end for rule in rules.values()])
             self._least_end = min(rule.end for rule in self._thoughts.values())
 
@@ -137,7 +143,8 @@ class LegalArena:
         if self._thoughts:
             left = self._left[slots]
             # The only edge of a slot in a thought is the marker, which ends the thought.
-            goes_on = (left > 0) & ~is_edge & (tokens >= 0) & (tokens < self._ends[slots]) & (tokens != self._excluded[slots])
+            is_excluded = (tokens.unsqueeze(1) == self._excluded[slots]).any(1)
+            goes_on = (left > 0) & ~is_edge & (tokens >= 0) & (tokens < self._ends[slots]) & ~is_excluded
             reached = torch.where(goes_on, nodes, reached)
             self._left[slots] = torch.where(goes_on, left - 1, 0)
         self._nodes[slots] = reached
@@ -197,8 +204,8 @@ class LegalArena:
         return tokens, self._up_to_widest <= lasts
 
     def _mask_thoughts(self, logits: Tensor, slots: Tensor, thinks: Tensor) -> None:
-        """Set the logits of the excluded id and of the ids from `end` on to -inf, in the rows where `thinks` bool [rows]."""
-        excluded = self._excluded[slots].unsqueeze(1)
+        """Set the logits of the excluded ids and of the ids from `end` on to -inf, in the rows where `thinks` bool [rows]."""
+        excluded = self._excluded[slots]
         kept = logits.gather(1, excluded)
         logits.scatter_(1, excluded, kept.masked_fill_(thinks.unsqueeze(1), float("-inf")))
         beyond = logits[:, self._least_end :]
@@ -270,7 +277,7 @@ class LegalArena:
             self._widest = int(counts.max())
             self._up_to_widest = torch.arange(self._widest, device=self._device)
 
-    def _upload(self, values: Sequence[int] | np.ndarray) -> Tensor:
+    def _upload(self, values: Sequence[int] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device, non_blocking=True)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entente.decoding.open_set import excluded_ids
 from entente.inference.legal_draw import PartialCompletion, draw
 from entente.inference.torch_model import KeyValueRows, Step, TorchModel
 from entente.records.policy_version import BASE_HASH, PolicyVersion
@@ -181,14 +180,14 @@ class Lane:
         self, batch: list[PartialCompletion], allowed: list[np.ndarray], states: Tensor
     ) -> tuple[list[PartialCompletion], list[np.ndarray], Tensor]:
         """Draw the next token of the requests that are in a thought; returns the others, with their legal sets and states."""
-        thoughts: dict[tuple[int, int], list[int]] = {}
+        thoughts: dict[tuple[int, ...], list[int]] = {}
         for place, legal in enumerate(allowed):
             if legal[0] < 0:
-                thoughts.setdefault((int(excluded_ids(legal[0])), int(legal[1])), []).append(place)
-        for (excluded, end), places in thoughts.items():
+                thoughts.setdefault(tuple(legal.tolist()), []).append(place)
+        for (first_excluded, end, *excluded), places in thoughts.items():
             most = max(1, _OPEN_LOGITS // end)
             for some in (places[first : first + most] for first in range(0, len(places), most)):
-                logits = self._model.open_logits(states[some], excluded, end)
+                logits = self._model.open_logits(states[some], [-1 - first_excluded, *excluded], end)
                 self._take([batch[place] for place in some], [allowed[place] for place in some], logits.ravel())
         others = [place for place, legal in enumerate(allowed) if legal[0] >= 0]
         return [batch[place] for place in others], [allowed[place] for place in others], states[others]

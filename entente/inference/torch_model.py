@@ -4,6 +4,7 @@ One forward pass takes any number of tokens of each of many rows, packed without
 The base weights never change: the active adapter adds its low-rank product.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,8 +221,8 @@ class TorchModel:
         ).last_hidden_state
         return states[0, step.last]
 
-    def open_logits(self, states: Tensor, excluded: int, end: int) -> np.ndarray:
-        """float32 logits [rows, end - 1] of all ids below `end` except `excluded`, for each of `states` [rows, hidden]."""
+    def open_logits(self, states: Tensor, excluded: Sequence[int], end: int) -> np.ndarray:
+        """float32 logits of all ids below `end` except `excluded`, in rising order, for each of `states` [rows, hidden]."""
         # The head is converted in parts, because a whole one in float32 may take gigabytes.
         parts = [
             nn.functional.linear(

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from entente.decoding.base_identity import base_identity
-from entente.decoding.model_files import eos_token_id
+from entente.decoding.model_files import end_token_ids
 from entente.inference.server_arguments import START_S
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.inference.vllm_wire import (
@@ -110,7 +110,7 @@ class Server:
         self.counts = {STEPS: 0.0, PREEMPTED: 0.0}
         """Sums since the start of this client, over restarts of the server."""
         self._model, self._settings, self._times, self._probes = model, settings, times, probes
-        self._eos_id = eos_token_id(model)
+        self._eos_id = end_token_ids(model)[0]
         self._tolerance = FLOAT32 if settings.dtype == "float32" else ROUNDED
         self._base = ""
         """Its name of the base model."""

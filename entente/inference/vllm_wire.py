@@ -93,7 +93,7 @@ def read_answer(
     tokens = [*head, *drawn]
     _, offsets = request.table.legal_sets(tokens)
     values = np.array([0.0] * len(head) + logprobs, np.float32)
-    forced = np.diff(offsets) == 1  # an open set has two numbers
+    forced = np.diff(offsets) == 1  # an open set has more than one number
     impossible = ~((values > -9000) & (values < 1e-3)) | (forced & (np.abs(values) > 1e-3))  # NaN is impossible too
     if impossible.any():
         position = int(np.argmax(impossible))

@@ -68,7 +68,7 @@ class Decision:
     behaviour_logprobs: Float32List
     """[n_completion] nats, after the legal mask and temperature."""
     legal_ids: Int32List
-    """[legal_offsets[-1]] legal token ids of all positions, one position after another; two numbers for a thought token."""
+    """[legal_offsets[-1]] legal token ids of all positions, one position after another; for a thought token an open set."""
     legal_offsets: Int32List
     """[n_completion + 1] the legal set of position i is legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
     temperature: Float32

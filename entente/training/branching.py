@@ -40,7 +40,7 @@ class BranchingTokens:
     thought_ids: np.ndarray
     """int64 [E]: the drawn token of each thought token."""
     excluded: np.ndarray
-    """int64 [E]: the id that its open set leaves out."""
+    """int64 [E, X]: the ids that its open set leaves out. Padding repeats its first."""
     end: np.ndarray
     """int64 [E]: the end of its open set."""
     behaviour: np.ndarray
@@ -140,10 +140,11 @@ def branching_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.n
     legal_mask = column[None, :] < sizes[:, None]
     legal_ids = batch.legal_ids[first[~thought, None] + np.where(legal_mask, column[None, :], 0)].astype(np.int64)
     drawn = batch.input_ids[batch.input_offsets[batch_row] + positions_of(batch, batch_row, completion_index)]
-    excluded = excluded_ids(batch.legal_ids[first[thought]]).astype(np.int64)
+    open_sizes = (batch.legal_offsets[completion_index + 1] - first)[thought]
+    excluded = excluded_ids(batch.legal_ids, first[thought], open_sizes)
     end = batch.legal_ids[first[thought] + 1].astype(np.int64)
     thought_ids = drawn[thought].astype(np.int64)
-    if outside := int(((thought_ids == excluded) | (thought_ids >= end)).sum()):
+    if outside := int(((thought_ids[:, None] == excluded).any(1) | (thought_ids >= end)).sum()):
         raise ValueError(f"{outside} drawn tokens are not in their own open sets")
     return {
         "batch_row": batch_row,

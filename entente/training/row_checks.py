@@ -92,13 +92,15 @@ def _open_sets(batch: Batch, at: np.ndarray, drawn: np.ndarray, vocabulary: int)
         model does not have.
     """
     first = batch.legal_offsets[at]
-    is_open = batch.legal_offsets[at + 1] - first == 2
+    sizes = batch.legal_offsets[at + 1] - first
+    is_open = sizes >= 2
     is_open[is_open] = batch.legal_ids[first[is_open]] < 0
-    excluded, end = np.zeros_like(drawn), np.full_like(drawn, vocabulary)
-    excluded[is_open] = excluded_ids(batch.legal_ids[first[is_open]])
-    end[is_open] = batch.legal_ids[first[is_open] + 1]
-    outside = is_open & ((drawn == excluded) | (drawn >= end))
-    return is_open, outside, is_open & ((excluded >= end) | (end > vocabulary))
+    outside, unknown = np.zeros_like(is_open), np.zeros_like(is_open)
+    excluded = excluded_ids(batch.legal_ids, first[is_open], sizes[is_open])
+    end, thought = batch.legal_ids[first[is_open] + 1], drawn[is_open]
+    outside[is_open] = (thought[:, None] == excluded).any(1) | (thought >= end)
+    unknown[is_open] = (excluded >= end[:, None]).any(1) | (end > vocabulary)
+    return is_open, outside, unknown
 
 
 def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:

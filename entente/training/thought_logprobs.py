@@ -73,7 +73,7 @@ def _chunk(
     def logprobs_of(states: Tensor) -> Tensor:
         logits = head(states).float() / temperature[:, None]
         outside = torch.arange(logits.shape[1], device=logits.device) >= end[:, None]
-        return torch.log_softmax(logits.masked_fill(outside.scatter_(1, excluded[:, None], True), _OUTSIDE), dim=1)
+        return torch.log_softmax(logits.masked_fill(outside.scatter_(1, excluded, True), _OUTSIDE), dim=1)
 
     hidden.requires_grad_(bool(sloped))
     logprobs = logprobs_of(hidden)

@@ -149,7 +149,7 @@ class Letters(Codec):
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._prepare(eos_id=-1, vocabulary_size=2**31)
+        self._prepare(end_ids=(-1,), vocabulary_size=2**31)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(sum(map(ord, found)) for found in re.findall(f"{self._pattern}|.", text, re.DOTALL))
@@ -168,7 +168,7 @@ def test_a_power_whose_name_merges_with_the_end_of_the_board_moves_that_seam():
 def test_a_piece_is_encoded_with_the_letter_before_it_if_it_is_spelled_differently_at_the_start_of_a_text():
     codec = Letters(r"\A.")
     codec.encode = lambda text: (1, *map(ord, text)) if text else ()  # a mark that every text begins with
-    codec._prepare(eos_id=-1, vocabulary_size=2**31)
+    codec._prepare(end_ids=(-1,), vocabulary_size=2**31)
     form = PromptForm(codec, SETTINGS)
     assert (form.after_rules.context, form.after_board.context) == (1, 1)
     sample = sample_prompts(SETTINGS)[0]
@@ -223,7 +223,7 @@ def test_a_template_in_the_tokenizers_config_counts_and_named_ones_need_a_defaul
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
     for found in (GEMMA, [{"name": "tools", "template": "-"}, {"name": "default", "template": GEMMA}]):
-        file.write_text(json.dumps(config | {"chat_template": found, "bos_token": {"content": "<|begin|>"}}))
+        file.write_text(json.dumps(config | {"chat_template": found, "bos_token": {"__type": "AddedToken", "content": "<|begin|>"}}))
         assert PromptForm(Codec(folder), SETTINGS).text("", "").startswith("<|begin|><start_of_turn>user\nDiplomacy")
     file.write_text(json.dumps(config | {"chat_template": [{"name": "tools", "template": "-"}]}))
     with pytest.raises(InputError, match="has the chat templates tools, but none named 'default'"):

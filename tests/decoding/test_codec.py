@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import eos_token_id, resolve_model
+from entente.decoding.model_files import end_token_ids, resolve_model
 from entente.game.board import Board
 from entente.game.prompts import board_text
 from entente.players.deciders import Tokens
@@ -49,7 +49,7 @@ class Bytes(Codec):
 
     def __init__(self, instead: dict[str, str]) -> None:
         self._instead = instead
-        self._prepare(eos_id=ord("$"), vocabulary_size=256)
+        self._prepare(end_ids=(ord("$"),), vocabulary_size=256)
 
     def encode(self, text: str) -> tuple[int, ...]:
         for written, spelled in self._instead.items():
@@ -103,4 +103,4 @@ def test_a_config_without_an_end_token_is_refused(model: Path, tmp_path: Path):
                 json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "eos_token_id"})
             )
     with pytest.raises(InputError, match="eos_token_id"):
-        eos_token_id(tmp_path / "model")
+        end_token_ids(tmp_path / "model")

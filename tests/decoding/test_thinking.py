@@ -1,7 +1,7 @@
 """A completion may begin with a thought: a bounded number of ids from an open set, then its end marker; it is read from rows."""
 
 import itertools
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from entente.game.legal import LegalOrders, OrderKind
 from entente.rollouts.fork import Tokens
 from entente.telemetry.errors import DataError
 from storage.runs import RunPaths
+from tests.chat_models import set_config
 
 RETREAT = LegalOrders(
     power="ITALY", kind=OrderKind.RETREAT, sites=("A VEN",), options=(("A VEN D", "A VEN R ROM", "A VEN R TUS"),), picks=1
@@ -30,7 +31,7 @@ BUILD = LegalOrders(
 )
 
 
-def small_thought(budget: int = 2, *, end: int = 6, excluded: int = 5) -> LegalTable:
+def small_thought(budget: int = 2, *, end: int = 6, excluded: tuple[int, ...] = (5,)) -> LegalTable:
     """A thought below `end`, ended by 3; then 4; then 1 or 2; then 5."""
     return LegalTable(
         offsets=np.array([0, 1, 2, 4, 5], np.int32),
@@ -41,11 +42,12 @@ def small_thought(budget: int = 2, *, end: int = 6, excluded: int = 5) -> LegalT
     )
 
 
+@pytest.mark.parametrize("excluded", [(5,), (0, 2, 5)], ids=["one end token", "several"])
 @pytest.mark.parametrize("budget", [1, 2])
-def test_exactly_the_thoughts_within_the_budget_may_come_before_the_orders(budget: int):
-    table = LegalTable.from_bytes(small_thought(budget).to_bytes(), 6)
+def test_exactly_the_thoughts_within_the_budget_may_come_before_the_orders(budget: int, excluded: tuple[int, ...]):
+    table = LegalTable.from_bytes(small_thought(budget, excluded=excluded).to_bytes(), 6)
     answers = [[4, 1, 5], [4, 2, 5]]
-    free = [0, 1, 2, 4]  # neither the marker 3 nor the end of sequence 5
+    free = [token for token in (0, 1, 2, 4) if token not in excluded]  # neither the marker 3 nor an end token
     wanted = {
         (*thought, 3, *answer)
         for length in range(budget + 1)
@@ -67,7 +69,7 @@ def test_exactly_the_thoughts_within_the_budget_may_come_before_the_orders(budge
         drawn = min(completion.index(3) + 1, budget)
         for place, token in enumerate(completion):
             legal = ids[offsets[place] : offsets[place + 1]].tolist()
-            assert (legal == open_set(5, 6).tolist()) == (place < drawn)
+            assert (legal == open_set(excluded, 6).tolist()) == (place < drawn)
             assert place < drawn or token in legal
 
 
@@ -91,7 +93,11 @@ def test_bytes_round_trip_and_a_table_without_a_thought_has_the_bytes_that_it_al
     [
         (small_thought(0), "must be at least 1"),
         (small_thought(end=7), "outside the vocabulary of 6"),
-        (small_thought(excluded=4), "another one ends its completions"),
+        (small_thought(excluded=(4,)), "another one ends its completions"),
+        (small_thought(excluded=(5, 4)), "another one ends its completions"),
+        (small_thought(excluded=(4, 6)), "another one ends its completions"),
+        (small_thought(excluded=()), "another one ends its completions"),
+        (small_thought(excluded=(3, 5)), "without a single token that ends it"),
         (replace(small_thought(), longest=4), "longest completion of 4 tokens, but has one of 6"),
         (replace(small_thought(), token_ids=np.array([5, 4, 1, 2, 5], np.int32)), "without a single token that ends it"),
         (
@@ -104,7 +110,18 @@ def test_bytes_round_trip_and_a_table_without_a_thought_has_the_bytes_that_it_al
             "without a single token that ends it",
         ),
     ],
-    ids=["no budget", "beyond", "not the end", "length", "marker ends", "two markers"],
+    ids=[
+        "no budget",
+        "beyond",
+        "not the end",
+        "not in order",
+        "excluded beyond",
+        "none excluded",
+        "marker excluded",
+        "length",
+        "marker ends",
+        "two markers",
+    ],  # fmt: skip,
 )
 def test_a_received_thought_that_breaks_a_rule_is_refused(table: LegalTable, sentence: str):
     with pytest.raises(DataError, match=sentence):
@@ -127,7 +144,7 @@ def test_every_single_integer_changed_is_refused_or_still_a_sound_table():
                 ids = [nth_id(legal, number) for number in range(set_size(legal))]
                 assert all(0 <= token < 6 for token in ids)
                 if state < END:
-                    assert ids and table.thought is not None and table.thought.excluded not in ids
+                    assert ids and table.thought is not None and not {*table.thought.excluded} & {*ids}
                     state = table.advance(state, next(token for token in ids if token != table.token_ids[0]))
                 else:
                     state, lowest = table.advance(state, ids[-1 if lowest else 0]), False
@@ -184,30 +201,31 @@ def codec_with(model: Path, folder: Path, *added: str) -> Codec:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in added])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text())))
+    shutil.copy(model / "config.json", folder)
+    set_config(folder, vocab_size=tokenizer.get_vocab_size())
     return Codec(folder)
 
 
-def test_an_open_set_is_told_from_a_list_and_names_the_id_that_it_leaves_out():
-    sets = [np.array([4, 7]), open_set(0, 9), np.array([3]), open_set(8, 9)]
-    ids, offsets = np.concatenate(sets), np.array([0, 2, 4, 5, 7])
+def test_an_open_set_is_told_from_a_list_and_names_the_ids_that_it_leaves_out():
+    sets = [np.array([4, 7]), open_set([0], 9), np.array([3]), open_set([8, 2], 9)]
+    ids, offsets = np.concatenate(sets), np.array([0, 2, 4, 5, 8])
 
     is_open = open_sets(ids, offsets)
 
     assert is_open.tolist() == [False, True, False, True]
-    assert excluded_ids(ids[offsets[:-1]][is_open]).tolist() == [0, 8]
-    assert ids[offsets[1:] - 1][is_open].tolist() == [9, 9]
+    assert excluded_ids(ids, offsets[:-1][is_open], np.diff(offsets)[is_open]).tolist() == [[0, 0], [2, 8]]
+    assert ids[offsets[:-1] + 1][is_open].tolist() == [9, 9]
 
 
-@pytest.mark.parametrize("excluded", [-1, 9])
-def test_an_open_set_excludes_one_of_its_own_ids(excluded: int):
-    with pytest.raises(ValueError, match="excludes one of its 9 ids"):
+@pytest.mark.parametrize("excluded", [[], [-1], [9], [3, 3], [0, 9]], ids=str)
+def test_an_open_set_excludes_some_of_its_own_ids(excluded: list[int]):
+    with pytest.raises(ValueError, match="excludes some of its 9 ids"):
         open_set(excluded, 9)
 
 
-@pytest.mark.parametrize("excluded", [0, 3, 8])
-def test_the_ids_of_a_set_can_be_counted_off_listed_or_open(excluded: int):
-    listed = np.array([token for token in range(9) if token != excluded])
+@pytest.mark.parametrize("excluded", [[0], [3], [8], [0, 1], [3, 8, 4], [0, 2, 4, 6, 8]], ids=str)
+def test_the_ids_of_a_set_can_be_counted_off_listed_or_open(excluded: list[int]):
+    listed = np.array([token for token in range(9) if token not in excluded])
     for legal in (listed, open_set(excluded, 9)):
         assert [nth_id(legal, number) for number in range(set_size(legal))] == listed.tolist()
 
@@ -226,6 +244,7 @@ def thinker(stored_run: RunPaths) -> Codec:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(["<think>", "</think>"])
     tokenizer.save(str(folder / "tokenizer.json"))
+    set_config(folder, vocab_size=tokenizer.get_vocab_size())
     return Codec(folder)
 
 
@@ -248,7 +267,7 @@ def test_a_token_for_thinking_ends_a_thought_that_may_have_line_breaks(thinker: 
 def test_a_thought_is_the_positions_with_open_sets(codec: Codec):
     text, order = ids(codec, "BER?\n"), ids(codec, "A PAR H")
     completion = [*text, *order]
-    sets = [open_set(codec.eos_id, codec.vocabulary_size)] * len(text) + [np.array([token, 500]) for token in order]
+    sets = [open_set(codec.end_ids, codec.vocabulary_size)] * len(text) + [np.array([token, 500]) for token in order]
     offsets = np.cumsum([0, *map(len, sets)])
     logprobs = [-0.5] * len(text) + [-9.0] * len(order)
     found = thought_of(completion, logprobs, np.concatenate(sets), offsets, codec)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from entente.decoding.legal_table import END, LegalTable
-from entente.decoding.open_set import nth_id
 from entente.decoding.thinking import ThoughtRule
 from entente.inference.legal_arena import LegalArena
 from entente.inference.legal_draw import draw, seed_array, uniforms
 from entente.inference.legal_rows import LegalRows
+from tests.families import listed
 from tests.inference.test_legal_draw import begin
 
 VOCABULARY = 40
@@ -30,14 +30,14 @@ def choice(*ids: int, then: int = 9) -> LegalTable:
     )
 
 
-def thought(budget: int) -> LegalTable:
-    """Up to `budget` of all ids below 30 but 9; the marker 8; then one of 3 and 4; then 9."""
+def thought(budget: int, excluded: tuple[int, ...] = (9, 29)) -> LegalTable:
+    """Up to `budget` of all ids below 30 but the excluded ones; the marker 8; then one of 3 and 4; then 9."""
     return LegalTable(
         offsets=np.array([0, 1, 3, 4], np.int32),
         token_ids=np.array([8, 3, 4, 9], np.int32),
         next_nodes=np.array([1, 2, 2, END], np.int32),
         longest=budget + 3,
-        thought=ThoughtRule(budget=budget, end=30, excluded=9),
+        thought=ThoughtRule(budget=budget, end=30, excluded=excluded),
     )
 
 
@@ -66,13 +66,15 @@ def numbers_of(seeds: Sequence[int], place: int = 0) -> Tensor:
 def test_with_equal_logits_it_draws_what_the_torch_engine_draws():
     dice = np.random.default_rng(0)
     tables = [
-        thought(3) if row % 4 == 0 else choice(*sorted(dice.choice(VOCABULARY, size=2 + row % 9, replace=False).tolist()))
+        thought(3, (9, 11, 20)[: 1 + row // 4 % 3])
+        if row % 4 == 0
+        else choice(*sorted(dice.choice(VOCABULARY, size=2 + row % 9, replace=False).tolist()))
         for row in range(2000)
     ]
     logits = dice.normal(scale=3, size=(len(tables), VOCABULARY)).astype(np.float32)
     partials = [begin(table, seed, 0.8) for seed, table in enumerate(tables)]
     legal = [partial.allowed() for partial in partials]
-    ids = [[nth_id(own, n) for n in range(29)] if own[0] < 0 else own for own in legal]
+    ids = [listed(own) for own in legal]
     assert not draw(partials, legal, np.concatenate([row[own] for row, own in zip(logits, ids, strict=True)]))
     left = drawn(torch.from_numpy(logits), tables, numbers_of(range(len(tables))), 0.8)
     tokens = tokens_of(left)
@@ -121,8 +123,7 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
         partial = begin(table, seed, 1.0)
         while not partial.done:
             legal, row = partial.allowed(), logits[len(partial.token_ids)]
-            ids = [nth_id(legal, n) for n in range(29)] if legal[0] < 0 else legal
-            draw([partial], [legal], row[ids])
+            draw([partial], [legal], row[listed(legal)])
         rows, output = LegalRows(1, "cpu"), []
         rows.add(0, table, output, draw=(seed, 1.0))
         while not output or output[-1] != 9:
@@ -138,7 +139,7 @@ def test_a_thought_over_several_blocks_is_drawn_as_from_one_list(number: float |
     """The float64 draw of the torch engine is the oracle."""
     size, rows = 1500, 400
     dice = np.random.default_rng(size)
-    table = replace(thought(2), thought=ThoughtRule(budget=2, end=size, excluded=9))
+    table = replace(thought(2), thought=ThoughtRule(budget=2, end=size, excluded=(9,)))
     logits = dice.normal(scale=8, size=(rows, size)).astype(np.float32)
     logits[:, [0, 700, size - 1]] = -np.inf
     partials = [begin(table, seed, 0.9) for seed in range(rows)]

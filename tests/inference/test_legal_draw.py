@@ -89,21 +89,25 @@ def test_a_row_whose_logits_are_no_numbers_is_not_drawn_from_and_the_others_are(
     assert [partials[place].token_ids for place in (0, 2)] == [alone[place].token_ids for place in (0, 2)]
 
 
-def thought(budget: int, *, excluded: int) -> LegalTable:
-    """A thought below 6 that 3 ends; then 4; then the end of sequence, `excluded`."""
-    found = table({3: 1}, {4: 2}, {excluded: END})
+def thought(budget: int, *excluded: int) -> LegalTable:
+    """A thought below 6 that 3 ends; then 4; then the end of sequence, the first of `excluded`."""
+    found = table({3: 1}, {4: 2}, {excluded[0]: END})
     return replace(found, longest=budget + 3, thought=ThoughtRule(budget=budget, end=6, excluded=excluded))
 
 
-@pytest.mark.parametrize(("excluded", "thrown"), [(2, None), (0, 0.0), (5, 1 - 2**-53)], ids=["any", "lowest", "highest"])
-def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_says(
-    excluded: int, thrown: float | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("excluded", "thrown"),
+    [((2,), None), ((1, 2, 4), None), ((0, 1), 0.0), ((4, 5), 1 - 2**-53)],
+    ids=["any", "any of few", "lowest", "highest"],
+)
+def test_a_thought_token_is_any_id_but_the_excluded_ones_as_often_as_the_policy_says(
+    excluded: tuple[int, ...], thrown: float | None, monkeypatch: pytest.MonkeyPatch
 ):
-    ids = [token for token in range(6) if token != excluded]
-    logits = np.array([0.3, -1.0, 1.1, 0.0, 0.7], np.float32)
+    ids = [token for token in range(6) if token not in excluded]
+    logits = np.array([0.3, -1.0, 1.1, 0.0, 0.7], np.float32)[: len(ids)]
     exact = np.exp(logits.astype(np.float64))
     exact /= exact.sum()
-    partials = [begin(thought(9, excluded=excluded), seed, 1.0) for seed in range(8000)]
+    partials = [begin(thought(9, *excluded), seed, 1.0) for seed in range(8000)]
     if thrown is not None:
         monkeypatch.setattr(legal_draw, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
     draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
@@ -118,7 +122,7 @@ def test_a_thought_token_is_any_id_but_the_excluded_one_as_often_as_the_policy_s
 
 
 def test_after_the_budget_the_marker_is_forced_and_costs_no_draw():
-    partial = begin(thought(2, excluded=5), 0, 1.0)
+    partial = begin(thought(2, 5), 0, 1.0)
     for token in (1, 0):
         assert not partial.done and partial.allowed().tolist() == [-6, 6]
         partial.take(token, -0.5)

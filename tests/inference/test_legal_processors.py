@@ -111,7 +111,7 @@ class Request:
         if self.thinking is not None:
             rule, marker = self.thinking.rule, self.thinking.marker
             if marker not in begun:
-                return {marker} if len(begun) >= rule.budget else {*range(rule.end)} - {rule.excluded}
+                return {marker} if len(begun) >= rule.budget else {*range(rule.end)}.difference(rule.excluded)
             begun = begun[begun.index(marker) + 1 :]
             sets = [(*self.thinking.closing, *ids) for ids in sets]
         length = len(begun)

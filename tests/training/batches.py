@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from entente.decoding.open_set import open_set
+from entente.decoding.open_set import set_size
 from storage.gather import Batch
 
 VOCABULARY = 64
@@ -63,12 +63,13 @@ def three_levels(seed: int = 0, *, positions: int = 2, powers: int = 2, forks: i
     return batch_of(rows, groups=groups)
 
 
-def with_thoughts(batch: Batch, tokens: int, *, excluded: int, end: int) -> Batch:
-    """The batch as if the first `tokens` tokens of each completion were a thought, drawn with equal odds."""
+def with_thoughts(batch: Batch, tokens: int, *open_sets: np.ndarray) -> Batch:
+    """The batch as if the first `tokens` tokens of each completion were a thought, drawn from these sets in turn."""
     sets = np.split(batch.legal_ids, batch.legal_offsets[1:-1])
     logprobs = batch.behaviour_logprobs.copy()
     for first, after in zip(batch.completion_offsets[:-1], batch.completion_offsets[1:], strict=True):
         for place in range(first, min(first + tokens, after)):
-            sets[place], logprobs[place] = open_set(excluded, end), -np.log(end - 1)
+            sets[place] = open_sets[place % len(open_sets)]
+            logprobs[place] = -np.log(set_size(sets[place]))
     offsets = np.cumsum([0, *map(len, sets)])
     return replace(batch, legal_ids=np.concatenate(sets), legal_offsets=offsets, behaviour_logprobs=logprobs)

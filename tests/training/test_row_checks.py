@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from entente.decoding.open_set import open_set
 from entente.training.row_checks import find_trainable_rows, select_rows
 from storage.gather import Batch
 from tests.training.batches import VOCABULARY, three_levels, with_thoughts
@@ -45,7 +46,7 @@ def thinking(drawn: int, *legal: int) -> Callable[[Batch], Batch]:
     """The first completion token is `drawn`, over the legal set `legal`; all other rows begin with a thought too."""
 
     def spoil(batch: Batch) -> Batch:
-        batch = with_thoughts(batch, 1, excluded=7, end=60)
+        batch = with_thoughts(batch, 1, open_set([7], 60))
         batch = changed(batch, "input_ids", int(batch.input_offsets[BAD] + batch.prompt_lens[BAD]), drawn)
         at = int(batch.completion_offsets[BAD])
         first, end, offsets = batch.legal_offsets[at], batch.legal_offsets[at + 1], batch.legal_offsets.copy()
@@ -64,6 +65,8 @@ FAULTS: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "too long": (too_long, "longer than the 128 tokens that the model reads"),
     "foreign token": (lambda b: changed(b, "input_ids", int(b.input_offsets[BAD]), VOCABULARY), "beyond the model's vocabulary"),
     "the id that ends a completion in a thought": (thinking(7, -8, 60), "a token that no thought may hold"),
+    "another id that ends a turn in a thought": (thinking(9, -8, 60, 9), "a token that no thought may hold"),
+    "an open set that excludes an id beyond its end": (thinking(3, -8, 60, 60), "beyond the model's vocabulary"),
     "an open set beyond the vocabulary": (thinking(3, -8, VOCABULARY + 1), "beyond the model's vocabulary"),
     "an open set of one number": (thinking(3, -8), "beyond the model's vocabulary"),
     "temperature": (lambda b: changed(b, "temperatures", BAD, 0.0), "temperature is not a positive number"),

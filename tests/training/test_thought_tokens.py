@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from entente.decoding.open_set import open_set
 from entente.training import thought_logprobs
 from entente.training.branching import branching_tokens, pad, probed, probed_tokens, thought_tokens
 from entente.training.policy import Policy
@@ -20,8 +21,8 @@ from tests.training.batches import VOCABULARY, three_levels, with_thoughts
 from tests.training.loss_oracle import ORACLES, Part, Token
 from tests.training.test_packed_forward import SETTINGS, apart, base, gradient_of, policy_of, step
 
-EXCLUDED, END = 7, VOCABULARY - 4
-"""The head has rows behind the end, as heads that are padded to a round number. Half of the open sets end elsewhere."""
+OPEN_SETS = open_set([7], VOCABULARY - 4), open_set([8, 21, 60], VOCABULARY)
+"""The head has rows behind the end of the first, as heads that are padded to a round number."""
 
 
 def thinking_policy(settings: TrainingSettings = SETTINGS, **more: Any) -> Policy:
@@ -31,10 +32,7 @@ def thinking_policy(settings: TrainingSettings = SETTINGS, **more: Any) -> Polic
 
 def thinking_batch(tokens: int = 3, **more: Any) -> Batch:
     """Rows with a thought, orders and forced tokens; some rows end in their thought."""
-    batch = with_thoughts(three_levels(**more), tokens, excluded=EXCLUDED, end=END)
-    (firsts,) = np.nonzero(batch.legal_ids < 0)
-    batch.legal_ids[firsts[::2]], batch.legal_ids[firsts[::2] + 1] = -1 - (EXCLUDED + 1), VOCABULARY
-    return batch
+    return with_thoughts(three_levels(**more), tokens, *OPEN_SETS)
 
 
 class Naive:
@@ -65,7 +63,7 @@ class Naive:
                 legal = batch.legal_ids[batch.legal_offsets[place] : batch.legal_offsets[place + 1]].tolist()
                 position = int(batch.prompt_lens[row]) + number
                 if thought := legal[0] < 0:
-                    legal = [token for token in range(legal[1]) if token != -1 - legal[0]]
+                    legal = [token for token in range(legal[1]) if token not in (-1 - legal[0], *legal[2:])]
                 if len(legal) > 1:
                     self.rows.append(row)
                     self.places.append(place)
@@ -145,7 +143,11 @@ def test_thought_tokens_are_counted_as_branching_tokens_and_take_no_list_of_ids(
     for micro in (*plan(batch, rows, 4096), pad(batch, rows)):
         assert micro.in_thought.sum() == len(micro.thought_ids) == len(micro.end) == thoughts
         assert len(micro.legal_ids) == len(micro.chosen) == len(micro.batch_row) - thoughts
-        assert micro.legal_ids.shape[1] <= 5 and set(zip(micro.excluded, micro.end, strict=True)) == {(7, 60), (8, 64)}
+        assert micro.legal_ids.shape[1] <= 5
+        assert {(*ids, end) for ids, end in zip(micro.excluded.tolist(), micro.end, strict=True)} == {
+            (7, 7, 7, 60),
+            (8, 21, 60, 64),
+        }
 
 
 def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(monkeypatch):
