@@ -30,7 +30,7 @@ from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
 from entente.rollouts.fork import Tokens
 from entente.settings.check_settings import check_settings
-from entente.settings.find_model import check_room
+from entente.settings.find_model import check_length, check_room
 from entente.settings.layers import check_prompts, check_resumed, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
@@ -123,11 +123,7 @@ async def prepare_model(settings: RunSettings) -> Path:
         folder = await make_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts)
     else:
         folder = await asyncio.to_thread(resolve_model, settings.inference.model)
-    if settings.inference.max_model_length > max_position(folder):
-        raise InputError(
-            f"inference.max_model_length {settings.inference.max_model_length} exceeds the {max_position(folder)} positions "
-            f"of model '{settings.inference.model}': lower it"
-        )
+    check_length(settings.inference, max_position(folder), settings.inference.model)
     return folder.resolve()
 
 

@@ -51,7 +51,19 @@ GEMMA = (
     "{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"
 )
 """There is no system part."""
-TEMPLATES = {"qwen": QWEN, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
+R1 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.role == 'user' %}"
+    "{{ '<|start_header_id|>' + m.content }}{% else %}{{ '<|end_header_id|>' + m.content.split('</think>')[-1] + eos_token }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|end_header_id|><think>\\n' }}{% endif %}"
+)
+"""It opens a thought, whatever it is asked for."""
+QWEN_3_5 = (
+    _QWEN_TURNS
+    + "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}"
+    + "{%- if enable_thinking is false %}{{ '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
+)
+"""It opens a thought, and closes it if none is asked for."""
+TEMPLATES = {"r1": R1, "qwen 3.5": QWEN_3_5, "qwen": QWEN, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
 NO_SYSTEM = QWEN.replace("{{ '<|im_start|>' + m.role", "{{ '' if m.role == 'system' else '<|im_start|>' + m.role")
 NO_GENERATION_PROMPT = _QWEN_TURNS
 

@@ -126,7 +126,7 @@ def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
     name, made = settings.inference.model, settings.runs_root / MODEL_FOLDER
     found = find_tiny(made, settings.tiny_model, settings.prompts) if name == TINY else model_for_plan(name)
     shape = model_shape(name, settings.tiny_model, settings.prompts)
-    check_length(settings.inference, shape, name)
+    check_length(settings.inference, None if shape is None else shape.positions, name)
     return found, shape
 
 

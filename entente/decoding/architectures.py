@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entente.decoding.model_files import read_config
+from entente.decoding.model_files import longest_position, read_config
 from entente.telemetry.errors import InputError
 
 Layers = dict[str, tuple[int, int]]
@@ -34,7 +34,7 @@ class Architecture:
     key_value_heads: int
     head_width: int
     positions: int
-    """Longest sequence, tokens."""
+    """Longest sequence, tokens; see `longest_position`."""
 
     @property
     def has_experts(self) -> bool:
@@ -179,7 +179,7 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
             heads=heads,
             key_value_heads=int(config.get("num_key_value_heads") or heads),
             head_width=int(config.get("head_dim") or family.head_width or hidden // heads),
-            positions=int(config.get("max_position_embeddings", 32768)),
+            positions=longest_position(config),
         )
         if min(found.layers, found.hidden, found.inner, found.heads, found.key_value_heads, found.head_width) < 1:
             raise ValueError("a size is not positive")

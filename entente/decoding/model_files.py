@@ -7,7 +7,7 @@ torch.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +179,23 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def max_position(folder: Path) -> int:
-    """Longest sequence that the model's config allows, in tokens."""
-    return int(read_config(folder).get("max_position_embeddings", 32768))
+    """Longest sequence that the model in `folder` reads, in tokens; see `longest_position`."""
+    return longest_position(read_config(folder))
+
+
+def longest_position(config: Mapping[str, Any]) -> int:
+    """Longest sequence, in tokens, for which a config gives one model.
+
+    With longrope a batch takes other rotary frequencies as soon as one of its sequences exceeds the length that the model was
+    trained for first, so the others' logits depend on that neighbour. dynamic NTK does the same beyond `max_position_embeddings`.
+    """
+    longest = int(config.get("max_position_embeddings", 32768))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for layers in [rope, *(own for own in rope.values() if isinstance(own, dict))]:  # one for all layers, or one for each kind
+        if (layers.get("rope_type") or layers.get("type")) == "longrope":
+            first = config.get("original_max_position_embeddings") or layers.get("original_max_position_embeddings")
+            longest = min(longest, int(first or longest))
+    return longest
 
 
 def read_config(folder: Path) -> dict[str, Any]:

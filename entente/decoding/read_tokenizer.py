@@ -8,7 +8,6 @@ truncation and padding; they are off here, as in each call of transformers. This
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -41,8 +40,9 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
     """
     import transformers
 
-    named = read_tokenizer_config(folder)
-    name = _class_name(read_config(folder), named)
+    config, files = read_config(folder), read_tokenizer_config(folder)
+    named = str(files.get("tokenizer_class") or config.get("tokenizer_class") or "").removesuffix("Fast")
+    name = _class_name(str(config.get("model_type")), named)
     plain = transformers.PreTrainedTokenizerFast
     chosen = getattr(transformers, name, None)
     reader = chosen if isinstance(chosen, type) and issubclass(chosen, plain) else plain
@@ -60,17 +60,18 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
     if reader is not plain and tokenizer.decode(encoded.ids).strip() != _ANY_TEXT:
         raise InputError(
             f"the tokenizer of model '{folder}' loses letters when it is read as a {name}: set tokenizer_class in its "
-            "tokenizer_config.json to 'PreTrainedTokenizerFast', or use another model"
+            "tokenizer_config.json to 'PreTrainedTokenizerFast', which a qwen2 ignores, or use another model"
         )
-    if not start_ids and found.bos_token_id is not None and named.get("add_bos_token", name in _STARTED):
+    adds_start = files.get("add_bos_token", name in _STARTED or named in _STARTED)
+    if not start_ids and found.bos_token_id is not None and adds_start:
         start_ids = (found.bos_token_id,)
     return ModelTokenizer(tokenizer=tokenizer, special_tokens=found.special_tokens_map, start_ids=start_ids)
 
 
-def _class_name(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> str:
-    """The class that `AutoTokenizer` takes. If transformers has none of this name, that is `PreTrainedTokenizerFast`."""
-    named = str(tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class") or "").removesuffix("Fast")
-    family = FAMILIES.get(str(config.get("model_type")))
+def _class_name(model_type: str, named: str) -> str:
+    """The class that `AutoTokenizer` takes if the files name the class `named`; `PreTrainedTokenizerFast` if there is none of
+    this name."""
+    family = FAMILIES.get(model_type)
     if family is not None and (family.same_tokenizer or not named):
         return family.tokenizer
     return named

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from entente.decoding.model_files import max_position
 from entente.inference.adapter_check import check_adapter
 from entente.inference.engine import EngineStats
 from entente.inference.engine_cards import engine_cards
@@ -47,6 +48,7 @@ class TorchEngine:
         self._folder, self._settings = model, settings
         self._device = device
         self._model: TorchModel | None = None
+        self._positions = 0
         self._served: dict[int, Lane] = {}
         self._newest = BASE_VERSION
         self._lanes: list[Lane] = []
@@ -64,6 +66,7 @@ class TorchEngine:
             self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device or best_device())
         except (OSError, RuntimeError, ValueError) as error:
             raise EngineError(f"torch could not load '{self._folder}': {str(error).splitlines()[0]}") from error
+        self._positions = max_position(self._folder)
         self._add_lane(BASE)
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -140,6 +143,8 @@ class TorchEngine:
         if same is not None and not same.finished:
             raise EngineError(f"{where} is already in flight")
         length, longest = len(request.prompt_ids) + request.table.longest, self._settings.max_model_length
+        if length > self._positions:
+            raise EngineError(f"{where} needs {length} tokens but the model reads {self._positions}: shorten prompts or thoughts")
         if length > longest:
             raise EngineError(
                 f"{where} needs {length} tokens but max_model_length is {longest}: raise inference.max_model_length"

@@ -45,7 +45,7 @@ def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
     cards = run_cards(settings, trains=trains)
     machine = this_machine(cards)
     shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
-    check_length(settings.inference, shape, settings.inference.model)
+    check_length(settings.inference, None if shape is None else shape.positions, settings.inference.model)
     needed = {"trainer": trainer_bytes(settings, shape), "trainer_gpu": trainer_gpu_bytes(settings, shape, machine)}
     check_memory(shape, settings.inference, machine=machine, **(needed if trains else {}))
     return cards
@@ -153,16 +153,19 @@ def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -
     return None if folder is None else read_shape(folder)
 
 
-def check_length(settings: InferenceSettings, shape: ModelShape | None, name: str) -> None:
-    """Check that inference.max_model_length fits the model.
+def check_length(settings: InferenceSettings, positions: int | None, name: str) -> None:
+    """Check that inference.max_model_length fits the model `name`.
+
+    Args:
+        positions: the longest sequence that it reads; None: not known.
 
     Raises:
-        InputError: it is longer than the model's positions.
+        InputError: it is longer.
     """
-    if shape is not None and settings.max_model_length > shape.positions:
+    if positions is not None and settings.max_model_length > positions:
         raise InputError(
-            f"inference.max_model_length {settings.max_model_length} exceeds the {shape.positions} positions "
-            f"of model '{name}': lower it"
+            f"inference.max_model_length {settings.max_model_length} exceeds the {positions} positions of model '{name}' "
+            "(max_position_embeddings in its config.json; with longrope, original_max_position_embeddings): lower it"
         )
 
 

@@ -164,13 +164,17 @@ def _convert(weights: Path, folder: Path) -> None:
     """
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.integrations.gguf.reader import read_gguf_metadata
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         with redirect_stderr(StringIO()):  # the reader of GGUF files always shows a bar of its own
-            tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+            said = {name.removeprefix("tokenizer.ggml."): value for name, value in read_gguf_metadata(weights)[0].items()}
+            # llama.cpp's defaults for files that do not say; transformers does not read the flag.
+            starts = said.get("add_bos_token", said.get("model") == "llama" or said.get("pre") == "llama-bpe")
+            tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, add_bos_token=starts)
             model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype="float32")
     except Exception as error:
         # Its readers raise many unrelated types for a foreign or damaged file; all mean the same to the user.
@@ -178,6 +182,8 @@ def _convert(weights: Path, folder: Path) -> None:
         raise InputError(f"'{weights.name}' cannot be read as a language model ({reason}): give another GGUF file") from error
     config = model.config
     delattr(config, "quantization_config")  # the weights are no longer quantised
+    ends = [said[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in said]
+    config.eos_token_id = list(dict.fromkeys(ends)) or config.eos_token_id
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from entente.decoding.architectures import architecture_of, read_architecture
+from entente.decoding.model_files import longest_position
 from entente.decoding.weight_files import usual_mode
 from entente.telemetry.errors import DataError, InputError
 from entente.training.branching import BranchingTokens
@@ -136,7 +137,7 @@ class Policy:
     def row_limits(self) -> tuple[int, int]:
         """Limits of the model for a row: the number of token ids, and the tokens of the longest sequence."""
         config: Any = self.model.config
-        return config.vocab_size, config.max_position_embeddings
+        return config.vocab_size, longest_position(config.to_dict())
 
     def recompute(self, on: bool) -> None:
         """Enable or disable activation recomputation: keep only each block's input and compute the rest again in the backward."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from entente.decoding import chat_format as module
 from entente.decoding.base_identity import base_identity
@@ -15,7 +15,18 @@ from entente.game.board import Board
 from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text, rules_text, worked_examples
 from entente.players.deciders import Tokens
 from entente.telemetry.errors import InputError
-from tests.chat_models import GEMMA, LLAMA, NO_GENERATION_PROMPT, NO_SYSTEM, QWEN, TEMPLATES, chat_model
+from tests.chat_models import (
+    GEMMA,
+    LLAMA,
+    MARKS,
+    NO_GENERATION_PROMPT,
+    NO_SYSTEM,
+    QWEN,
+    R1,
+    TEMPLATES,
+    chat_model,
+    set_config,
+)
 
 SETTINGS = PromptSettings()
 
@@ -40,11 +51,13 @@ def parts(board: Board, power: str) -> tuple[str, str]:
     return rules_text().removesuffix("\n"), body.removesuffix("\n")
 
 
+@pytest.mark.parametrize("thinks", [False, True], ids=["", "thinks"])
 @pytest.mark.parametrize("examples", [0, 3])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, name: str, examples: int):
-    tokens, board = chat(TEMPLATES[name], chat="template", examples=examples), Board.start()
-    theirs = PreTrainedTokenizerFast.from_pretrained(tokens.codec.folder)
+def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, name: str, examples: int, thinks: bool):
+    tokens = chat(TEMPLATES[name], chat="template", examples=examples, thinking_tokens=8 if thinks else 0)
+    board = Board.start()
+    theirs = AutoTokenizer.from_pretrained(tokens.codec.folder)
     for power in ("FRANCE", "TURKEY"):
         _, body = parts(board, power)
         rules = rules_text(tokens.prompts).removesuffix("\n")
@@ -53,11 +66,13 @@ def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, na
         said = [("system", rules), *said] if name != "gemma" else [("user", f"{rules}\n{said[0][1]}"), *said[1:]]
         messages = [{"role": role, "content": content} for role, content in said]
         text = theirs.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, strftime_now=module._DAY.strftime
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinks, strftime_now=module._DAY.strftime
         )
         assert isinstance(text, str)
         text += " " if name == "mistral" else ""  # which the template writes before an answer
-        whole = theirs(text + ANSWER_CUE, add_special_tokens=False).input_ids
+        text += "\n</think>\n\n" if name == "r1" and not thinks else ""
+        text += ANSWER_CUE if not thinks else "" if text.endswith("<think>\n") else "<think>\n"
+        whole = theirs(text, add_special_tokens=False).input_ids
         assert tokens.prompt_ids(board, board.legal_orders()[power]) == whole
 
 
@@ -127,6 +142,25 @@ def test_a_cue_that_opens_a_thought_lets_the_template_think(chat):
     codec = chat(QWEN).codec
     assert PromptForm(codec, SETTINGS).text("", "").endswith("assistant\n<think>\n\n</think>\n\nORDERS:\n")
     assert PromptForm(codec, SETTINGS, cue="<think>\n").text("", "").endswith("assistant\n<think>\n")
+
+
+@pytest.mark.parametrize("opened", ["<think>", "<think>\n", "[THINK]", "[THINK]\n"])
+@pytest.mark.parametrize("cue", [ANSWER_CUE, "THOUGHT:\n", "<think>\n", "[THINK]\n"])
+def test_a_thought_that_a_template_opens_is_opened_once_or_closed(chat, opened: str, cue: str):
+    codec = chat(QWEN).codec
+    template = R1.replace("<think>\\n", opened.replace("\n", "\\n"))
+    (codec.folder / "chat_template.jinja").write_text(template)
+    mark = opened.strip()
+    closed = opened + opened.removeprefix(mark) + mark.replace("<", "</").replace("[", "[/") + "\n\n" + cue
+    assert PromptForm(codec, SETTINGS, cue).text("", "").endswith(opened if cue.startswith(mark) else closed)
+
+
+def test_a_prompt_with_ids_that_the_model_lacks_is_refused(chat):
+    folder = chat(QWEN).codec.folder
+    set_config(folder, vocab_size=Codec(folder).vocabulary_size - len(MARKS) + 2)
+    with pytest.raises(InputError, match="spells a prompt with token .*vocab_size.: give the model its own tokenizer"):
+        PromptForm(Codec(folder), SETTINGS)
+    PromptForm(Codec(folder), PromptSettings(chat="none"))
 
 
 def test_where_a_tokenizer_merges_across_the_seam_the_seam_moves_and_says_what_it_costs(chat):
@@ -223,7 +257,9 @@ def test_a_template_in_the_tokenizers_config_counts_and_named_ones_need_a_defaul
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
     for found in (GEMMA, [{"name": "tools", "template": "-"}, {"name": "default", "template": GEMMA}]):
-        file.write_text(json.dumps(config | {"chat_template": found, "bos_token": {"__type": "AddedToken", "content": "<|begin|>"}}))
+        file.write_text(
+            json.dumps(config | {"chat_template": found, "bos_token": {"__type": "AddedToken", "content": "<|begin|>"}})
+        )
         assert PromptForm(Codec(folder), SETTINGS).text("", "").startswith("<|begin|><start_of_turn>user\nDiplomacy")
     file.write_text(json.dumps(config | {"chat_template": [{"name": "tools", "template": "-"}]}))
     with pytest.raises(InputError, match="has the chat templates tools, but none named 'default'"):

@@ -64,10 +64,10 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
         for power, own in legal.items():
             text = rules_text(prompts) + board_text(board, power, prompts) + power_text(own, board, prompts)
             ids = tokens.prompt_ids(board, own)
-            assert ids == oracle(text)
+            assert ids == [*codec.start_ids, *oracle(text)]
             answer = "\n".join(orders[power])
             spelled = tables.spell(orders[power], own)
-            assert ids + spelled[:-1] == oracle(text + answer) and spelled[-1] == codec.eos_id
+            assert ids + spelled[:-1] == [*codec.start_ids, *oracle(text + answer)] and spelled[-1] == codec.eos_id
             table, node, drawn = tables.table(own), 0, []
             table.legal_sets(spelled)
             while node != END:
@@ -81,6 +81,7 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
 
 
 def test_sentencepiece_spells_prompts_and_answers_as_in_the_whole_text(sentencepiece):
+    assert Codec(sentencepiece[0]).start_ids == (1,), "a conversion by transformers 5 leaves it to the class"
     check(*sentencepiece, PromptSettings(legal_orders="lines"))
 
 
