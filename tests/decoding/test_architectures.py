@@ -1,12 +1,19 @@
 """Names and shapes of LoRA targets are those of transformers' own modules, and what is unknown is refused in one sentence."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from entente.decoding.architectures import FAMILIES, architecture_of, read_architecture
+from entente.decoding.model_files import max_position
+from entente.inference.settings import InferenceSettings
+from entente.settings.find_model import check_length
 from entente.telemetry.errors import InputError
 from tests.families import CONFIGS, config_of
 
@@ -86,3 +93,50 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path: Path, content: str | 
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(InputError, match=str(tmp_path)):
         read_architecture(tmp_path)
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "factor": 4.0}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": LONGROPE | {"original_max_position_embeddings": 64},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("rope_type", ["default", *ROPE_INIT_FUNCTIONS])
+def test_a_sequence_is_rotated_alike_beside_the_longest_neighbour(rope_type: str):
+    """The rotary frequencies of transformers are the oracle."""
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0} | ROPES[rope_type]
+    config = config_of("llama", head_dim=16, max_position_embeddings=256, rope_parameters=rope)
+    longest = architecture_of(config.to_dict(), "mine").positions
+    assert longest == (64 if rope_type == "longrope" else 256)
+
+    def rotated(neighbour: int) -> torch.Tensor:
+        positions = torch.arange(8) if neighbour == 0 else torch.arange(neighbour)
+        return LlamaRotaryEmbedding(config)(torch.zeros(1, 1), positions[None])[0][0, :8]
+
+    assert torch.equal(rotated(0), rotated(longest))
+    if rope_type in ("dynamic", "longrope"):
+        assert not torch.equal(rotated(0), rotated(longest + 1)), "a longer neighbour would change it"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 64}},
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+        {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64}},
+        {"rope_parameters": {"full_attention": LONGROPE | {"original_max_position_embeddings": 64}, "other": ROPES["yarn"]}},
+    ],
+    ids=["its own key", "the config's key", "an old name", "one kind of layers"],
+)
+def test_the_first_range_of_longrope_is_read_wherever_it_is_written(config: dict[str, Any], tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 256} | config))
+    assert max_position(tmp_path) == 64
+    with pytest.raises(InputError, match=r"max_model_length 65 exceeds the 64 positions of model 'm' .*longrope.*: lower it"):
+        check_length(InferenceSettings(max_model_length=65), max_position(tmp_path), "m")
+    check_length(InferenceSettings(max_model_length=64), max_position(tmp_path), "m")

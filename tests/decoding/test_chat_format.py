@@ -158,7 +158,7 @@ def test_a_thought_that_a_template_opens_is_opened_once_or_closed(chat, opened: 
 def test_a_prompt_with_ids_that_the_model_lacks_is_refused(chat):
     folder = chat(QWEN).codec.folder
     set_config(folder, vocab_size=Codec(folder).vocabulary_size - len(MARKS) + 2)
-    with pytest.raises(InputError, match="spells a prompt with token .*vocab_size.: give the model its own tokenizer"):
+    with pytest.raises(InputError, match=r"spells a prompt with token .*vocab_size.: give the model its own tokenizer"):
         PromptForm(Codec(folder), SETTINGS)
     PromptForm(Codec(folder), PromptSettings(chat="none"))
 

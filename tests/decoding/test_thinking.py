@@ -15,7 +15,7 @@ from entente.decoding.open_set import excluded_ids, nth_id, open_set, open_sets,
 from entente.decoding.thinking import Thought, ThoughtRule, read_thought, thinking_of, thought_of
 from entente.game.legal import LegalOrders, OrderKind
 from entente.rollouts.fork import Tokens
-from entente.telemetry.errors import DataError
+from entente.telemetry.errors import DataError, InputError
 from storage.runs import RunPaths
 from tests.chat_models import set_config
 
@@ -194,6 +194,38 @@ def test_a_tokenizer_with_tokens_for_thinking_uses_them(model: Path, tmp_path: P
     assert thinking.marker == codec.single_token(marker) != codec.separator_id
     assert codec.decode([thinking.marker, *thinking.closing]) == f"{marker}\n\nORDERS:\n"
     assert thinking.rule.end == codec.vocabulary_size == Codec(model).vocabulary_size + 2
+
+
+def test_a_thought_holds_only_ids_that_tokenizer_and_model_have_and_no_end_token(model: Path, tmp_path: Path):
+    codec = codec_with(model, tmp_path, "<think>", "</think>", "<|eot|>")
+    known = codec.vocabulary_size
+    for rows, ends, expected_end, excluded in (
+        (known + 64, [0, known - 1], known, (0, known - 1)),
+        (known + 64, [known - 1, 0, known - 1, -1, None], known, (0, known - 1)),
+        (known - 1, [0, known - 1], known - 1, (0,)),
+        (known - 3, 0, known - 3, (0,)),
+        (None, [known + 5, 0], known + 6, (0, known + 5)),
+    ):
+        set_config(tmp_path, vocab_size=rows)
+        set_config(tmp_path, "generation_config.json", eos_token_id=ends)
+        codec = Codec(tmp_path)
+        thinking = thinking_of(codec, 4)
+        assert thinking is not None and (thinking.rule.end, thinking.rule.excluded) == (expected_end, excluded), rows
+        assert codec.eos_id == (ends[0] if isinstance(ends, list) and ends[0] in excluded else 0)
+        has_tags = rows is None or rows >= known - 1
+        assert thinking.marker == (known - 2 if has_tags else codec.separator_id), "a token without a row is no marker"
+        table = TableBuilder(codec, thinking=thinking).table(RETREAT)
+        assert LegalTable.from_bytes(table.to_bytes(), rows).thought == thinking.rule and table.largest_id < expected_end
+
+
+def test_end_tokens_are_those_of_both_configs(model: Path, tmp_path: Path):
+    codec_with(model, tmp_path)
+    set_config(tmp_path, "generation_config.json", eos_token_id=[7, 9])
+    set_config(tmp_path, eos_token_id=[0, 9])
+    assert Codec(tmp_path).end_ids == (0, 7, 9) and Codec(tmp_path).eos_id == 7
+    set_config(tmp_path, "generation_config.json", eos_token_id=Codec(model).separator_id)
+    with pytest.raises(InputError, match=r"ends its turn with the line break after an order: take .* out of eos_token_id"):
+        Codec(tmp_path)
 
 
 def codec_with(model: Path, folder: Path, *added: str) -> Codec:

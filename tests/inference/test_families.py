@@ -19,6 +19,7 @@ from entente.inference.served_vllm import ServedVllm
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.generation import Generation, GenerationRequest
+from entente.telemetry.errors import EngineError
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater
@@ -117,3 +118,20 @@ def test_the_torch_engine_and_the_trainer_agree_with_transformers(host, folders,
 def test_vllm_and_the_trainer_agree_with_transformers(host, folders, family: str, tmp_path: Path):
     engine = ServedVllm(folders(family), InferenceSettings(engine="vllm", max_model_length=256, max_sequences=8, threads=1))
     train_and_swap(host, engine, folders(family), tmp_path / "adapter")
+
+
+def test_a_request_beyond_the_first_range_of_longrope_is_refused_and_leaves_the_others_as_they_are(tmp_path: Path):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 32, "long_factor": [1.0 + place / 4 for place in range(32)]}
+    folder = save_family("llama", tmp_path, rope_parameters=rope | factors)
+    short, long = (requests_beyond_the_window("a")[number] for number in (0, 2))
+
+    async def completions(*requests: GenerationRequest) -> list[Generation | BaseException]:
+        engine = TorchEngine(folder, InferenceSettings(max_model_length=256), device=torch.device("cpu"))
+        await engine.start()
+        return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
+
+    (alone,), (beside, refused) = asyncio.run(completions(short)), asyncio.run(completions(short, long))
+    assert isinstance(refused, EngineError) and "but the model reads 64" in str(refused)
+    assert isinstance(alone, Generation) and isinstance(beside, Generation)
+    assert alone.token_ids.tolist() == beside.token_ids.tolist() and alone.logprobs.tolist() == beside.logprobs.tolist()

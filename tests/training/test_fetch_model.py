@@ -4,9 +4,11 @@ import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from entente.decoding.codec import Codec
 from entente.decoding.model_files import resolve_model
 from entente.inference.memory_plan import read_shape
 from entente.telemetry.errors import DiskFullError, InputError
@@ -59,6 +61,59 @@ def test_files_that_are_no_model_of_a_known_family_are_refused(tmp_path: Path):
         refused(str(file), tmp_path / "models", InputError, f"'{file.name}' cannot be read as a language model")
     refused(str(tmp_path / "none.gguf"), tmp_path / "models", InputError, "there is no file")
     refused("smolm2", tmp_path / "models", InputError, "name smollm2, a GGUF file, or a hub id")
+
+
+def write_gguf(file: Path, **tokens: int | bool) -> None:
+    """A llama of one block with a vocabulary of letters; `tokens`: what its tokenizer's metadata say."""
+    letters = ["<unk>", "<s>", "</s>", "<eot>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
+    width, inner, writer = 32, 48, GGUFWriter(file, "llama")
+    writer.add_context_length(4096)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(letters)
+    writer.add_token_scores([float(-number) for number in range(len(letters))])
+    writer.add_token_types([2, 3, 3, 3, *[6] * 256, *[1] * (len(letters) - 260)])
+    for name, value in ({"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} | tokens).items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(f"tokenizer.ggml.{name}", value)
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_q": (width, width),
+        "attn_k": (width, width),
+        "attn_v": (width, width),
+        "attn_output": (width, width),
+    }
+    shapes |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    tensors = {f"blk.0.{name}": shape for name, shape in shapes.items()} | {
+        "blk.0.attn_norm": (width,),
+        "blk.0.ffn_norm": (width,),
+    }
+    tensors |= {"token_embd": (len(letters), width), "output": (len(letters), width), "output_norm": (width,)}
+    for name, shape in tensors.items():
+        writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "starts", "ends"),
+    [
+        ({"add_bos_token": True}, (1,), (2,)),
+        ({"add_bos_token": False}, (), (2,)),
+        ({"eot_token_id": 3}, (1,), (2, 3)),
+    ],
+    ids=["flag", "flag off", "the format's default, and an end of turn"],
+)
+def test_the_start_and_end_tokens_that_a_gguf_names_are_kept(tokens, starts, ends, tmp_path: Path):
+    write_gguf(tmp_path / "small.gguf", **tokens)
+    codec = Codec(fetch_model(str(tmp_path / "small.gguf"), tmp_path / "models"))
+    assert (codec.start_ids, codec.end_ids, codec.eos_id) == (starts, ends, 2)
+    assert codec.decode(codec.encode("A PAR - BUR")).strip() == "A PAR - BUR"
 
 
 @pytest.mark.slow
