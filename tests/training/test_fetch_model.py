@@ -80,20 +80,13 @@ def write_gguf(file: Path, **tokens: int | bool) -> None:
     writer.add_token_types([2, 3, 3, 3, *[6] * 256, *[1] * (len(letters) - 260)])
     for name, value in ({"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} | tokens).items():
         (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(f"tokenizer.ggml.{name}", value)
-    shapes: dict[str, tuple[int, ...]] = {
-        "attn_q": (width, width),
-        "attn_k": (width, width),
-        "attn_v": (width, width),
-        "attn_output": (width, width),
-    }
-    shapes |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
-    tensors = {f"blk.0.{name}": shape for name, shape in shapes.items()} | {
-        "blk.0.attn_norm": (width,),
-        "blk.0.ffn_norm": (width,),
-    }
-    tensors |= {"token_embd": (len(letters), width), "output": (len(letters), width), "output_norm": (width,)}
-    for name, shape in tensors.items():
+    square, head = (width, width), (len(letters), width)
+    shapes = {f"blk.0.attn_{name}": square for name in ("q", "k", "v", "output")} | {"token_embd": head, "output": head}
+    shapes |= {"blk.0.ffn_gate": (inner, width), "blk.0.ffn_up": (inner, width), "blk.0.ffn_down": (width, inner)}
+    for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
