@@ -41,7 +41,7 @@ from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_given, named_after
 from flows.open_run import finished_summary
-from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide
+from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide, was_cancelled
 from flows.work_record import WORK_FOLDER, Work, read_work
 from storage.files import held
 from storage.json_files import kept_object, write_json
@@ -145,7 +145,8 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     ended = await client.read_flow_run(flow_run)
     if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
         return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"
-    if await _was_cancelled(client, flow_run):
+    states = sorted(await client.read_flow_run_states(flow_run), key=lambda state: state.timestamp)
+    if was_cancelled([state.type.value for state in states]):
         return f"'{ended.name}' is left as it is: it was cancelled"
     settings = _settings(ended)
     if settings is None:
@@ -174,17 +175,6 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     if settings.run and decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
     return said
-
-
-async def _was_cancelled(client: PrefectClient, flow_run: UUID) -> bool:
-    """Whether somebody asked for the flow run's end since it last ran. Its process reports a crash when it is ended, and Prefect
-    sets the state to Cancelled only some seconds later, or never if the worker is lost."""
-    states = await client.read_flow_run_states(flow_run)
-    began = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
-    for state in sorted(states, key=lambda state: state.timestamp, reverse=True):
-        if state.type in (StateType.CANCELLING, StateType.CANCELLED) or state.type in began:
-            return state.type not in began
-    return False
 
 
 async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:

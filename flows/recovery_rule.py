@@ -3,6 +3,7 @@
 The rule is pure. `flows/recover_training.py` gathers the facts and carries out the decision.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ HOPELESS = ("InputError", "DataError")
 """Errors that would occur again on every attempt: wrong input, or a damaged file."""
 ATTEMPTS_MAX = 3
 """Restarts at one step before an alert: a fault that three could not pass needs a person."""
+_CANCELS, _BEGINS = ("CANCELLING", "CANCELLED"), ("SCHEDULED", "PENDING", "RUNNING")
 PAUSE_S = 30.0
 """Seconds before the second attempt. Each further attempt waits this much longer."""
 
@@ -62,6 +64,19 @@ class RecoveryAction:
     attempts: Attempts = Attempts()
     wait_s: float = 0.0
     """Seconds to wait before the run is started again."""
+
+
+def was_cancelled(states: Sequence[str]) -> bool:
+    """Whether somebody asked for the flow run's end since it last began.
+
+    The process reports a crash when it is ended. Prefect sets the state to Cancelled only some seconds later, or never if the
+    worker is lost.
+
+    Args:
+        states: types of its states, the oldest first.
+    """
+    ours = [state for state in states if state in _CANCELS + _BEGINS]
+    return bool(ours) and ours[-1] in _CANCELS
 
 
 def decide(facts: Facts) -> RecoveryAction:

@@ -12,16 +12,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
 
-from entente.cli import automations
+from entente.cli import automations, up
 from entente.cli.automations import WHOLE_MACHINE, asker
 from entente.telemetry.errors import InputError
 from tests.command import Entente
-from tests.waiting import free_port
+from tests.waiting import free_port, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,6 +148,85 @@ def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
     finally:
         bystander.kill()
         bystander.wait()
+
+
+WORKER = """
+import os, signal, subprocess, sys
+started = {"PREFECT__FLOW_RUN_ID": sys.argv[1]}, {"PREFECT__FLOW_RUN_ID": sys.argv[2]}, {}
+words = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"]
+runs = [subprocess.Popen(words, env=os.environ | each, stdout=subprocess.PIPE) for each in started]
+for run in runs:
+    run.stdout.readline()
+print("begun", flush=True)
+signal.pause()
+"""
+"""A worker with the processes of two flow runs, and one that is none."""
+
+
+class Api(http.server.BaseHTTPRequestHandler):
+    """The part of Prefect's API that `down` asks; keeps the states that it sets and whether the worker then lived."""
+
+    states: ClassVar[dict[str, str]] = {"mine": "RUNNING", "done": "RUNNING"}
+    asked: ClassVar[list[tuple[str, str, bool]]] = []
+    broken = False
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        worker = worker_of(Path(os.environ["PREFECT_HOME"]))
+        alive = psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
+        answer: Any = {}
+        if self.path.endswith("/set_state"):
+            run = self.path.split("/")[-2]
+            self.asked.append((run, body["state"]["type"], alive))
+            self.states[run] = "COMPLETED" if run == "done" else body["state"]["type"]
+        else:
+            answer = [{"id": run, "name": run, "state_type": self.states[run]} for run in body["flow_runs"]["id"]["any_"]]
+        self.send_response(404 if self.broken else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def worker_of(home: Path) -> int:
+    """Process id of the worker."""
+    return json.loads((home / "up.json").read_text())[0]["pid"]
+
+
+@pytest.fixture
+def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
+    """A worker that `entente up` recorded, whose flow runs "mine" and "done" are known to an API; the second one ends in time."""
+    api = type("Asked", (Api,), {"states": {**Api.states}, "asked": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), api)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("PREFECT_HOME", str(folder / ".prefect"))
+    monkeypatch.setattr(up, "ENDS_WITHIN_S", 0.5)  # its runs do not end by themselves
+    log = folder / ".prefect" / "worker.log"
+    more = {"PREFECT_API_URL": f"http://127.0.0.1:{server.server_port}/api", "PREFECT_API_AUTH_STRING": "entente:key"}
+    process = up._start("worker", ["-c", WORKER, "mine", "done"], log, more)
+    wait_until(lambda: "begun" in log.read_text())
+    yield api
+    for each in (process, *psutil.Process(process.pid).children()) if process.poll() is None else ():
+        each.kill()
+    process.wait()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_runs_in_the_worker_are_cancelled_before_it_ends_so_that_no_recovery_starts_them_again(folder: Path, worker: type[Api]):
+    done = Entente(folder)("down")
+    assert done.returncode == 0 and "mine cancelled" in done.stdout and "worker          ended" in done.stdout, done
+    assert sorted(worker.asked[:2]) == [("done", "CANCELLING", True), ("mine", "CANCELLING", True)]
+    assert worker.asked[2:] == [("mine", "CANCELLED", False)], "what was done by then stays done"
+
+
+def test_a_server_that_cannot_cancel_them_is_said_and_the_worker_ends(folder: Path, worker: type[Api]):
+    worker.broken = True
+    done = Entente(folder)("down")
+    assert done.returncode == 0 and "recovery may continue them" in done.stdout and "worker          ended" in done.stdout, done
 
 
 def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_path_factory: pytest.TempPathFactory):

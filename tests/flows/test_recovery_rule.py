@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.recovery_rule import PAUSE_S, Attempts, Facts, decide
+from flows.recovery_rule import PAUSE_S, Attempts, Facts, decide, was_cancelled
 
 LOST = Facts(
     run="mine",
@@ -73,3 +73,19 @@ def test_a_step_makes_earlier_tries_good():
     tired = Attempts(count=3, step=7)
     decision = decide(replace(LOST, step=8, attempts=tired))
     assert decision.action == "resume" and decision.attempts == Attempts(count=1, step=8)
+
+
+@pytest.mark.parametrize(
+    ("states", "cancelled"),
+    [
+        ("RUNNING CRASHED", False),
+        ("RUNNING CANCELLING CRASHED", True),
+        ("RUNNING CANCELLING FAILED CANCELLED", True),
+        ("PENDING CANCELLED CRASHED", True),
+        ("RUNNING CANCELLING CANCELLED SCHEDULED PENDING RUNNING CRASHED", False),
+        ("RUNNING CANCELLING CRASHED RUNNING CANCELLING CRASHED", True),
+        ("", False),
+    ],
+)
+def test_what_somebody_cancelled_stays_ended_until_somebody_begins_it_again(states: str, cancelled: bool):
+    assert was_cancelled(states.split()) == cancelled
