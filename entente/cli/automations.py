@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from entente.cli.prefect_server import check_address
 from entente.cli.server_key import open_url
 from entente.telemetry.errors import InputError
 
@@ -208,6 +209,7 @@ def main() -> int:
     try:
         if not (api := os.environ.get("PREFECT_API_URL")):
             raise InputError("set PREFECT_API_URL to the server's address, such as http://server.internal:4200/api")
+        check_address(api)
         for line in apply(asker(api)) or ["all are there"]:
             print(f"automations     {line}")
     except InputError as error:

@@ -6,6 +6,7 @@ inside the event loop. In another thread Prefect installs no handler.
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -88,7 +89,9 @@ def run_in_thread(work: Coroutine[Any, Any, T], look: Callable[[], None] = lambd
             loop, task = begun.result()
             if not outcome.done():
                 _cancel(loop, task)
-            wait([outcome], FULL_FOR_S if isinstance(end, DiskFullError) else None)
+            if not wait([outcome], FULL_FOR_S if isinstance(end, DiskFullError) else None).done:
+                # It still waits for the server. What it would log has nowhere to go, and becomes tracebacks as the process ends.
+                logging.getLogger("prefect.flow_runs").disabled = True
         raise
 
 

@@ -10,10 +10,21 @@ import pytest
 
 from entente.cli.deployed_folder import check_folder, folder_behind
 from entente.telemetry.errors import InputError
+from tests.command import Entente
 
 STEP = "prefect.deployments.steps.set_working_directory"
 ENTRYPOINT = "flows/train_policy.py:train_policy"
-LISTENS = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(60)"
+SERVER = """
+import http.server
+class WithAnotherKey(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/api/health" else 401)
+        self.end_headers()
+        self.wfile.write(b"true")
+server = http.server.HTTPServer(("127.0.0.1", 0), WithAnotherKey)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
 
 
 def deployed(folder: str | Path, entrypoint: str = ENTRYPOINT) -> dict[str, Any]:
@@ -47,16 +58,25 @@ def test_other_projects_on_the_same_server_do_not_matter(here: Path):
     check_folder("http://127.0.0.1:4200", [ENTRYPOINT], [deployed(here.parent / "other", "flow.py:etl"), images], moved=False)
 
 
-def test_the_folder_of_the_server_that_has_a_port_is_named(here: Path):
+@pytest.mark.parametrize("folder", ["other", "here"])
+def test_a_port_that_another_folder_s_server_has_is_left_to_it(here: Path, folder: str):
+    (here / "prefect.yaml").write_text("deployments: [{work_pool: {name: local}}]")
+    words = [sys.executable, "-c", SERVER]
     with subprocess.Popen(
-        [sys.executable, "-c", LISTENS], cwd=here.parent / "other", stdout=subprocess.PIPE, text=True
+        words, cwd=here.parent / folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
             assert server.stdout is not None
-            port = int(server.stdout.readline())
-            assert folder_behind(port) == str(here.parent / "other")
+            port = server.stdout.readline().strip()
+            done = Entente(here)("up", "--port", port)
         finally:
             server.kill()
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert (f"another folder, '{here.parent / 'other'}': choose another with --port" in done.stderr) == (folder == "other")
+    assert ("set PREFECT_API_AUTH_STRING" in done.stderr) == (folder == "here"), "only for one's own server"
+
+
+def test_a_port_that_nobody_has_belongs_to_no_folder():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        assert folder_behind(free.getsockname()[1]) == "", "nobody listens"
+        assert folder_behind(free.getsockname()[1]) == ""

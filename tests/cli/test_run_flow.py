@@ -1,6 +1,8 @@
 """A command whose Prefect server cannot write, because the disk of its database is full, says so in time and ends."""
 
 import asyncio
+import logging
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -42,6 +44,22 @@ def test_a_flow_that_cannot_end_on_a_full_disk_is_ended_and_the_disk_is_named(mo
         run_flow.run_flow(waits)
     assert closed == [100.0], "full at 40 s, and for 60 s"
     assert len(said) == 1 and "make room within 60 s" in said[0]
+
+
+def test_a_flow_that_does_not_end_is_left_behind_in_silence(monkeypatch: pytest.MonkeyPatch, said: list[str]):
+    """Prefect's client asks a server that cannot write again and again, also when it is cancelled."""
+    Disk(monkeypatch, True)
+    monkeypatch.setattr(run_flow, "FULL_FOR_S", 0.1)
+    monkeypatch.setattr(logging.getLogger("prefect.flow_runs"), "disabled", False)
+    released = threading.Event()
+
+    async def stays() -> None:
+        released.wait(60)
+
+    with pytest.raises(DiskFullError):
+        run_flow.run_flow(stays)
+    assert logging.getLogger("prefect.flow_runs").disabled
+    released.set()
 
 
 def test_room_that_somebody_makes_lets_the_flow_go_on(monkeypatch: pytest.MonkeyPatch, said: list[str]):
