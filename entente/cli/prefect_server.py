@@ -110,7 +110,7 @@ def check_address(address: str) -> None:
         InputError: it does not; with the address that was meant, if one answers there.
     """
     try:
-        if _ask(address, _ANSWERS_WITHIN_S):
+        if not address.endswith("/") and _ask(address, _ANSWERS_WITHIN_S):
             return
     except (OSError, ValueError, HTTPException) as error:
         raise InputError(
