@@ -74,7 +74,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
             resume, there is no such model, its tokenizer or chat template cannot be used, or a card cannot.
     """
     check_settings(settings)
-    check_runs_root(settings.runs_root)
+    check_runs_root(settings.runs_root, settings.run)
     if resume or settings.run:
         _check_what_is_there(settings, resume=resume)
     if settings.pipeline.task_runner == "dask":

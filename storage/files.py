@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -250,10 +251,42 @@ def is_held(lock: Path) -> bool:
     return False
 
 
+def check_writable(folder: Path, setting: str) -> None:
+    """Check that files can be written in `folder`, or where it will be created. Nothing is left behind.
+
+    Args:
+        setting: what names another folder, for the sentence.
+
+    Raises:
+        InputError: names the folder, what is wrong with it, and the cure.
+    """
+    place = folder.absolute()
+    while not place.exists():
+        _check_link(place)
+        place = place.parent
+    if not place.is_dir():
+        raise InputError(f"'{place}' is no folder, so nothing can be written below it: name another one with {setting}")
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"\0")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise InputError(
+            f"cannot write in '{place}' ({error.strerror}): mend that, or name another folder with {setting}"
+        ) from error
+
+
+def _check_link(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise InputError(f"'{path}' is a link to '{path.readlink()}', which does not exist: mount that disk, or correct the link")
+
+
 def make_directory(path: Path) -> None:
     """Create `path` and its missing parents. Each parent is synced, because a crash could otherwise lose the files in it."""
     if path.is_dir():
         return
+    _check_link(path)
     make_directory(path.parent)
     path.mkdir(exist_ok=True)
     sync_directory(path.parent)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entente.telemetry.errors import InputError
-from storage.files import folders_in, make_directory
+from storage.files import check_writable, folders_in, make_directory
 
 CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_models", "_matches", "_games"
 """Folders beside the runs: state caches, generated models, matches in which no version of a run plays, and games in the
@@ -109,13 +109,11 @@ def check_run_name(name: str) -> str:
     return check_name(name, "run")
 
 
-def check_runs_root(folder: Path) -> None:
-    """Check that runs can be written below a folder of runs."""
+def check_runs_root(folder: Path, run: str = "") -> None:
+    """Check that runs can be written below a folder of runs, or into that of one `run`."""
     if _URL.match(str(folder)):
         raise InputError(f"'{folder}' is a URL, and runs lie in a folder: mount the store, or copy the run, and name that folder")
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not there.is_dir():
-        raise InputError(f"'{there}' is no folder, so runs cannot be written below it: name another one with --runs-root")
+    check_writable(folder / run, "--runs-root")
 
 
 def run_names(runs_root: Path) -> list[str]:

@@ -94,16 +94,23 @@ def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
 def _all_runs(runs_root: Path) -> list[RunPaths]:
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
-    found = (RunPaths(runs_root / name) for name in run_names(runs_root))
-    return [paths for paths in found if not paths.root.is_symlink() and paths.settings.exists()]
+    found = [paths for name in run_names(runs_root) if (paths := RunPaths(runs_root / name)).settings.exists()]
+    for paths in found:
+        if paths.root.is_symlink():
+            print(f"{paths.root}: left alone, it is a link")
+    return [paths for paths in found if not paths.root.is_symlink()]
 
 
 def _known_run(runs_root: Path, name: str) -> RunPaths:
     if name == LATEST:
         raise InputError(f"'{LATEST}' is not enough to remove anything: name the run")  # another run may have started since
     paths = RunPaths(runs_root / check_name(name, "run"))
-    if paths.root.is_symlink() or not paths.settings.exists():
+    if not paths.settings.exists():
         raise InputError(f"there is no run '{name}' in '{runs_root}'")
+    if paths.root.is_symlink():
+        there = paths.root.resolve()
+        why = f"there is no run '{name}' in '{runs_root}' itself, only a link to it"
+        raise InputError(f"{why}: clean it by --runs-root {there.parent} --run {there.name}")
     return paths
 
 

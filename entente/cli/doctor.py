@@ -80,7 +80,7 @@ def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Findin
     """All findings, problems first."""
     installed = _installed()
     findings = [*check_versions(installed, *declared()), *check_run(installed, runs_root, preset, config)]
-    findings += [*check_size(runs_root), *check_prefect()]
+    findings += [*check_folders(runs_root), *check_size(runs_root), *check_prefect()]
     return sorted(findings, key=lambda each: each.state == "ok")
 
 
@@ -151,6 +151,22 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
     else:
         cure = "`nvidia-smi` says more; a lost card comes back with a restart of the machine" if lost else ""
         yield _ok(name="GPU", sentence="; ".join([", ".join(gpus) or "none, and none is needed", *lost]), cure=cure)
+
+
+def check_folders(runs_root: Path) -> Iterator[Finding]:
+    """Whether a run can write where it writes: its folder and Prefect's home."""
+    from entente.cli.prefect_server import check_home
+    from entente.telemetry.errors import InputError
+    from storage.runs import check_runs_root
+
+    for name, check in (("runs", lambda: check_runs_root(runs_root)), ("Prefect", check_home)):
+        try:
+            check()
+        except InputError as error:
+            sentence, _, cure = str(error).rpartition(": ")
+            yield _problem(name=name, sentence=sentence, cure=cure)
+        except OSError as error:
+            yield _problem(name=name, sentence=f"cannot use '{error.filename}' ({error.strerror})", cure="name another folder")
 
 
 def check_size(runs_root: Path) -> Iterator[Finding]:

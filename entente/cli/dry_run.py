@@ -61,7 +61,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     if not resume:
         check_prompts(settings)
     try_loss(settings.training.loss)
-    check_runs_root(settings.runs_root)
+    check_runs_root(settings.runs_root, settings.run)
     if resume:
         check_ledgers(settings.paths, settings.storage)
     elif settings.run and settings.paths.settings.exists():

@@ -74,6 +74,10 @@ def prepare_environment(*, debug: bool) -> None:
     """Set the variables that are not set. With `debug`, libraries keep their own logging and warnings."""
     _keep_proxies_from_this_machine()
     os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
+    try:
+        Path.home()
+    except RuntimeError:  # a container's user without a name: libraries such as Prefect cannot be imported without a home
+        os.environ["HOME"] = os.environ["PREFECT_HOME"]
     os.environ |= _PINNED
     for name, value in (_PREFECT | ({} if debug else _QUIET)).items():
         if not (debug and "LOGGING" in name):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from entente.cli.prefect_database import check_database
 from entente.cli.server_key import open_url, send_key, want_key
 from entente.telemetry.errors import InputError
-from storage.files import held
+from storage.files import check_writable, held
 
 _ANSWERS_WITHIN_S = 10.0
 _HANDS_OVER_WITHIN_S = 10.0
@@ -62,6 +62,7 @@ def prefect_server() -> Iterator[None]:
 
 def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
     """Start a server of our own that writes `log`, and wait until it answers; its process and address."""
+    check_home()
     check_database()
     want_key()
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
@@ -83,6 +84,21 @@ def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
         _end(process)
         raise
     return process, address
+
+
+def check_home() -> None:
+    """Check that a server on this machine can have its files in Prefect's home.
+
+    Raises:
+        InputError: names the folder and the cure.
+    """
+    home = Path(os.environ.get("PREFECT_HOME") or ".prefect").absolute()
+    check_writable(home, "PREFECT_HOME")
+    if "?" in str(home) and not os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL"):
+        raise InputError(
+            f"Prefect cannot open its database in '{home}', because a '?' ends the path in the database's address: "
+            "rename that folder, or name another one with PREFECT_HOME"
+        )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -135,7 +135,7 @@ def _say(what: str, words: str) -> None:
 def _server(port: int) -> str:
     """Address of the running server, which is started now if there is none."""
     from entente.cli.prefect_database import check_database
-    from entente.cli.prefect_server import accepts, wait_until_up
+    from entente.cli.prefect_server import accepts, check_home, wait_until_up
 
     given = os.environ.get(_API, "").rstrip("/").removesuffix("/api")
     address = given or f"http://127.0.0.1:{port}"
@@ -156,6 +156,7 @@ def _server(port: int) -> str:
         raise InputError(f"no Prefect server answers at PREFECT_API_URL {given} ({reason}): start it, or unset that")
     if _is_taken(port):
         raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
+    check_home()
     check_database()
     want_key()
     log = _in_prefect_home("server.log")

@@ -195,7 +195,7 @@ def list_runs(runs_root: Path) -> list[RunLine]:
 
 
 def _line(paths: RunPaths) -> RunLine:
-    name, size = paths.root.name, size_of(paths.root)
+    name, size = paths.root.name, size_of(paths.root.resolve())  # a run may be a link to another disk
     if not paths.settings.is_file():
         written = paths.root.stat().st_mtime
         return RunLine(name=name, state="damaged", size=size, written=written, trouble="it has no settings.json")

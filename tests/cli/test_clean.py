@@ -103,3 +103,13 @@ def test_a_run_whose_ledger_cannot_be_read_keeps_everything(entente, runs):
     assert done.returncode == 0, done.stderr
     assert "runs/going: skipped, because" in done.stdout and "step-000031.arrow" in done.stdout
     assert len(list(runs["going"].adapters.iterdir())) == 30 and len(list(runs["done"].adapters.iterdir())) == 20
+
+
+def test_nothing_is_removed_behind_a_link_and_the_sentence_says_how(entente, runs):
+    (elsewhere := entente.folder / "elsewhere").mkdir()
+    runs["done"].root.rename(elsewhere / "done")
+    runs["done"].root.symlink_to(elsewhere / "done")
+    before = content(elsewhere)
+    assert f"clean it by --runs-root {elsewhere} --run done" in entente("runs", "clean", "--run", "done").stderr
+    assert "runs/done: left alone, it is a link" in entente("runs", "clean").stdout
+    assert content(elsewhere) == before

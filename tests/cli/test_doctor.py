@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from entente.cli.doctor import check_size, check_versions, verdict
+from tests.command import Entente
 
 
 @pytest.fixture
@@ -64,6 +65,23 @@ def test_packages_that_do_not_fit_are_named(problems, site: Path, packages: dict
 def test_a_run_that_would_be_refused_is_told(problems, tmp_path: Path):
     (tmp_path / "huge.toml").write_text("[inference]\nengine = 'vllm'\nkv_cache_gib = 9999\n")
     assert "lower inference.kv_cache_gib from 9999 to" in problems("--config", str(tmp_path / "huge.toml"))["run"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "sentence"),
+    [
+        pytest.param("gone", "runs", "is a link to", id="runs on a disk that is not mounted"),
+        pytest.param("/proc/runs", "runs", "cannot write in '/proc'", id="runs where nobody can write"),
+        pytest.param("what?/home", "Prefect", "because a '?'", id="a folder whose name ends the database's address"),
+        pytest.param("gone/home", "Prefect", "is a link to", id="Prefect's home on a disk that is not mounted"),
+    ],
+)
+def test_a_folder_in_which_a_run_would_fail_is_told(tmp_path: Path, folder: str, name: str, sentence: str):
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    given = {"runs": "runs", "Prefect": "home"} | {name: folder}
+    done = Entente(tmp_path, PREFECT_HOME=given["Prefect"])("doctor", "--runs-root", given["runs"], "--json")
+    (found,) = (each for each in json.loads(done.stdout)["checks"] if each["state"] == "problem")
+    assert found["name"] == name and sentence in found["sentence"] and found["cure"]
 
 
 def test_requirements_of_extras_and_other_platforms_count_only_where_they_apply():

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +136,16 @@ def test_what_the_user_has_set_stands(bare_environment: dict[str, str]):
     with warnings.catch_warnings():
         prepare_environment(debug=False)
     assert set_before.items() <= bare_environment.items()
+
+
+def test_a_user_without_a_home_gets_one_that_libraries_can_use(bare_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    def unknown(user: object) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with warnings.catch_warnings():
+        prepare_environment(debug=False)
+        assert str(Path.home()) == bare_environment["PREFECT_HOME"]
+        bare_environment["HOME"] = "/home/me"
+        prepare_environment(debug=False)
+    assert bare_environment["HOME"] == "/home/me"

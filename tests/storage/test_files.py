@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from entente.telemetry.errors import DataError, InputError
-from storage.files import folders_in, held, names_in, publish_directory, publish_file, publish_once
+from storage.files import folders_in, held, make_directory, names_in, publish_directory, publish_file, publish_once
 from storage.runs import check_name, check_runs_root
 
 
@@ -102,12 +102,45 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         pass
 
 
-@pytest.mark.parametrize("root", ["s3://bucket/runs", "file/below"], ids=["an address", "below a file"])
-def test_runs_go_to_a_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+@pytest.mark.parametrize(
+    ("root", "cure"),
+    [
+        pytest.param("s3://bucket/runs", "mount the store", id="an address"),
+        pytest.param("file/below", "--runs-root", id="below a file"),
+        pytest.param("gone", "mount that disk", id="a link to a disk that is not mounted"),
+        pytest.param("gone/below/it", "mount that disk", id="below such a link"),
+        pytest.param("loop", "correct the link", id="a link to itself"),
+        pytest.param("/proc/none", "--runs-root", id="where nobody can write"),
+    ],
+)
+def test_a_folder_of_runs_that_cannot_be_written_is_refused_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, cure: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    with pytest.raises(InputError, match=r"mount the store|--runs-root"):
+    Path("gone").symlink_to(tmp_path / "nothing")
+    Path("loop").symlink_to("loop")
+    with pytest.raises(InputError, match=cure):
         check_runs_root(Path(root))
+    with pytest.raises(InputError, match="mount that disk"):
+        make_directory(Path("gone"))
+
+
+def test_a_full_disk_is_noticed_and_a_folder_that_can_be_written_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    for folder in ("none/yet", "link", "link/none/yet", "odd ?#%41'ü[x]"):
+        check_runs_root(tmp_path / folder, "mine")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "other"]
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match=r"No space left on device.*--runs-root"):
+        check_runs_root(tmp_path / "other")
 
 
 def test_a_file_is_synced_before_it_is_named_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
