@@ -6,7 +6,6 @@ torch.
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,14 +91,17 @@ def hub_config(name: str) -> dict[str, Any]:
     Raises:
         InputError: see `ask_hub`.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    with tempfile.TemporaryDirectory() as aside:
-        try:
-            hf_hub_download(name, "config.json", local_dir=aside, etag_timeout=HUB_TIMEOUT_S)
-        except Exception as error:
-            raise _not_confirmed(name, error) from error
-        return read_config(Path(aside))
+    address = hf_hub_url(name, "config.json")
+    try:
+        answer = get_session().get(address, headers=build_hf_headers(), timeout=HUB_TIMEOUT_S, follow_redirects=True)
+        hf_raise_for_status(answer)
+        config = answer.json()
+    except Exception as error:
+        raise _not_confirmed(name, error) from error
+    return config if isinstance(config, dict) else {}
 
 
 def _not_confirmed(name: str, error: Exception) -> InputError:

@@ -84,10 +84,20 @@ def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]
     preset, name = _name_of_base(layers[0]), _name_of_base(tree)
     if rated or not name or (name == preset and name != TINY):
         return dict(tree)
+    if _folder_of_base(tree) is None and (rate := _rate_in_presets(name)):
+        return merge_layers(tree, {"training": {"learning_rate": rate}})
     width = _width(tree, ask=True)
     if width is None or width == _width(layers[0], ask=False):
         return dict(tree)
     return merge_layers(tree, {"training": {"learning_rate": usual_rate(width)}})
+
+
+def _rate_in_presets(name: str) -> float | None:
+    """The rate of the preset that names this hub id: the usual one of its width, known without the hub."""
+    trees = (read_settings_file(_PRESETS / f"{preset}.toml") for preset in preset_names())
+    return next(
+        (tree["training"]["learning_rate"] for tree in trees if may_be_hub_id(name) and _name_of_base(tree) == name), None
+    )
 
 
 def _width(tree: Mapping[str, Any], *, ask: bool) -> int | None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from entente.game.prompts import PromptSettings
 from entente.inference.settings import InferenceSettings
+from entente.settings import layers
 from entente.settings.layers import (
     check_prompts,
     layered_settings,
@@ -65,11 +67,11 @@ def test_a_model_has_one_rate_and_one_form_of_prompts_however_it_is_named(tmp_pa
     folder = Path("models/whole-192").resolve()
     asked: list[str] = []
 
-    def from_hub(name: str, file: str, *, local_dir: str, **_: Any) -> str:
+    def from_hub(name: str) -> dict[str, Any]:
         asked.append(name)
-        return shutil.copy(folder / file, local_dir)
+        return json.loads((folder / "config.json").read_text())
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", from_hub)
+    monkeypatch.setattr(layers, "hub_config", from_hub)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     hub_copy(tmp_path / "hub", "some/whole-192", folder)
     (tmp_path / "link").symlink_to(folder)
@@ -79,6 +81,8 @@ def test_a_model_has_one_rate_and_one_form_of_prompts_however_it_is_named(tmp_pa
     assert found[0].prompts != layered_settings("laptop").prompts and not asked
     recipe = layered_settings("laptop", (), {"tiny_model": {"hidden": 192}})
     assert recipe.training.learning_rate == usual_rate(192), "of a model that is made from its recipe"
+    known = layered_settings("laptop", (), {"inference": {"model": "Qwen/Qwen2.5-7B-Instruct"}})
+    assert known.training.learning_rate == layered_settings("gpu-80").training.learning_rate and not asked
     new = layered_settings("laptop", (), {"inference": {"model": "some/not-here"}})
     assert new.training.learning_rate == usual_rate(192) and asked == ["some/not-here"]
 
@@ -96,14 +100,13 @@ def test_naming_the_model_of_a_preset_leaves_its_rate(tmp_path: Path, monkeypatc
 
 
 def test_a_model_that_the_hub_does_not_confirm_has_no_rate_and_is_refused(monkeypatch: pytest.MonkeyPatch):
-    import huggingface_hub
-
-    def nobody(*_: Any, **__: Any) -> str:
-        raise OSError("no route to the hub")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", nobody)
-    with pytest.raises(InputError, match=r"'some/not-here' is no folder here.*no route to the hub"):
-        layered_settings("laptop", (), {"inference": {"model": "some/not-here"}})
+    monkeypatch.setenv("NO_PROXY", "*")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", nobody)
+        with pytest.raises(InputError, match=r"'some/not-here' is no folder here.*the hub did not confirm it"):
+            layered_settings("laptop", (), {"inference": {"model": "some/not-here"}})
     given = {"inference": {"model": "some/not-here"}, "training": {"learning_rate": 1e-4}}
     assert layered_settings("laptop", (), given).training.learning_rate == 1e-4
 
