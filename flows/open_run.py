@@ -9,6 +9,8 @@ files alone.
 import asyncio
 import hashlib
 import json
+import re
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -58,11 +60,14 @@ from tasks.rollouts import quoted, roll_out_groups, roll_out_on_dask
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
-    """`settings` with a name for the run; if none is given, it is made of model, seed and time."""
+    """`settings` with a name for the run; if none is given, it is made of model, seed, time and two random bytes.
+
+    Runs that start in one second have different names, and a model may lie in a folder whose name no run can have.
+    """
     if settings.run:
         return settings
-    model = Path(settings.inference.model).name.lower()
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    model = re.sub(r"[^a-z0-9_.-]+", "-", Path(settings.inference.model).name.lower()).lstrip("-._")[:50] or "model"
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
 
 

@@ -4,7 +4,6 @@ A missed target is not a failure.
 """
 
 import inspect
-import json as jsonlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -171,7 +170,9 @@ def _config_words(config: Sequence[Path]) -> list[str]:
 
 
 def show_outcome(outcome: "Outcome", *, json: bool) -> None:
-    """Print the figures with their targets; with `json` one object as the last line."""
+    """Print the figures with their targets; with `json` also one object."""
+    from entente.cli.terminal import print_json
+
     table = Table(box=None, padding=(0, 2, 0, 0))
     name, _, settings = outcome.benchmark.partition(", ")
     if settings:
@@ -187,4 +188,4 @@ def show_outcome(outcome: "Outcome", *, json: bool) -> None:
         table.add_row(name, f"{value:,.4g}" if value < 1000 else f"{value:,.0f}", bounds, verdict)
     Console().print(table)
     if json:
-        print(jsonlib.dumps(outcome.as_object()))
+        print_json(outcome.as_object())

@@ -62,6 +62,7 @@ def command_line() -> "App":
     for commands in COMMANDS.values():
         for name, (path, _) in commands.items():
             app.command(path, name=name)
+    app.register_install_completion_command()
     return app
 
 

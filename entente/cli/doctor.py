@@ -3,7 +3,6 @@
 It reads package metadata, paths and counters, and imports no heavy package. Each check gives findings; a problem has a cure.
 """
 
-import json as jsonlib
 import os
 import platform
 import shutil
@@ -22,7 +21,7 @@ from packaging.utils import canonicalize_name
 from rich.markup import escape
 from rich.table import Table
 
-from entente.cli.terminal import output_console
+from entente.cli.terminal import output_console, print_json
 
 HOME = Path(__file__).resolve().parents[2]
 """Folder that holds the package `entente`; of a clone, also pyproject.toml."""
@@ -64,7 +63,7 @@ def doctor(
     findings = examine(runs_root, preset, config or [])
     wrong = any(finding.state == "problem" for finding in findings)
     if json:
-        print(jsonlib.dumps({"ok": not wrong, "verdict": verdict(findings), "checks": [asdict(each) for each in findings]}))
+        print_json({"ok": not wrong, "verdict": verdict(findings), "checks": [asdict(each) for each in findings]})
     else:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for each in findings:

@@ -1,6 +1,5 @@
 """`entente evaluate`: the strength of a policy version, alone or beside other players, or of models without a run."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +7,7 @@ from cyclopts import Group, Parameter
 
 from entente.cli.options import AsJson, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
+from entente.cli.terminal import print_json
 from entente.evaluation.protocols import protocols
 from entente.players.endpoint import OutsideSettings
 from entente.players.opponents import is_endpoint
@@ -138,7 +138,7 @@ def evaluate(
     result = run_flow(lambda: evaluate_policy(run, version, runs_root, evaluation, match, play=play))
     _show_score(result) if match is None else _show_match(result)
     if json:
-        print(jsonlib.dumps(result))
+        print_json(result)
 
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:

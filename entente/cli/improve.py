@@ -1,6 +1,5 @@
 """`entente improve`: rounds in which a run's policy learns from search."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ from cyclopts import Parameter
 
 from entente.cli.options import AsJson, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
+from entente.cli.terminal import print_json
 from entente.rollouts.improve_rounds import ImproveSettings, check_improve, open_rounds
 from storage.runs import LATEST, RunPaths
 
@@ -56,4 +56,4 @@ def improve(
         print(f"round {each['round']}: {each['lessons']} lessons, then version {each['version']}{loss}{score}")
     print(f"how strong it is now: entente evaluate --run {run}{'' if runs_root == Path('runs') else f' --runs-root {runs_root}'}")
     if json:
-        print(jsonlib.dumps(result))
+        print_json(result)

@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from entente.cli import end_by_signal
@@ -67,12 +68,22 @@ def _call(words: list[str], *, debug: bool) -> None:
 
         prepare_environment(debug=debug)
         app = command_line()
-        if not _HELP_FLAGS & set(words):
-            app(words, exit_on_error=False, print_error=False)
-        else:
+        if _HELP_FLAGS & set(words):
             _show_help(app, words)
+        else:
+            with _json_alone(words):
+                app(words, exit_on_error=False, print_error=False, result_action="return_value")
     if sys.stdout is not None:  # None: the caller closed it
         sys.stdout.flush()
+
+
+def _json_alone(words: list[str]) -> AbstractContextManager[None]:
+    """With --json, standard output has nothing but the JSON, whatever the command and its libraries print."""
+    if not {"--json", "--json=true"} & set(words):
+        return nullcontext()
+    from entente.cli.terminal import json_alone
+
+    return json_alone()
 
 
 def _show_help(app: "App", words: list[str]) -> None:
@@ -82,7 +93,7 @@ def _show_help(app: "App", words: list[str]) -> None:
     if not show_settings_help(app, words):
         _, apps, _ = app.parse_commands([word for word in words if word not in _HELP_FLAGS])
         apps[-1].resolved_commands()  # imported, so that each has its line in the list of the group
-        app(words, exit_on_error=False, print_error=False)
+        app(words, exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def _outcome(error: BaseException) -> tuple[str, int]:
@@ -94,11 +105,12 @@ def _outcome(error: BaseException) -> tuple[str, int]:
         return sentence_of(error), error.exit_code
     if isinstance(error, CycloptsError | ValidationError):
         return sentence_of(error), 2
-    # Where its output is closed, rich raises SystemExit while it handles the BrokenPipeError.
-    closed = error.__context__ if isinstance(error, SystemExit) else error
-    if isinstance(closed, BrokenPipeError) and _output_is_closed():
+    if isinstance(error, BrokenPipeError) and _output_is_closed():
         return "", 128 + signal.SIGPIPE
     if isinstance(error, SystemExit):
+        # Where its output is closed, rich raises this while it handles the BrokenPipeError, and opens the null device instead.
+        if isinstance(error.__context__, BrokenPipeError):
+            return "", 128 + signal.SIGPIPE
         return "", error.code if isinstance(error.code, int) else 1
     if (full := disk_full(error)) is not None:
         return str(full), full.exit_code

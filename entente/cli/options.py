@@ -16,7 +16,9 @@ from storage.runs import LATEST, resolve_run, runs_in
 Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was written last.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 OpenPage = Annotated[bool, Parameter(name="--open", help="Show the page in a browser.", negative="")]
-AsJson = Annotated[bool, Parameter(help="Print the result as one JSON object, on the last line.", negative="")]
+AsJson = Annotated[
+    bool, Parameter(help="Print the result as one JSON object on standard output; all else goes to standard error.", negative="")
+]
 DryRun = Annotated[
     bool, Parameter(name="--dry-run", help="Check everything and show the plan; start and write nothing.", negative="")
 ]

@@ -1,15 +1,16 @@
 """`entente runs`: the list of runs, and the commands that look into one, repeat a step, continue a game, or remove old files."""
 
-import json as jsonlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from entente.cli.options import RunsRoot
-from entente.cli.terminal import cell, output_console
+from entente.cli.terminal import cell, output_console, print_json
 from entente.inference.memory_plan import size_text
 from entente.telemetry.progress import shown
 
@@ -45,24 +46,45 @@ def runs(
     found = list_runs(runs_root)
     if json:
         for line in found:
-            print(jsonlib.dumps(_facts(line)))
+            print_json(_facts(line))
         return
     if not found:
         print(f"there is no run in {runs_root} yet: begin one with `entente train`")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("run", "state", "steps", "base", "trained", "decisions", "size", "last written"):
-        table.add_column(title, justify="left" if title in ("run", "state", "last written") else "right", no_wrap=title != "run")
-    for line in found:
-        scores = ("" if score is None else f"{score:+.2f}" for score in (line.base_score, line.trained_score))
-        steps = f"{line.done} of {line.planned}" if line.planned else ""
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(line.written))
-        table.add_row(cell(line.name), line.state, steps, *scores, f"{line.decisions:,}", size_text(line.size), when)
-    console = output_console()
-    console.print(table)
+    console = output_console(1000)  # a file or a pipe has room for all columns
+    console.print(_table(found, console))
     for line in found:
         if line.trouble:
             console.print(f"{shown(line.name)} is damaged: {shown(line.trouble)}", markup=False, soft_wrap=True, style="yellow")
+
+
+def _table(found: "list[RunLine]", console: Console) -> Table:
+    """The runs, without the columns for which there is no room: names are never cut, because other commands need them."""
+    columns: dict[str, list[str | Text]] = {
+        "run": [cell(line.name) for line in found],
+        "state": [line.state for line in found],
+        "steps": [f"{line.done} of {line.planned}" if line.planned else "" for line in found],
+        "base": [_score(line.base_score) for line in found],
+        "trained": [_score(line.trained_score) for line in found],
+        "decisions": [f"{line.decisions:,}" for line in found],
+        "size": [size_text(line.size) for line in found],
+        "last written": [time.strftime("%Y-%m-%d %H:%M", time.localtime(line.written)) for line in found],
+    }
+    for title in ("", "decisions", "base", "last written", "size", "trained", "steps", "state"):
+        columns.pop(title, None)
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for each in columns:
+            to_left = each in ("run", "state", "last written")
+            table.add_column(each, justify="left" if to_left else "right", no_wrap=each != "run")
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(*row)
+        if console.measure(table, options=console.options.update(width=100_000)).maximum <= console.width:
+            break
+    return table
+
+
+def _score(score: float | None) -> str:
+    return "" if score is None else f"{score:+.2f}"
 
 
 def _facts(line: "RunLine") -> dict[str, object]:

@@ -1,6 +1,5 @@
 """`entente smoke`: the first thing to run on a new card."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,14 +34,14 @@ def smoke(
         entente smoke --only legal-mask                   one stage once more
     """
     from benchmarks.smoke.smoke_test import plan_job, smoke_test
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import print_json, progress_shown
 
     job, card = plan_job(device, model, runs_root)
     with progress_shown():
         outcome = smoke_test(job, card, only=only or ())
     _show(outcome)
     if json:
-        print(jsonlib.dumps(outcome))
+        print_json(outcome)
     if not outcome["passed"]:
         raise SystemExit(1)
 

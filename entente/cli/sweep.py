@@ -1,6 +1,5 @@
 """`entente sweep`: train the runs of a sweep's file in one process, and compare their settings."""
 
-import json as jsonlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from entente.cli.options import AsJson, DryRun, RunsRoot
 from entente.cli.run_flow import run_flow
-from entente.cli.terminal import cell, output_console, show_plan
+from entente.cli.terminal import cell, output_console, print_json, show_plan
 from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
 from entente.telemetry.errors import InputError, TrainingError
 from flows.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
@@ -97,4 +96,4 @@ def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:
     if (count := len(sweep.seeds)) < FEWEST_CLUSTERS:
         print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
     if json:
-        print(jsonlib.dumps({"sweep": sweep.name, "settings": results}))
+        print_json({"sweep": sweep.name, "settings": results})

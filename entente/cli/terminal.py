@@ -1,13 +1,15 @@
 """What commands write: tables and plans on standard output, progress on standard error; each to a terminal, a file or a pipe."""
 
 import json as jsonlib
+import math
+import os
 import sys
 import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -21,9 +23,55 @@ _COLUMNS = 100
 _LINE_EVERY_S = 60.0
 
 
+_json_output: TextIO | None = None
+"""Standard output, while `json_alone` keeps all else from it."""
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Within the block `print_json` alone writes to standard output; what all others write there goes to standard error."""
+    global _json_output
+    if (output := sys.stdout) is None:  # the caller closed it
+        yield
+        return
+    with ExitStack() as stack:
+        if _descriptor(output) == 1:  # also what child processes and libraries in C write
+            output.flush()
+            output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+            stack.callback(output.close)
+            stack.callback(os.dup2, output.fileno(), 1)
+            os.dup2(2, 1)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        _json_output = output
+        try:
+            yield
+        finally:
+            _json_output = None
+
+
+def _descriptor(output: TextIO) -> int:
+    try:
+        return output.fileno()
+    except (OSError, ValueError):  # a stand-in, in a notebook or a test
+        return -1
+
+
+def print_json(value: object) -> None:
+    """Print a line of JSON on standard output. A number that JSON does not have, such as an unknown score, is null."""
+    print(jsonlib.dumps(_finite(value), allow_nan=False), file=_json_output, flush=True)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def cell(text: str, *, keep: str = "") -> Text:
-    """Text that is safe to show, as a cell of a table, without markup."""
-    return Text(shown(text, keep=keep))
+    """Text that is safe to show, as a cell of a table, without markup. It is never cut: it may be a name to copy."""
+    return Text(shown(text, keep=keep), overflow="fold")
 
 
 def output_console(columns: int = 160) -> Console:
@@ -42,7 +90,7 @@ def show_page(file: Path, *, open: bool) -> None:
 def show_plan(plan: dict[str, Any], *, json: bool) -> None:
     """Print what `--dry-run` shows: the plan as a table for people, or as one JSON object."""
     if json:
-        print(jsonlib.dumps(plan))
+        print_json(plan)
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

@@ -1,6 +1,5 @@
 """`entente train`: run the training flow from the terminal."""
 
-import json as jsonlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ from cyclopts import Parameter
 
 from entente.cli.options import AsJson, ConfigFiles, DryRun, Preset, SettingsFlags, settings_from
 from entente.cli.run_flow import run_flow
-from entente.cli.terminal import show_plan
+from entente.cli.terminal import print_json, show_plan
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
@@ -59,7 +58,7 @@ def train(
     for line in _lines(summary):
         print(line)
     if json:
-        print(jsonlib.dumps(summary))
+        print_json(summary)
 
 
 def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str, Any]]:

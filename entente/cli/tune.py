@@ -1,6 +1,5 @@
 """`entente bench tune`: which engine settings draw the most decisions here, with the adapter on."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +35,7 @@ def tune(
     import asyncio
 
     from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import print_json, progress_shown
     from entente.settings.layers import resumed_settings
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
@@ -52,7 +51,7 @@ def tune(
     for child in failed.values():
         print("\n".join([f"\n{child.why}; its log ends:", *(f"    {line}" for line in child.log.splitlines())]))
     if json:
-        print(jsonlib.dumps({"why": why, "chosen": chosen and chosen.values | dict(found[chosen]), "rows": rows}))
+        print_json({"why": why, "chosen": chosen and chosen.values | dict(found[chosen]), "rows": rows})
     if chosen is None:
         raise InputError(why) if found else EngineError(f"{why}: {next(iter(failed.values())).why}")
     toml.write_text(tuned_toml(chosen, [f"entente train --config {toml}", f"on the machine where it was measured: {why}"]))

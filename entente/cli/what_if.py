@@ -1,7 +1,6 @@
 """`entente runs what-if`: continue a recorded position with other orders, under equal luck."""
 
 import asyncio
-import json as jsonlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,7 +54,7 @@ def what_if(
 
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import print_json, progress_shown
     from entente.evaluation.what_if import Continuation, asked_power, other_orders
     from entente.reports.sentences import describe_change
     from entente.telemetry.errors import InputError
@@ -77,7 +76,7 @@ def what_if(
     change = describe_change(found, changed, version)
     _show(found, change)
     if json:
-        print(jsonlib.dumps(_facts(found, change, changed, version)))
+        print_json(_facts(found, change, changed, version))
 
 
 def _split(names: str) -> list[str]:

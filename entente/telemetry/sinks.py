@@ -229,7 +229,8 @@ def _lower_mode(mode: WandbMode) -> WandbMode:
     """The setting, or W&B's own WANDB_MODE if that sends less."""
     lowered: dict[str, WandbMode] = {"disabled": "disabled", "offline": "offline", "dryrun": "offline"}
     modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
-    return min(mode, lowered.get(os.environ.get("WANDB_MODE", ""), mode), key=modes.index)
+    given = lowered.get(os.environ.get("WANDB_MODE", ""), mode)
+    return modes[min(modes.index(mode), modes.index(given))]
 
 
 def _cure(folder: Path) -> str:

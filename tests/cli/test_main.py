@@ -146,6 +146,6 @@ def test_a_user_without_a_home_gets_one_that_libraries_can_use(bare_environment:
     with warnings.catch_warnings():
         prepare_environment(debug=False)
         assert str(Path.home()) == bare_environment["PREFECT_HOME"]
-        bare_environment["HOME"] = "/home/me"
+        bare_environment["HOME"] = "/srv/me"
         prepare_environment(debug=False)
-    assert bare_environment["HOME"] == "/home/me"
+    assert bare_environment["HOME"] == "/srv/me"

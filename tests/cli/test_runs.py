@@ -5,13 +5,15 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from entente.cli import main
 from entente.reports.read_run import list_runs
 from entente.settings.check_settings import check_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
-from storage.runs import RunPaths, resolve_run
+from flows.open_run import with_run_name
+from storage.runs import RunPaths, check_run_name, resolve_run
 
 NOW = 1_700_000_000
 
@@ -117,3 +119,43 @@ def test_nothing_is_removed_of_the_latest_run(several: Path, capsys: pytest.Capt
     assert main.run(["runs", "clean", "--run", "latest"]) == 2
     assert "name the run" in capsys.readouterr().err
     assert len(list_runs(several)) == 3
+
+
+LONG = "a-run-with-a-name-that-is-as-long-as-one-may-be-" + "x" * 52
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120])
+def test_names_are_whole_however_narrow_the_terminal(
+    several: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    narrow = Console(width=columns, force_terminal=True, highlight=False, color_system=None)
+    monkeypatch.setattr("entente.cli.runs.output_console", lambda *_: narrow)
+    make_run("tiny-seed0-20261128-101010-12ab", age=5, done=4, summary=True)
+    assert main.run(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    if columns >= 40:
+        row = ["tiny-seed0-20261128-101010-12ab", "complete"][: 1 + (columns > 40)]
+        assert row in [line.split()[:2] for line in lines]
+    if columns >= 80:
+        assert "steps" in lines[0] and "trained" in lines[0]
+    make_run(LONG, age=4)
+    assert main.run(["runs"]) == 0
+    assert LONG in "".join(line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip())
+
+
+def test_a_pipe_has_all_columns_and_whole_names(several: Path, capsys: pytest.CaptureFixture[str]):
+    make_run(LONG, age=5, done=4)
+    assert main.run(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "last written" in lines[0] and any(line.startswith(f"{LONG} ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "model", ["tiny", "models/Qwen 2.5 (old)", ".", "models/.hidden", "m" * 200, "models/ünïcode", "org/Model-1.5"]
+)
+def test_unnamed_runs_that_start_in_one_second_have_names_of_their_own_that_every_command_takes(model: str):
+    settings = RunSettings()
+    settings = settings.model_copy(update={"inference": settings.inference.model_copy(update={"model": model})})
+    names = [with_run_name(settings).run for _ in range(2)]
+    assert names[0] != names[1] and [check_run_name(name) for name in names] == names

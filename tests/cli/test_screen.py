@@ -1,8 +1,21 @@
-"""What a command shows while it works: only while it works."""
+"""What a command shows, and where: progress only while it works, and with --json nothing but JSON on standard output."""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+from cyclopts import App
 
-from entente.cli.terminal import LineReporter, progress_shown
+from entente.cli import main
+from entente.cli.commands import command_line
+from entente.cli.terminal import LineReporter, json_alone, print_json, progress_shown
 from entente.telemetry.progress import GameProgress, LogReporter, reporter
 
 
@@ -37,3 +50,88 @@ def test_games_report_each_movement_phase_and_a_game_that_ends_early_counts_as_w
     progress.ended("first")
     progress.played("second", "S1901M")
     assert seen == [(1, 80), (2, 80), (40, 80), (41, 80)]
+
+
+NOISY = """
+import ctypes, subprocess, sys
+from rich.console import Console
+from entente.cli.terminal import json_alone, print_json
+with json_alone():
+    print("a line")
+    Console().print("a table")
+    sys.stdout.write("no line")
+    ctypes.CDLL(None).puts(b"a library in C"); ctypes.CDLL(None).fflush(None)
+    subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+    print_json({"score": float("nan"), "all": [float("inf"), 1.5, "\\u00fc"]})
+print("after")
+"""
+
+
+def test_with_json_standard_output_has_json_alone_whoever_else_prints():
+    done = subprocess.run(
+        [sys.executable, "-c", NOISY], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    first, after = done.stdout.splitlines()
+    assert json.loads(first, parse_constant=pytest.fail) == {"score": None, "all": [None, 1.5, "ü"]} and after == "after"
+    for noise in ("a line", "a table", "no line", "a library in C", "a child"):
+        assert noise in done.stderr
+
+
+def test_json_goes_to_a_stand_in_for_standard_output_too(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ZeroDivisionError), json_alone():
+        sys.stdout.write("noise\n")
+        print_json(["this"])
+        raise ZeroDivisionError
+    print_json("later")
+    assert capsys.readouterr() == ('["this"]\n"later"\n', "noise\n")
+
+
+def commands_with_json(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Every command with --json, by its words."""
+    for name in (name for name in app if not name.startswith("-")):
+        here, whole = app[name], (*path, name)
+        yield from commands_with_json(here, whole)
+        command = here.default_command
+        if command is not None and any("--json" in argument.names for argument in here.assemble_argument_collection()):
+            yield " ".join(whole), command
+
+
+def test_every_command_with_json_writes_it_by_the_one_function():
+    found = dict(commands_with_json(command_line()))
+    assert len(found) >= 10
+    for words, command in found.items():
+        source = inspect.getsource(import_module(command.__module__))
+        assert re.search(r"print_json\(|show_plan\(|show_outcome\(", source), words
+        assert not re.search(r"(print|write)\(json(lib)?\.dumps", source), words
+
+
+@pytest.mark.parametrize("words", ["doctor", "runs", "train --dry-run", "sweep --dry-run --seeds 1 2", "evaluate --positions 0"])
+def test_with_json_what_a_command_prints_is_read_as_json(entente, words: str):
+    for line in entente(*words.split(), "--json").stdout.splitlines():
+        assert isinstance(json.loads(line), dict)
+
+
+@pytest.mark.parametrize(
+    "words", ["doctor", "doctor --json", "runs clean --dry-run", "train --dry-run", "train --dry-run --json"]
+)
+def test_a_reader_that_closes_the_output_ends_every_command_with_141(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: str
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    Path("runs").mkdir()
+    Path("runs", ".left.1-ab.tmp").touch()
+    os.utime("runs/.left.1-ab.tmp", (0, 0))
+    kept = os.dup(1)
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    try:
+        with open(1, "w", closefd=False) as closed:
+            monkeypatch.setattr(sys, "stdout", closed)
+            code = main.run(words.split())
+    finally:
+        os.dup2(kept, 1)
+        for descriptor in (kept, writer):
+            os.close(descriptor)
+    assert code == 141
