@@ -234,6 +234,7 @@ def codec_with(model: Path, folder: Path, *added: str) -> Codec:
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in added])
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copy(model / "config.json", folder)
+    set_config(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     set_config(folder, vocab_size=tokenizer.get_vocab_size())
     return Codec(folder)
 
