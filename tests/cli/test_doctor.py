@@ -80,7 +80,7 @@ def test_a_folder_in_which_a_run_would_fail_is_told(tmp_path: Path, folder: str,
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
     given = {"runs": "runs", "Prefect": "home"} | {name: folder}
     done = Entente(tmp_path, PREFECT_HOME=given["Prefect"])("doctor", "--runs-root", given["runs"], "--json")
-    (found,) = (each for each in json.loads(done.stdout)["checks"] if each["state"] == "problem")
+    (found,) = (each for each in json.loads(done.stdout)["checks"] if each["state"] == "problem" and each["name"] != "disk")
     assert found["name"] == name and sentence in found["sentence"] and found["cure"]
 
 
