@@ -68,7 +68,7 @@ def test_red_tests_are_the_exit_code(tree: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_commit_takes_one_environment_and_the_next_where_the_machine_cannot_have_it(monkeypatch: pytest.MonkeyPatch):
-    assert {order_for(f"{number:040x}")[0] for number in range(99)} == set(ENVIRONMENTS)
+    assert {order_for(f"{number:040x}")[0] for number in range(99)} == set(ENVIRONMENTS) - {"busy"}, "which leaves tests out"
     first, second, *_ = order_for("abc123")
     run: list[str] = []
     monkeypatch.setattr(strange_environments, "run_in", lambda name, _: run.append(name) or {first: None}.get(name, True))

@@ -23,7 +23,7 @@ MISMATCH_MAX = 1e-4
 """Largest allowed difference of log-probabilities in float32, nats."""
 MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
 """Largest allowed mean and 99th percentile of the difference where trainer or engine computes in 16 bits, nats."""
-RECIPE_VERSION = 3
+RECIPE_VERSION = 4
 """Part of the hash of a tiny model's recipe: goes up when how it is made changes."""
 CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"
 """Environment variable of the trainer's processes: largest share of its card that each may take; not set: no limit."""
