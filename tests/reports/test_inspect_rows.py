@@ -8,7 +8,7 @@ import pytest
 
 from entente.reports.inspect_rows import Inspector
 from entente.settings.layers import settings_of
-from storage.ledger import read_ledger
+from storage.ledger import ledger_path, read_ledger
 from storage.runs import MODEL_FOLDER, RunPaths
 from storage.shards import open_shard
 
@@ -56,16 +56,20 @@ def test_the_board_is_the_position_of_the_prompt_and_its_picture_has_the_orders(
         assert set(shown.results) <= {" ".join(order.split()[:2]) for order in row["orders"]}
 
 
-def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, stored):
-    used = set()
+def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, run_folder: RunPaths):
+    ids = {}
     for step in (1, 2):
         ledger = read_ledger(paths, step)
         assert ledger is not None
-        ids = ledger["decision_id"].to_pylist()
-        assert all(rows.decision(row).steps == [step] for row in ids[:3])
-        used |= set(ids)
-    idle = [row["decision_id"] for row in stored if row["decision_id"] not in used]
-    assert all(rows.decision(row).steps == [] for row in idle[:2])
+        ids[step] = ledger["decision_id"].to_pylist()[:3]
+        assert len(ids[step]) == 3 and all(rows.decision(row).steps == [step] for row in ids[step])
+    ledger_path(run_folder, 2).unlink()
+    (model,) = (paths.root.parent / MODEL_FOLDER).glob("tiny-*")
+    storage = settings_of(run_folder).storage
+    with Inspector(run_folder, model, storage.blend, storage.discount) as before:
+        assert [before.decision(row).steps for row in ids[1] + ids[2]] == 3 * [[1]] + 3 * [[]], (
+            "nothing trained on the later ones"
+        )
 
 
 def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, paths):
