@@ -14,8 +14,8 @@ from pathlib import Path
 from prefect import flow
 from pydantic import ValidationError
 
+from entente.settings.cache_version import newest_file, newest_refresh
 from entente.settings.layers import settings_of
-from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_given, named_after
@@ -57,36 +57,10 @@ async def build_state_cache(
     found = await asyncio.to_thread(find_cache, root, settings)
     path = found or await _made(root, settings, runs_root)
     if name:
-        await asyncio.to_thread(write_json, _newest_file(root, settings), settings.model_dump(mode="json"))
+        await asyncio.to_thread(write_json, newest_file(root, settings), settings.model_dump(mode="json"))
         await asyncio.to_thread(drop_unused, root, runs_root)
         await show_refresh(runs_root, settings)
     return path
-
-
-def newest_refresh(root: Path, settings: CacheSettings) -> CacheSettings:
-    """Settings of the newest refresh with the scripted settings of `settings`; those where no such refresh is published."""
-    try:
-        newest = CacheSettings.model_validate(kept_object(_newest_file(root, settings)))
-    except ValidationError:  # damaged, or of another version: the next refresh writes it again
-        return settings.scripted
-    usable = newest.scripted == settings.scripted and find_cache(root, newest) is not None
-    return newest if usable else settings.scripted
-
-
-def with_cache_version(settings: RunSettings, *, resume: bool = False) -> RunSettings:
-    """`settings` with a version of the state cache in place of "newest". A resumed run keeps the version that it began with."""
-    cache = settings.cache
-    if cache.from_run != NEWEST:
-        return settings
-    stored = settings_of(settings.paths).cache if resume else None
-    if stored is None or stored.scripted != cache.scripted:
-        stored = newest_refresh(settings.runs_root / CACHE_FOLDER, cache)
-    return settings.model_copy(update={"cache": stored})
-
-
-def _newest_file(root: Path, settings: CacheSettings) -> Path:
-    """The file with the settings of the newest refresh. Neither a clock nor file times decide which one that is."""
-    return root / f"newest-{version_name(settings.scripted)}.json"
 
 
 async def show_refresh(runs_root: Path, settings: CacheSettings) -> None:

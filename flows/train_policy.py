@@ -12,11 +12,12 @@ from typing import Any
 
 from prefect import flow
 
+from entente.settings.cache_version import with_cache_version
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
-from flows.build_state_cache import show_refresh, with_cache_version
+from flows.build_state_cache import show_refresh
 from flows.given_parameters import PINNED, check_given, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
 from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version

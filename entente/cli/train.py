@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from entente.cli.options import AsJson, ConfigFiles, DryRun, Preset, SettingsFlags, settings_from
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import print_json, show_plan
+from entente.settings.cache_version import with_cache_version
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
@@ -47,8 +48,6 @@ def train(
     if init_from and resume:
         raise InputError("--init-from begins a new run: leave out --resume, or --init-from")
     chosen = settings_from(preset, config, settings, resume=resume, init_from=init_from, dry_run=dry_run)
-    from flows.build_state_cache import with_cache_version
-
     chosen = with_cache_version(chosen, resume=resume)
     if dry_run:
         from entente.cli.dry_run import plan_train

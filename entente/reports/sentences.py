@@ -109,7 +109,7 @@ def mismatch(facts: Run) -> str:
     if not found:
         return "Trainer and engine have not been compared yet."
     over = f"over {found['mismatch/tokens']:.0f} tokens"
-    if found["mismatch/rounded"]:
+    if found.get("mismatch/rounded"):
         return (
             f"At the start trainer and engine differed by {_small(found['mismatch/mean'])} nats in the mean (limit "
             f"{MISMATCH_MEAN_BF16:g}) and {_small(found['mismatch/p99'])} at the 99th percentile (limit "

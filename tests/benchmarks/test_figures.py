@@ -75,8 +75,8 @@ def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monk
     monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
     assert main.run(["bench", "game", "--seed", "1"]) == 2 and "has no use for --seed" in capsys.readouterr().err
     assert main.run(["bench", "game", "--rounds", "1", "--json"]) == 0
-    *table, last = capsys.readouterr().out.splitlines()
-    outcome = json.loads(last)
+    shown = capsys.readouterr()
+    table, outcome = shown.err.splitlines(), json.loads(shown.out)
     assert set(outcome) == {"benchmark", "metrics", "targets", "ok", "machine"} and outcome["benchmark"] == "game"
     assert outcome["ok"] is False and set(outcome["targets"]) <= set(outcome["metrics"]) and outcome["machine"]["diplomacy"]
     assert all(any(line.startswith(name) for line in table) for name in outcome["metrics"])

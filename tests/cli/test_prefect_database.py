@@ -11,6 +11,7 @@ import pytest
 
 from entente.cli import prefect_database
 from entente.cli.prefect_database import check_database, check_room, database_file
+from entente.cli.prefect_server import _start
 from entente.telemetry.errors import DiskFullError, InputError
 
 
@@ -58,11 +59,12 @@ def test_a_database_that_cannot_be_used_is_named_before_a_server_starts(
 ):
     write(home / "prefect.db")
     content = (home / "prefect.db").read_bytes()
-    for words in (["cache", "build"], ["up", "--port", "1"]):
-        (home.parent / "prefect.yaml").write_text("deployments: [{work_pool: {name: local}}]")
-        done = entente(*words)
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done
-        assert what in done.stderr and f"mv '{home / 'prefect.db'}'" in done.stderr and "own folders" in done.stderr
+    with pytest.raises(InputError, match=what):
+        _start(home / "server.log")
+    (home.parent / "prefect.yaml").write_text("deployments: [{work_pool: {name: local}}]")
+    done = entente("up", "--port", "1")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done
+    assert what in done.stderr and f"mv '{home / 'prefect.db'}'" in done.stderr and "own folders" in done.stderr
     found = json.loads(entente("doctor", "--json").stdout)
     assert {each["name"] for each in found["checks"] if each["state"] == "problem"} == {"Prefect"}
     assert (home / "prefect.db").read_bytes() == content and not (home / "server.log").exists()

@@ -56,7 +56,7 @@ def test_the_last_line_is_the_promised_summary(trained):
     for name in ("base", "trained"):
         assert summary[f"{name}_ci"] is None, "four positions are of fewer than six games"
     assert summary["source_games"] <= summary["positions"] == 4
-    assert f"no interval: {format_count(summary['source_games'], 'source games')}, and an interval takes 6" in done.stdout
+    assert f"no interval: {format_count(summary['source_games'], 'source games')}, and an interval takes 6" in done.stderr
     assert Path(summary["run"]).name == "first" and json.loads((paths.root / "summary.json").read_text()) == summary
     assert "step 2/2" in done.stderr and "Traceback" not in done.stderr
 

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from entente.settings.cache_version import newest_file, newest_refresh, with_cache_version
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from flows.build_state_cache import (
     _describe_refresh,
     _made,
-    _newest_file,
     build_state_cache,
     drop_unused,
-    newest_refresh,
     newest_run,
     refreshed_settings,
-    with_cache_version,
 )
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import write_cache
@@ -70,7 +68,7 @@ def test_the_newest_run_is_the_one_that_trained_last(tmp_path: Path):
 
 def publish_refresh(root: Path, settings: CacheSettings) -> Path:
     """Publish an empty version as the newest refresh of its settings."""
-    write_json(_newest_file(root / CACHE_FOLDER, settings), settings.model_dump(mode="json"))
+    write_json(newest_file(root / CACHE_FOLDER, settings), settings.model_dump(mode="json"))
     return write_cache(root / CACHE_FOLDER, settings, [], [])
 
 
@@ -114,7 +112,7 @@ def test_a_run_starts_from_the_newest_refresh_of_its_own_settings(tmp_path: Path
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"from_run": 7}', '{"seed": 9, "from_run": "b", "from_groups": 8}'])
 def test_a_damaged_record_of_the_newest_refresh_is_none(tmp_path: Path, content: str):
     publish_refresh(tmp_path, CacheSettings(from_run="b", from_groups=8))
-    _newest_file(tmp_path / CACHE_FOLDER, CacheSettings()).write_text(content)
+    newest_file(tmp_path / CACHE_FOLDER, CacheSettings()).write_text(content)
     assert newest_refresh(tmp_path / CACHE_FOLDER, NEWEST_CACHE) == CacheSettings()
 
 

@@ -105,6 +105,10 @@ def test_a_result_is_what_the_files_of_scores_say(tmp_path):
                 label=label, player="policy", opponents="mover", policy_version=2, settings=EvaluationSettings(), score=found
             ),
         )
+    paths.settings.write_text(
+        json.dumps({"steps": 2, "cache": {"from_run": "night", "from_groups": 16, "on_policy_share": 0.25}})
+    )
     page = result_page(paths, {"steps": 2})
+    assert "run night reached them in its first 16 start groups" in page
     assert "The intervals do not overlap: training helped." in page and str(paths.root) in page
     assert "trained against mover: +0.50 centres, 95 % interval [+0.40, +0.60]; 4 forks of 8 positions" in page
