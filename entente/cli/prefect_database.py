@@ -30,11 +30,9 @@ def database_file() -> Path | None:
     url = next((value for name in _URLS if (value := os.environ.get(name))), "")
     if url.startswith("sqlite") and ":///" in url and ":memory:" not in url:
         return Path(url.partition(":///")[2].partition("?")[0])
-    return (
-        None
-        if any(os.environ.get(name) for name in _NO_FILE)
-        else Path(os.environ.get("PREFECT_HOME") or ".prefect") / "prefect.db"
-    )
+    if any(os.environ.get(name) for name in _NO_FILE):
+        return None
+    return Path(os.environ.get("PREFECT_HOME") or ".prefect") / "prefect.db"
 
 
 def check_database() -> None:

@@ -171,7 +171,7 @@ def _convert(weights: Path, folder: Path) -> None:
     logging.set_verbosity_error()
     try:
         with redirect_stderr(StringIO()):  # the reader of GGUF files always shows a bar of its own
-            said = {name.removeprefix("tokenizer.ggml."): value for name, value in read_gguf_metadata(weights)[0].items()}
+            said = {name.removeprefix("tokenizer.ggml."): value for name, value in read_gguf_metadata(str(weights))[0].items()}
             # llama.cpp's defaults for files that do not say; transformers does not read the flag.
             starts = said.get("add_bos_token", said.get("model") == "llama" or said.get("pre") == "llama-bpe")
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, add_bos_token=starts)
