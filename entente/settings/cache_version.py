@@ -1,0 +1,41 @@
+"""Which version of the state cache a run starts from, where its settings name the newest refresh.
+
+A refresh records its settings in a file beside the caches, so neither a clock nor file times decide which one is the newest.
+"""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
+from state_cache.settings import NEWEST, CacheSettings
+from state_cache.store import find_cache, version_name
+from storage.json_files import kept_object
+from storage.runs import CACHE_FOLDER
+
+
+def with_cache_version(settings: RunSettings, *, resume: bool = False) -> RunSettings:
+    """`settings` with a version of the state cache in place of "newest". A resumed run keeps the version that it began with."""
+    cache = settings.cache
+    if cache.from_run != NEWEST:
+        return settings
+    stored = settings_of(settings.paths).cache if resume else None
+    if stored is None or stored.scripted != cache.scripted:
+        stored = newest_refresh(settings.runs_root / CACHE_FOLDER, cache)
+    return settings.model_copy(update={"cache": stored})
+
+
+def newest_refresh(root: Path, settings: CacheSettings) -> CacheSettings:
+    """Settings of the newest refresh with the scripted settings of `settings`; those where no such refresh is published."""
+    try:
+        newest = CacheSettings.model_validate(kept_object(newest_file(root, settings)))
+    except ValidationError:  # damaged, or of another version: the next refresh writes it again
+        return settings.scripted
+    usable = newest.scripted == settings.scripted and find_cache(root, newest) is not None
+    return newest if usable else settings.scripted
+
+
+def newest_file(root: Path, settings: CacheSettings) -> Path:
+    """The file with the settings of the newest refresh of a cache."""
+    return root / f"newest-{version_name(settings.scripted)}.json"
