@@ -181,22 +181,22 @@ def run_from_the_page(prefect: Prefect, deployment: str, parameters: dict[str, A
 
 @pytest.mark.system
 def test_a_run_started_from_the_page_takes_the_newest_refresh_and_both_pages_say_so(deployed: Any, workplace: Any):
-    prefect, _ = deployed
-    root = workplace.folder / "runs"
-    run_from_the_page(prefect, "build-state-cache/build-cache", {"runs_root": str(root), "run": "newest"})
+    prefect, trained = deployed
+    root, before = workplace.folder / "runs", trained["name"].removeprefix("train-")
+    run_from_the_page(prefect, "build-state-cache/build-cache", {"runs_root": str(root), "run": before})
     parameters = small_parameters(workplace)
     cache = parameters["settings"]["cache"]
     cache["from_run"], parameters["settings"]["telemetry"]["report"] = "newest", True
     run = run_from_the_page(prefect, "train-policy/train", parameters)
     name = run["name"].removeprefix("train-")
     stored = CacheSettings.model_validate(json.loads((root / name / "settings.json").read_text())["cache"])
-    assert stored.from_run not in ("", "newest") and stored.scripted == CacheSettings.model_validate(cache).scripted
+    assert stored.from_run == before and stored.scripted == CacheSettings.model_validate(cache).scripted
     plain, refreshed = (open_cache(root / "_state_cache" / version_name(each)) for each in (stored.scripted, stored))
     assert refreshed.held_out == plain.held_out and refreshed.train != plain.train
     artifacts = prefect.ask("artifacts/latest/filter", {"artifacts": {"type": {"any_": ["markdown"]}}})
     texts = {each["key"]: each["data"] for each in artifacts}
     assert f"Runs that started from it: {name}." in texts[f"refresh-{version_name(stored)}"]
-    reached = f"run {stored.from_run} reached them"
+    reached = f"run {before} reached them"
     assert reached in texts[f"result-{name}"] and reached in (root / name / "report.html").read_text()
 
 
