@@ -66,9 +66,7 @@ async def build_state_cache(
 async def show_refresh(runs_root: Path, settings: CacheSettings) -> None:
     """Show a refresh on Prefect's pages: what it has, and the runs that start from it. Repeat it when a run takes the refresh."""
     name = version_name(settings)
-    await show_sentences(
-        f"refresh-{name}", f"State cache {name}", await asyncio.to_thread(_describe_refresh, runs_root, settings)
-    )
+    await show_sentences(f"refresh-{name}", f"State cache {name}", lambda: _describe_refresh(runs_root, settings))
 
 
 def _describe_refresh(runs_root: Path, settings: CacheSettings) -> list[str]:

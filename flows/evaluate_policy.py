@@ -68,7 +68,7 @@ async def evaluate_policy(
             )
     sentences = [f"policy version {version} against {name}: {score.describe()}" for name, score in scores.items()]
     played = f"{version}{play.how() and ', ' + play.how()}"
-    await show_sentences(f"score-{run}-v{played}", f"{run}: strength of policy version {played}", sentences)
+    await show_sentences(f"score-{run}-v{played}", f"{run}: strength of policy version {played}", lambda: sentences)
     return {
         "run": run,
         "policy_version": version,

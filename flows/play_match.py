@@ -86,9 +86,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
     sentences = conclusions(table, match)
     words = f"{run or 'match'}: {table.games} games, {match.description}; measured: {MEASURES[match.measure][0]}"
-    await show_sentences(
-        f"match-{run and run + '-'}{label[-8:]}", words, [await asyncio.to_thread(_measures, record), *sentences]
-    )
+    await show_sentences(f"match-{run and run + '-'}{label[-8:]}", words, lambda: [_measures(record), *sentences])
     return {
         "run": run,
         "match": label,

@@ -116,9 +116,9 @@ async def show_result(paths: RunPaths, summary: Mapping[str, Any]) -> None:
     await _show_once(f"result-{paths.root.name}", words, lambda: result_page(paths, summary))
 
 
-async def show_sentences(key: str, description: str, sentences: Sequence[str]) -> None:
-    """Show what was measured, one sentence a paragraph."""
-    await _show_once(key, description, lambda: "\n\n".join([f"# {description}", *sentences]))
+async def show_sentences(key: str, description: str, sentences: Callable[[], Sequence[str]]) -> None:
+    """Show what was measured, one sentence a paragraph. `sentences` is called in a thread; an error in it only costs the page."""
+    await _show_once(key, description, lambda: "\n\n".join([f"# {description}", *sentences()]))
 
 
 class _Artifact:

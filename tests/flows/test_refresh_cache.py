@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -17,6 +18,7 @@ from flows.build_state_cache import (
     drop_unused,
     newest_run,
     refreshed_settings,
+    show_refresh,
 )
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import write_cache
@@ -151,3 +153,15 @@ def test_where_no_run_has_trained_the_nightly_refresh_says_so_and_builds_nothing
     assert asyncio.run(build_state_cache.fn(runs_root=tmp_path, run=NEWEST)) is None
     assert said == [f"no run in '{tmp_path}' has trained a step yet, so there is no state cache to refresh"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_cannot_be_read_costs_no_run_that_takes_the_refresh(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    settings = CacheSettings(from_run="mine", from_groups=8)
+    publish_refresh(tmp_path, settings)
+    begin_run(tmp_path, "broken", 1)
+    (tmp_path / "broken" / "settings.json").write_text("{")
+    monkeypatch.setattr("tasks.artifacts._flow_run_id", uuid4)
+    asyncio.run(show_refresh(tmp_path, settings))
+    assert len(said) == 1 and "'broken'" in said[0].replace(str(tmp_path / "broken"), "'broken'")
