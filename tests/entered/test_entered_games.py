@@ -20,12 +20,18 @@ CONTROLLERS = {power: "rosa" if power < "G" else "theo" for power in POWERS}
 
 
 def _played(seed: int, phases: int, *, drawn: bool) -> Any:
-    """A game of the package as its server saves it: random orders, some units without, and missing disbands."""
+    """A game of the package as its server saves it: random orders, some units without, and missing disbands.
+
+    Nothing is convoyed in the last phase, because the package judges convoys otherwise, and no later record corrects us.
+    """
     game, rng = Game(game_id=f"g{seed}"), dice("entered", seed)
-    for _ in range(phases):
+    for left in reversed(range(phases)):
         if game.is_game_done:
             break
-        possible = game.get_all_possible_orders()
+        possible = {
+            place: sorted(each for each in orders if left or not (each.endswith(" VIA") or " C " in each))
+            for place, orders in game.get_all_possible_orders().items()
+        }
         for power in POWERS:
             places = [each for each in game.get_orderable_locations(power) if rng.random() < 0.8]
             skips = game.phase_type == "A" and rng.random() < 0.5
@@ -54,18 +60,22 @@ def test_the_orders_of_a_saved_game_lead_to_its_last_position(seed: int, drawn: 
     assert [turn.phase for turn in turns] == [phase["name"] for phase in saved["phases"][: len(turns)]]
     assert len(turns) == len(saved["phases"]) - (2 if drawn else 1)
     board = Board.start()
-    for turn in turns:
+    for turn, recorded in zip(turns, saved["phases"], strict=False):
         if turn.position:
             board = Board.restore(make_snapshot(turn.position, turn.phase, source="", game_id="", seed=0))
+        _expect(board, recorded["state"])
         legal = board.legal_orders()
         assert board.phase == turn.phase and turn.orders.keys() == legal.keys()
         assert all(legal[power].admits(own) for power, own in turn.orders.items())
         board.step(turn.orders)
-    last = saved["phases"][len(turns)]["state"]
-    assert board.centres() == {power: tuple(sorted(own)) for power, own in last["centers"].items()}
+    _expect(board, saved["phases"][len(turns)]["state"])
+
+
+def _expect(board: Board, recorded: Any) -> None:
+    assert board.centres() == {power: tuple(sorted(own)) for power, own in recorded["centers"].items()}
     assert board.units() == {
         power: tuple(sorted((unit for unit in own if unit[0] != "*"), key=lambda unit: unit[2:]))
-        for power, own in last["units"].items()
+        for power, own in recorded["units"].items()
     }
 
 

@@ -29,7 +29,7 @@ def record(seed: int, phases: int) -> dict[str, Any]:
         possible = game.get_all_possible_orders()
         for power in game.powers:
             places = game.get_orderable_locations(power)
-            orders = [dice.choice(possible[place]) for place in places if possible[place]]
+            orders = [dice.choice(sorted(possible[place])) for place in places if possible[place]]
             if game.phase_type == "A":
                 surplus = len(game.powers[power].centers) - len(game.powers[power].units)
                 orders = orders[: abs(surplus)]
