@@ -36,7 +36,6 @@ _ONE_TOKEN: dict[str, Any] = {
     "input_ids": [7],
     "prompt_len": 1,
     "behaviour_logprobs": [],
-    "gains_if_held": [],
     "legal_ids": [],
     "legal_offsets": [0],
     "orders": ["A PAR - BUR"],

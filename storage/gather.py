@@ -91,8 +91,6 @@ class Batch:
     """[L] legal token ids, position after position; an open set (entente/decoding/open_set.py) has more than one number."""
     legal_offsets: npt.NDArray[np.int64]
     """[C + 1] legal ids of position c are legal_ids[legal_offsets[c]:legal_offsets[c + 1]]; one id: forced."""
-    gains_if_held: npt.NDArray[np.float32] | None = None
-    """[C] gain of the decision if the token's order were a hold, NaN where it was not computed; None: nowhere."""
     temperatures: npt.NDArray[np.float32]
     """[R] sampling temperature."""
     returns: npt.NDArray[np.float64]
@@ -133,7 +131,6 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
         completion_offsets=completion_offsets,
         legal_ids=legal_ids,
         legal_offsets=_rebased(chosen.lists("legal_offsets", np.int32)[0], completion_offsets, legal_before),
-        gains_if_held=_where_computed(*chosen.lists("gains_if_held", np.float32), n_completion),
         temperatures=chosen.single("temperature", np.float32),
         returns=as_array(rows["return"]).to_numpy().astype(np.float64),
         advantage_groups=as_array(rows["advantage_group"]).to_numpy().astype(np.int32),
@@ -192,17 +189,6 @@ def _offsets(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def _where_computed(
-    values: npt.NDArray[np.float32], lengths: npt.NDArray[np.int32], n_completion: npt.NDArray[np.int32]
-) -> npt.NDArray[np.float32] | None:
-    """[C] the values of rows that have some, NaN in other rows; None if no row has any."""
-    if not len(values):
-        return None
-    found = np.full(int(n_completion.sum()), np.nan, np.float32)
-    found[np.repeat(lengths > 0, n_completion)] = values
-    return found
 
 
 def _rebased(

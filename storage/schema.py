@@ -18,7 +18,7 @@ from entente.records.lesson import Lesson
 from entente.records.rows import Decision, Ply
 from entente.telemetry.errors import DataError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 COMPONENTS = (  # reward components of every row
     "centres_gained",
     "sos_share",
@@ -72,12 +72,11 @@ def check_tokens(table: pa.Table) -> None:
     n_completion = _lengths(table["input_ids"]) - prompt
     bounds = as_array(table["legal_offsets"])
     starts, values = bounds.offsets.to_numpy(), _numpy(bounds.values)
-    n_bounds, held = np.diff(starts), _lengths(table["gains_if_held"])
+    n_bounds = np.diff(starts)
     rules = {
         "prompt_len is between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
         "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"]) == n_completion,
         "legal_offsets holds n_completion + 1 numbers": n_bounds == n_completion + 1,
-        "gains_if_held is empty or has one number per completion token": (held == 0) | (held == n_completion),
     }
     if all(fits.all() for fits in rules.values()):  # the last rule indexes by what the others check
         inside = np.ones(len(values), bool)

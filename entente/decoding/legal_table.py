@@ -260,16 +260,11 @@ class TableBuilder:
         Each order's value is the sum over its tokens and its end mark, so the values add up to that of the completion without
         its thought.
         """
-        numbers = self.order_numbers(completion)
-        in_order = numbers >= 0
-        found: list[float] = np.bincount(numbers[in_order], np.asarray(logprobs, np.float64)[in_order]).tolist()
-        return found
-
-    def order_numbers(self, completion: Sequence[int]) -> np.ndarray:
-        """Number of the order of each token of a complete completion, int64 [tokens], end marks included; -1 in its thought."""
         first = 0 if self._thinking is None else len(completion) - len(self._thinking.split(completion)[1])
         ends = np.isin(completion[first:], (self._codec.separator_id, self._codec.eos_id))
-        return np.concatenate([np.full(first, -1), np.cumsum(ends) - ends])
+        of_orders = np.asarray(logprobs, np.float64)[first:]
+        found: list[float] = np.bincount(np.cumsum(ends) - ends, of_orders).tolist()
+        return found
 
     def _build(self, legal: LegalOrders) -> LegalTable:
         is_per_site = legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)

@@ -75,9 +75,6 @@ class Decision:
     """Sampling temperature."""
     orders: TextList
     """The orders as given to the game engine, in the order of the sites."""
-    gains_if_held: Float32List = ()
-    """[n_completion] centres that the power would gain in this autumn's count if the token's order were a hold, all other orders
-    the same; NaN for a thought. Empty if not computed: see `rollouts.order_credit`."""
     centres_gained: Float32 = 0.0
     """Change of the number of centres, from this decision to the power's next in this fork, or to the fork's end."""
     sos_share: Float32 = 0.0

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from entente.game.board import POWERS, Board
 from entente.game.legal import LegalOrders
 from entente.game.players import player
@@ -53,8 +51,6 @@ class ForkPlan:
     """Name that seeds the policy's draws; empty: `name`."""
     outlook: OutlookSettings = field(default_factory=OutlookSettings)
     """How the component `outlook` is computed, if it is."""
-    order_credit: bool = False
-    """Whether decisions of an autumn get `Decision.gains_if_held`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,8 +121,6 @@ async def play_fork(
             break
         orders |= {power: decision.orders for power, decision in drawn.items()} | decided
         position = _ply(ply, board) if record_plies else None
-        if plan.order_credit and tokens is not None and board.phase[0] + board.phase[-1] == "FM":
-            drawn = {power: _with_gains_if_held(decision, orders, board, tokens) for power, decision in drawn.items()}
         began = time.perf_counter()
         played = board.step(orders)
         standing = compute_standing(board, before, played)
@@ -174,22 +168,6 @@ async def _with_outlook(standing: Standing, board: Board, plan: ForkPlan) -> Sta
         found.append(outlook(board, f"{plan.shared_name}/outlook/{number}", plan.outlook))
         await asyncio.sleep(0)  # let other tasks of the event loop run
     return replace(standing, outlook=tuple(map(fmean, zip(*found, strict=True))))
-
-
-def _with_gains_if_held(decision: Decision, orders: Mapping[str, Sequence[str]], board: Board, tokens: Tokens) -> Decision:
-    """The decision with what its power would gain in this autumn if one of its orders were a hold and all others the same."""
-    place, gains = POWERS.index(decision.power), list[int]()
-    for number, order in enumerate(decision.orders):
-        mine = list(decision.orders)
-        mine[number] = f"{' '.join(order.split()[:2])} H"
-        twin = board.fork()
-        twin.advance({**orders, decision.power: mine})
-        while twin.phase_type == "R":  # centres are counted after it; who was driven out disbands
-            twin.advance({})
-        gains.append(twin.centre_counts()[place] - board.centre_counts()[place])
-        twin.release()
-    numbers = tokens.tables.order_numbers(decision.completion_ids.tolist())
-    return replace(decision, gains_if_held=np.where(numbers < 0, np.nan, np.array(gains)[numbers]).astype(np.float32))
 
 
 def _ply(ply: int, board: Board) -> Ply:

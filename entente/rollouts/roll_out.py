@@ -74,7 +74,6 @@ async def roll_out(
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
                         outlook=settings.outlook,
-                        order_credit=settings.order_credit,
                     ),
                     board.fork(),
                     engine,

@@ -40,9 +40,6 @@ class RolloutSettings(Settings):
     """One lot for the six other seats of a start group, or one for each seat."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
-    order_credit: bool = False
-    """Whether an order is judged by its own part of what a decision gains in autumn, for which the phase is adjudicated once more
-    for each order."""
     outlook: OutlookSettings = OutlookSettings()
     """Whether and how the component `outlook` is computed."""
 

@@ -78,11 +78,6 @@ def check_objective(settings: RunSettings) -> None:
             "such as 8, or leave the weight out"
         )
     check_loss_name(settings.training.loss)
-    if settings.rollouts.order_credit and settings.training.loss == "gspo":
-        raise InputError(
-            "rollouts.order_credit is true, and training.loss 'gspo' has one ratio for all orders of a decision: leave the one "
-            "out, or take another loss, such as 'clipped'"
-        )
     if settings.storage.selection:
         from storage.index import check_selection  # DuckDB is loaded only where it is needed
 

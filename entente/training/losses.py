@@ -28,7 +28,7 @@ class DrawnTokens:
     behaviour: Tensor
     """float32: log-probabilities of the masked policy that drew the tokens."""
     advantages: Tensor
-    """float32: advantage of the token's decision, or of its order (`rollouts.order_credit`)."""
+    """float32: advantage of the token's decision."""
     decisions: Tensor
     """int64: number of the token's decision, in any numbering."""
     anchor: Tensor | None = None

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entente.training.branching import branching_counts, branching_indices, probed_tokens, thought_tokens
+from entente.training.branching import branching_counts, probed_tokens, thought_tokens
 from entente.training.losses import DrawnTokens, policy_loss
 from entente.training.masked_logprobs import MaskedLogprobs
 from entente.training.settings import TrainingSettings
@@ -78,30 +78,6 @@ def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
     values = returns.astype(np.float64)
     means = np.bincount(index, weights=values) / sizes
     return (values - means[index]) * (sizes / (sizes - 1))[index]
-
-
-def own_shares(batch: Batch, advantages: np.ndarray) -> np.ndarray | None:
-    """What each token's advantage differs from its decision's, float32 [completion positions]; None: nowhere.
-
-    Order j gets A - c x_j. x_j is what the decision would have gained with the order held, minus the mean of the same over the
-    branching tokens of the others of its group: luck of the position, of other powers and of the decision's other orders. The
-    order itself changes it only through those that are drawn after it, so it is a baseline (difference rewards: Wolpert and Tumer
-    2001; counterfactual baselines: Foerster et al. 2018, arXiv 1705.08926). c is the coefficient of the control variate by
-    least squares, sum A x / sum x^2 over the step, so it follows the reward's unit and horizon.
-    """
-    if batch.gains_if_held is None:
-        return None
-    index, row = branching_indices(batch, np.arange(len(advantages)))
-    known = np.isfinite(batch.gains_if_held[index])
-    index, row = index[known], row[known]
-    held, group = batch.gains_if_held[index].astype(np.float64), batch.advantage_groups[row]
-    others = np.bincount(group)[group] - np.bincount(row)[row]
-    of_others = np.bincount(group, held)[group] - np.bincount(row, held)[row]
-    apart = np.where(others > 0, held - of_others / np.maximum(others, 1), 0.0)
-    shares = np.zeros(len(batch.gains_if_held), np.float32)
-    if square := float(apart @ apart):
-        shares[index] = -(float(apart @ advantages[row]) / square) * apart
-    return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +157,6 @@ class Work:
     """All rows of the update or forward."""
     advantages: np.ndarray | None = None
     """float32 [rows of the batch]; None: no gradient is wanted."""
-    shares: np.ndarray | None = None
-    """As in `own_shares`: added to the advantage of the token's decision."""
     anchors: np.ndarray | None = None
     """As in `Updater.accumulate`."""
     lessons: LessonBatch | None = None

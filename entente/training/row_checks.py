@@ -121,7 +121,6 @@ def select_rows(batch: Batch, rows: Sequence[int] | np.ndarray) -> Batch:
         "completion_offsets": completion_offsets,
         "legal_ids": batch.legal_ids[legal],
         "legal_offsets": legal_offsets,
-        "gains_if_held": None if batch.gains_if_held is None else batch.gains_if_held[positions],
     }
     others = [field.name for field in fields(Batch) if field.name not in taken]
     return Batch(**taken, **{name: getattr(batch, name)[chosen] for name in others})

@@ -17,7 +17,7 @@ from entente.training.branching import BranchingTokens, branching_counts, branch
 from entente.training.layout import Layout, MicroBatch
 from entente.training.losses import DrawnTokens, policy_loss
 from entente.training.masked_logprobs import MaskedLogprobs
-from entente.training.objective import Accumulated, Gauges, Objective, Work, advantages_of, own_shares
+from entente.training.objective import Accumulated, Gauges, Objective, Work, advantages_of
 from entente.training.parallel import Peers, lead
 from entente.training.policy import Policy
 from entente.training.settings import MAX_GRADIENT_NORM, TrainingSettings
@@ -75,12 +75,12 @@ class Updater:
             TrainingError: three updates in a row were not finite.
         """
         advantages = advantages_of(batch.returns, batch.advantage_groups, self._settings)
-        shares, parts = own_shares(batch, advantages), self._settings.updates_per_step
+        parts = self._settings.updates_per_step
         cut = zip(share_rows(batch, parts), share_rows(lessons and lessons.batch, parts), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
         anchors = self._anchors(batch, [row for rows, _ in cut[1:] for row in rows]) if self._settings.importance_cap else None
         for number, (rows, taught) in enumerate(cut):
-            update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught, shares))
+            update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
             if update.skipped:
                 named = batch.decision_ids[rows].tolist()
                 logger.warning("update %d is skipped, because it was not finite; its decisions are %s", number, named)
@@ -107,7 +107,6 @@ class Updater:
         anchors: np.ndarray | None = None,
         lessons: LessonBatch | None = None,
         taught: Sequence[int] = (),
-        shares: np.ndarray | None = None,
     ) -> Accumulated:
         """Compute the gradient of `rows` of the batch and rows `taught` of the lessons into the parameters, replacing gradients
         from before.
@@ -116,9 +115,8 @@ class Updater:
             advantages: float32 [rows of the batch].
             anchors: float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN
                 means the current policy. None: the ratio is taken against the policies that drew the tokens.
-            shares: as in `own_shares`.
         """
-        work = Work(batch=batch, rows=rows, advantages=advantages, shares=shares, anchors=anchors, lessons=lessons, taught=taught)
+        work = Work(batch=batch, rows=rows, advantages=advantages, anchors=anchors, lessons=lessons, taught=taught)
         if self._peers is None:
             return self.gradient(work, rows, taught)
         return Accumulated.join(lead(self._peers, work, self.policy.parameters(), self.compute))
@@ -214,8 +212,6 @@ class Updater:
         """The input of the policy loss for a micro-batch."""
         assert work.advantages is not None
         device, anchor, advantages = self.policy.device, None, work.advantages[micro.batch_row]
-        if work.shares is not None:
-            advantages = advantages + work.shares[micro.completion_index]
         if work.anchors is not None:
             stored = torch.from_numpy(work.anchors[micro.completion_index]).to(device)
             anchor = torch.where(torch.isfinite(stored), stored, found.chosen.detach())

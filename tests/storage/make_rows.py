@@ -54,9 +54,7 @@ def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Dec
         "engine_ms": 3.0,
         "cached_tokens": 32,
     }
-    row = fields | place
-    gains = [float(n_prompt - at) for at in range(len(row["behaviour_logprobs"]))]
-    return Decision(**({"gains_if_held": gains if n_prompt % 2 else []} | row))
+    return Decision(**(fields | place))
 
 
 def make_lesson(rng: random.Random, number: int, **given: Any) -> Lesson:

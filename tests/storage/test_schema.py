@@ -106,7 +106,6 @@ def test_checksums_depend_on_the_row_alone_not_on_its_neighbours_or_its_chunk(ro
         {"legal_offsets": [0, 1]},
         {"legal_offsets": [0, 4, 3]},
         {"legal_offsets": [0, 1, 2]},
-        {"gains_if_held": [1.0]},
     ],
     ids=str,
 )
@@ -117,7 +116,6 @@ def test_token_columns_that_do_not_fit_one_another_are_refused(broken: dict[str,
         "behaviour_logprobs": [-1, -2],
         "legal_ids": [2, 3, 4],
         "legal_offsets": [0, 1, 3],
-        "gains_if_held": [1.0, 0.0],
     }
     check_tokens(to_table([_decision(**good), _decision(**good)]))
     with pytest.raises(DataError, match=r"Decision 8 \(row 1\) breaks the rule"):

@@ -131,22 +131,6 @@ def gspo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     return parts
 
 
-def own_shares(held: Sequence[tuple[int, int, float]], advantages: Sequence[float]) -> list[float]:
-    """What is added to the advantage of each branching token.
-
-    Args:
-        held: decision, group, and the decision's gain with the token's order held, not a number if nobody computed it.
-        advantages: of each decision.
-    """
-    apart = []
-    for decision, group, gain in held:
-        others = [other for mine, theirs, other in held if theirs == group and mine != decision and not math.isnan(other)]
-        apart.append(gain - sum(others) / len(others) if others and not math.isnan(gain) else 0.0)
-    square = sum(each**2 for each in apart)
-    along = sum(each * advantages[decision] for each, (decision, _, _) in zip(apart, held, strict=True))
-    return [-along / square * each if square else 0.0 for each in apart]
-
-
 ORACLES = {"cispo": cispo, "clipped": clipped, "dppo": dppo, "gspo": gspo, "sequence_mean": sequence_mean}
 
 

@@ -95,7 +95,6 @@ def test_rows_outside_any_group_go_alone():
 
 def test_some_rows_of_a_batch_are_those_rows_and_nothing_else():
     batch, chosen = three_levels(), [7, 2, 11]
-    batch = replace(batch, gains_if_held=np.arange(len(batch.behaviour_logprobs), dtype=np.float32))
     few = select_rows(batch, chosen)
 
     def content(of: Batch, row: int) -> list[Any]:
@@ -103,7 +102,7 @@ def test_some_rows_of_a_batch_are_those_rows_and_nothing_else():
         places = range(of.completion_offsets[row], of.completion_offsets[row + 1])
         ids = of.input_ids[of.input_offsets[row] : of.input_offsets[row + 1]].tolist()
         legal = [of.legal_ids[of.legal_offsets[place] : of.legal_offsets[place + 1]].tolist() for place in places]
-        return [ids, of.behaviour_logprobs[places].tolist(), of.gains_if_held[places].tolist(), legal]
+        return [ids, of.behaviour_logprobs[places].tolist(), legal]
 
     assert [content(few, here) for here in range(3)] == [content(batch, row) for row in chosen]
     flat = {"decision_ids", "prompt_lens", "temperatures", "returns", "advantage_groups", "policy_versions"}

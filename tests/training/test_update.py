@@ -1,14 +1,13 @@
 """What an update and a step of a real run do, and what moves from step to step, across a resumption."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from entente.training.objective import leave_one_out, own_shares
+from entente.training.objective import leave_one_out
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
 from entente.training.settings import TrainingSettings
@@ -20,7 +19,7 @@ from storage.index import SelectionQuery, open_index
 from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from tests.training import batches, loss_oracle
+from tests.training import batches
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
 MOVING = SETTINGS.model_copy(
@@ -143,31 +142,6 @@ def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(p
     assert all(float(np.abs(update.computed.gauges.log_ratio).max()) > 0.01 for update in updates), (
         "the gauge is against the sampler"
     )
-
-
-@pytest.mark.parametrize("loss", ["cispo", "clipped", "dppo", "sequence_mean"])
-def test_an_order_s_own_share_enters_loss_and_gradient_as_in_the_loops(loss: str, paths, model):
-    settings = SETTINGS.model_copy(update={"loss": loss})
-    policy, batch = stirred(model, settings), batch_of(paths)
-    assert batch.gains_if_held is None, "off by default"
-    gains = np.random.default_rng(0).integers(-1, 2, len(batch.behaviour_logprobs)).astype(np.float32)
-    batch = replace(batch, gains_if_held=gains)
-    advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
-    updater, every = Updater(policy, settings), range(len(batch.returns))
-    (micro,) = updater.layout.cut(batch, every)
-    chosen, rows = policy.masked_logprobs(micro).chosen, micro.batch_row.tolist()
-    held = zip(rows, batch.advantage_groups[micro.batch_row].tolist(), gains[micro.completion_index].tolist(), strict=True)
-    worth = advantages[micro.batch_row] + loss_oracle.own_shares(list(held), advantages.tolist())
-    tokens = zip(chosen.tolist(), micro.behaviour.tolist(), worth.tolist(), rows, strict=True)
-    parts = loss_oracle.ORACLES[loss]([loss_oracle.Token(*token) for token in tokens])
-    slopes = torch.tensor([part.slope for part in parts])
-    expected = torch.autograd.grad((slopes * chosen).sum(), policy.parameters())
-    found = updater.accumulate(batch, every, advantages, shares=own_shares(batch, advantages))
-    assert sum(found.losses) == pytest.approx(sum(part.loss for part in parts), abs=1e-6)
-    for weight, gradient in zip(policy.parameters(), expected, strict=True):
-        torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-6)
-    (update,) = updater.updates(batch)
-    assert update.outcome.loss == sum(found.losses), "a step uses them"
 
 
 FORKS, GROUPS = 2, 24
