@@ -18,7 +18,7 @@ from entente.records.lesson import Lesson
 from entente.records.rows import Decision, Ply
 from entente.telemetry.errors import DataError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 COMPONENTS = (  # reward components of every row
     "centres_gained",
     "sos_share",
@@ -30,7 +30,6 @@ COMPONENTS = (  # reward components of every row
     "units_driven_out",
     "orders_void",
     "orders_bounced",
-    "outlook",
 )
 FINAL = "final_"
 """Prefix of a component's name in a blend: its undiscounted sum to the fork's end."""

@@ -25,18 +25,15 @@ app.command("entente.cli.tune:tune", name="tune")
 @app.default
 def bench(
     what: Annotated[
-        Literal["game", "outlook", "storage", "decode", "trainer", "e2e", "peers"],
+        Literal["game", "storage", "decode", "trainer", "e2e", "peers"],
         Parameter(
-            help="game: the board, beside direct calls of the game engine. outlook: what foretells the end of a game. "
-            "storage: rows. decode: the engine. "
-            "trainer: the training step. e2e: whole steps of a run. peers: TRL."
+            help="game: the board, beside direct calls of the game engine. storage: rows. "
+            "decode: the engine. trainer: the training step. e2e: whole steps of a run. peers: TRL."
         ),
     ],
     /,
     *,
-    rounds: Annotated[
-        int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts. outlook: games.")
-    ] = None,
+    rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts.")] = None,
     only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
     steps: Annotated[int | None, Parameter(help="e2e: steps of a round.")] = None,
     scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
@@ -78,12 +75,6 @@ def _game(rounds: int = 5, seed: int = 0) -> "Outcome":
     from benchmarks.game_ground import bench_game
 
     return bench_game(rounds=rounds, seed=seed)
-
-
-def _outlook(rounds: int = 40, seed: int = 0) -> "Outcome":
-    from benchmarks.outlook import bench_outlook
-
-    return bench_outlook(games=rounds, seed=seed)
 
 
 def _storage(rounds: int = 15, scale: float = 1.0, seed: int = 0) -> "Outcome":
@@ -146,7 +137,6 @@ def _peers(
 
 _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
     "game": _game,
-    "outlook": _outlook,
     "storage": _storage,
     "decode": _decode,
     "trainer": _trainer,

@@ -37,8 +37,6 @@ class Standing:
     """Own orders without effect because what they refer to did not happen, such as a support of a move not made."""
     bounced: tuple[int, ...] = _NONE
     """Own moves and retreats that another unit prevented."""
-    outlook: tuple[float, ...] = _NONE
-    """Expected share of squared centres some years on; 0 for all but the end of a fork whose run asks for it."""
 
     def sos_share(self, power: str) -> float:
         """Share of the sum of squared centre counts, 0 to 1. After a solo the winner has 1 and the others 0.
@@ -105,7 +103,6 @@ _MEASURES: dict[str, Callable[[Standing, str], float]] = {
     "units_driven_out": _own(lambda standing: standing.driven_out),
     "orders_void": _own(lambda standing: standing.void),
     "orders_bounced": _own(lambda standing: standing.bounced),
-    "outlook": _own(lambda standing: standing.outlook),
 }
 
 

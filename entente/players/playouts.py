@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from entente.game.board import POWERS, Board
 from entente.game.players import Player, player
 from entente.game.scores import Standing, compute_standing, horizon_reached, spring_after
-from entente.players.search_settings import OutlookSettings, SearchSettings
+from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 
 
@@ -59,18 +59,6 @@ class _Scenario:
     """Orders of the others in the first phase."""
     values: dict[object, float] = field(default_factory=dict)
     """By the position after the first phase."""
-
-
-def outlook(board: Board, name: str, settings: OutlookSettings) -> tuple[float, ...]:
-    """Share of squared centres of each power of POWERS after one playout from here; `board` is not changed.
-
-    Args:
-        name: of the dice, which seed all seats by phase and power: equal names give equal luck.
-    """
-    game = board.fork()
-    standing = _play_on(game, board.phase, _players(name, settings.player), name, settings.years)
-    game.release()
-    return tuple(map(standing.sos_share, POWERS))
 
 
 def _position(game: Board) -> object:

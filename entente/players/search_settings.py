@@ -1,4 +1,4 @@
-"""Settings of playouts: of the search at play, and of a fork's outlook."""
+"""Settings of the search at play."""
 
 from typing import Annotated, Literal
 
@@ -47,25 +47,4 @@ class SearchSettings(Settings):
             raise ValueError("a search needs order sets to choose from: give search.proposals or search.scripted")
         if not self.player:
             raise ValueError("somebody must play the playouts: give search.player, as 'dumbbot'")
-        return self
-
-
-class OutlookSettings(Settings):
-    """What is expected after a fork's end: the reward component `outlook`, computed by playouts from there.
-
-    A fork of a year or two sees what pays soon; this component sees some of the rest. All forks of a start group share the luck
-    of their playouts.
-    """
-
-    playouts: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Playouts from the end of each fork; 0: the component is not computed."""
-    years: Annotated[int, Field(ge=1, le=20)] = 3
-    """Game years of a playout, counted from the fork's end."""
-    player: Names = ("dumbbot",)
-    """Who plays all seats in a playout; of several each seat draws one by a seeded lot."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "OutlookSettings":
-        if not self.player:
-            raise ValueError("somebody must play the playouts: give rollouts.outlook.player, as 'dumbbot'")
         return self

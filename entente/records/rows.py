@@ -95,8 +95,6 @@ class Decision:
     """Own orders in that span without effect, such as a support of a move that was not made."""
     orders_bounced: Float32 = 0.0
     """Own moves and retreats in that span that another unit blocked."""
-    outlook: Float32 = 0.0
-    """Of a power's last decision: the expected share of squared centres some years after the fork's end; else 0."""
     orders_rejected: Int16 = 0
     """Orders that the game engine did not accept; rows with more than 0 are not trained on."""
     status: Text = "complete"

@@ -9,17 +9,14 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
-from entente.game.board import POWERS, Board
+from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.players import player
 from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached, spring_after
 from entente.players.deciders import CompletionSource, Decider, DecisionRequest, Tokens, draw
 from entente.players.opponents import POLICY
-from entente.players.playouts import outlook
-from entente.players.search_settings import OutlookSettings
 from entente.players.seeds import dice
 from entente.records.rows import Decision, Ply
 from entente.telemetry.errors import DataError, EngineError
@@ -49,8 +46,6 @@ class ForkPlan:
     """Phase from which the horizon is counted; empty: the fork's first phase."""
     dice: str = ""
     """Name that seeds the policy's draws; empty: `name`."""
-    outlook: OutlookSettings = field(default_factory=OutlookSettings)
-    """How the component `outlook` is computed, if it is."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,8 +132,6 @@ async def play_fork(
         on_phase(phase)
     if record_plies and fork.status == "complete" and not board.is_over:
         fork.plies.append(_ply(ply, board))
-    if fork.decisions and fork.status == "complete":
-        standing = await _with_outlook(standing, board, plan)
     fork.end, fork.ended = standing, reason_to_end
     fork.decisions = _with_outcomes(fork, befores)
     board.release()
@@ -155,19 +148,6 @@ def _with_outcomes(fork: PlayedFork, befores: Sequence[Standing]) -> list[Decisi
         following[decision.power] = before
         found.append(replace(decision, status=fork.status, reason=fork.reason, ended=fork.ended, **parts))
     return found[::-1]
-
-
-async def _with_outlook(standing: Standing, board: Board, plan: ForkPlan) -> Standing:
-    """The standing at the fork's end with the mean of its playouts. Their luck depends on the start group and a number alone."""
-    if not plan.outlook.playouts:
-        return standing
-    if board.is_over:
-        return replace(standing, outlook=tuple(map(standing.sos_share, POWERS)))
-    found: list[tuple[float, ...]] = []
-    for number in range(plan.outlook.playouts):
-        found.append(outlook(board, f"{plan.shared_name}/outlook/{number}", plan.outlook))
-        await asyncio.sleep(0)  # let other tasks of the event loop run
-    return replace(standing, outlook=tuple(map(fmean, zip(*found, strict=True))))
 
 
 def _ply(ply: int, board: Board) -> Ply:

@@ -73,7 +73,6 @@ async def roll_out(
                         last_winter=settings.last_winter,
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
-                        outlook=settings.outlook,
                     ),
                     board.fork(),
                     engine,

@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from entente.game.players import SEARCHES
 from entente.players.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
-from entente.players.search_settings import OutlookSettings
 from entente.records.policy_version import BASE_VERSION
 from entente.telemetry.setting_marks import Settings
 from state_cache.sampling import Sampling
@@ -40,8 +39,6 @@ class RolloutSettings(Settings):
     """One lot for the six other seats of a start group, or one for each seat."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Softmax temperature of the draws; at 1 the trained policy is the policy that plays."""
-    outlook: OutlookSettings = OutlookSettings()
-    """Whether and how the component `outlook` is computed."""
 
     @property
     def horizons(self) -> tuple[tuple[int, int], ...]:

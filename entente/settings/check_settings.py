@@ -9,7 +9,6 @@ from entente.telemetry.errors import InputError
 from entente.training.loss_name import check_loss_name
 from storage.rewards import check_blend
 from storage.runs import check_run_name
-from storage.schema import FINAL
 from storage.settings import StorageSettings
 
 
@@ -28,7 +27,6 @@ def check_settings(settings: RunSettings) -> None:
         *settings.rollouts.scripted_opponents,
         *settings.evaluation.opponents,
         *settings.cache.players,
-        *settings.rollouts.outlook.player,
     }:
         check_player(name)
     thinking, longest = settings.prompts.thinking_tokens, settings.inference.max_model_length
@@ -71,12 +69,6 @@ def check_objective(settings: RunSettings) -> None:
         InputError: names it, its package if there is one, and the cure.
     """
     check_blend(settings.storage.blend)
-    weighed = [name for name, weight in settings.storage.blend.items() if weight and name.removeprefix(FINAL) == "outlook"]
-    if weighed and not settings.rollouts.outlook.playouts:
-        raise InputError(
-            f"storage.blend weighs {weighed[0]}, and rollouts.outlook.playouts is 0, so it is never computed: give playouts, "
-            "such as 8, or leave the weight out"
-        )
     check_loss_name(settings.training.loss)
     if settings.storage.selection:
         from storage.index import check_selection  # DuckDB is loaded only where it is needed

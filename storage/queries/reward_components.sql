@@ -4,7 +4,7 @@ FROM (
     UNPIVOT (
         SELECT
             centres_gained, sos_share, draw_share, survival, leader_gap, balance,
-            units_dislodged, units_driven_out, orders_void, orders_bounced, outlook
+            units_dislodged, units_driven_out, orders_void, orders_bounced
         FROM decisions
     ) ON COLUMNS(*) INTO NAME component VALUE value
 )

@@ -13,8 +13,6 @@ from entente.game.adjudicator import Adjudicator
 from entente.game.board import POWERS, Board
 from entente.game.scores import components, compute_standing
 from entente.game.snapshot import Snapshot
-from entente.players.playouts import outlook
-from entente.players.search_settings import OutlookSettings
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.rows import Ply
 from entente.rollouts.fork import PlayedFork
@@ -100,21 +98,6 @@ def test_a_replay_of_the_stored_orders_meets_every_stored_position(uniform_engin
             continue
         assert json.loads(ply.results) == {unit: list(found) for unit, found in board.step(orders).results.items()}
     assert len(ended) == len(set(ended)) == len(played), "every fork's last ply is where it ended"
-
-
-def test_the_outlook_is_that_of_playouts_from_the_fork_s_end_in_the_last_decision(uniform_engine, tokens, positions):
-    """Oracle: the board of the last stored ply, played on by hand under the names of the start group."""
-    asked = OutlookSettings(playouts=2, years=1, player=("mover",))
-    played = play(uniform_engine(), tokens, positions[:2], outlook=asked)
-    seen = set()
-    for fork in (fork for fork in played if fork.decisions):
-        *earlier, last = fork.decisions
-        assert not any(row.outlook for row in earlier)
-        board = Board.restore(_as_snapshot(fork.plies[-1], positions[last.start_group - 10]))
-        found = [outlook(board, f"local/0/{last.start_group}/outlook/{number}", asked) for number in range(2)]
-        assert last.outlook == pytest.approx(np.mean(found, axis=0)[POWERS.index(last.power)])
-        seen.add(last.outlook)
-    assert len(seen) > 3
 
 
 def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, positions):

@@ -132,8 +132,6 @@ def test_every_preset_is_sound(name: str):
         ),
         ({"rollouts": {"opponents": "nobody"}}, "nobody"),
         ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend weighs luck: There is no reward component 'luck'"),
-        ({"storage": {"blend": {"final_outlook": 1.0}}}, "weighs final_outlook, and rollouts.outlook.playouts is 0"),
-        ({"rollouts": {"outlook": {"playouts": 4, "player": ["nobody"]}}}, "no scripted player 'nobody'"),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
         ({"prompts": {"chat": "template"}}, "a tiny model has no chat template: set prompts.chat to 'auto'"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
