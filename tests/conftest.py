@@ -51,7 +51,7 @@ STORED_SETTINGS: dict[str, Any] = {
     },
     "cache": {"train_snapshots": 8, "held_out_snapshots": 6, "last_year": 1902},
     "prompts": {"chat": "none", "own_line": "in_place"},
-    "rollouts": {"start_groups": 2, "forks_per_group": 4, "horizon_years": 1, "last_winter": True},
+    "rollouts": {"start_groups": 2, "forks_per_group": 4, "horizon_years": 1},
     "training": {"lora_rank": 2, "lora_alpha": 4.0, "learning_rate": 3e-3, "updates_per_step": 2},
     "evaluation": {"positions": 2, "powers_per_position": 1, "opponents": ["random", "mover"]},
     "telemetry": {"wandb": "disabled", "report": False},

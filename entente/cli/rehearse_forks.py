@@ -59,9 +59,7 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
         longest: largest number of tokens of a row. Longer rows are cut, which occurs if bytes count as tokens.
     """
     years = min(_YEARS, settings.horizon_years)
-    # Of a longer fork only one winter is the last, so a part of it plays all of its own.
-    winter = settings.last_winter or years < settings.horizon_years
-    changed = {"horizon_years": years, "last_winter": winter, "forks_per_group": _FORKS}
+    changed = {"horizon_years": years, "forks_per_group": _FORKS}
     # Past versions cannot play here, and searches take too long.
     changed["opponents"] = ",".join(settings.scripted_opponents) or "mover"
     shorter = settings.model_copy(update=changed)

@@ -137,25 +137,19 @@ def components(before: Standing, after: Standing, power: str) -> dict[str, float
 
 
 def horizon_reached(start_phase: str, phase: str, years: int) -> bool:
-    """True if centres were counted `years` times between `start_phase` and `phase` and the winter after is over, or the game is.
+    """True if centres were counted `years` times between `start_phase` and `phase`, or the game is over.
 
-    So rollouts from "S1903M" and from "F1903M" over 2 years end before "S1905M": a spring after the last count gains nothing.
+    Centres are counted when autumn ends, so rollouts from "S1903M" and from "F1903M" over 2 years end at "W1904A". What is built
+    or disbanded in that winter changes no measure, and a spring after it gains nothing.
 
     Raises:
         InputError: an argument is not the name of a phase.
     """
-    if phase == "COMPLETED":
-        return True
-    first_count = _year(start_phase) + (start_phase[0] == "W")
-    return _year(phase) - first_count >= years
+    return phase == "COMPLETED" or _next_count(phase) - _next_count(start_phase) >= years
 
 
-def spring_after(phase: str) -> str:
-    """The spring movement phase that follows a phase of winter: S1904M for W1903A."""
-    return f"S{int(phase[1:-1]) + 1}M"
-
-
-def _year(phase: str) -> int:
+def _next_count(phase: str) -> int:
+    """Year of the next count of centres."""
     if phase[:1] + phase[-1:] not in _PHASES_OF_A_YEAR or not phase[1:-1].isdigit():
         raise InputError(f"{phase!r} is not the name of a phase such as 'S1903M' or 'W1905A'.")
-    return int(phase[1:-1])
+    return int(phase[1:-1]) + (phase[0] == "W")

@@ -27,7 +27,7 @@ from pettingzoo import AECEnv
 from entente.game.board import Board
 from entente.game.prompts import PromptSettings, board_text, power_text, rules_text
 from entente.game.render import draw_board
-from entente.game.scores import Standing, components, horizon_reached, spring_after
+from entente.game.scores import Standing, components, horizon_reached
 from entente.game.snapshot import POWERS, Snapshot
 from entente.integrations.board_features import FEATURES, BoardFeatures
 from entente.integrations.unit_actions import UnitChoices, action_texts
@@ -217,9 +217,7 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         while True:
             board.advance({power: _complete(choices) for power, choices in self._choices.items()})
             self._reward_changes(board)
-            # As in our own rollouts: in a last winter nothing changes that is rewarded.
-            reached = spring_after(board.phase) if board.phase_type == "A" else board.phase
-            is_late = not board.is_over and horizon_reached(self._start_phase, reached, self._years)
+            is_late = not board.is_over and horizon_reached(self._start_phase, board.phase, self._years)
             for agent in self.agents:
                 self.terminations[agent] = board.is_over or not board.is_alive(agent)
                 self.truncations[agent] = is_late and not self.terminations[agent]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from entente.game.board import POWERS, Board
 from entente.game.players import Player, player
-from entente.game.scores import Standing, compute_standing, horizon_reached, spring_after
+from entente.game.scores import Standing, compute_standing, horizon_reached
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 
@@ -68,14 +68,9 @@ def _position(game: Board) -> object:
 
 def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> Standing:
     """The standing after scripted play to the horizon, counted from the phase `start`."""
-    while not _is_end(start, game, years):
+    while not horizon_reached(start, game.phase, years):
         game.advance(_scripted(game, seats, name))
     return compute_standing(game)
-
-
-def _is_end(start: str, board: Board, years: int) -> bool:
-    """True if no more centres change hands before the horizon: a last winter is not played."""
-    return horizon_reached(start, spring_after(board.phase) if board.season == "W" else board.phase, years)
 
 
 def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:

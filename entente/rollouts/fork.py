@@ -14,7 +14,7 @@ from typing import Any
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.players import player
-from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached, spring_after
+from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached
 from entente.players.deciders import CompletionSource, Decider, DecisionRequest, Tokens, draw
 from entente.players.opponents import POLICY
 from entente.players.seeds import dice
@@ -38,8 +38,6 @@ class ForkPlan:
     """Counts of centres from `counted_from` to the end."""
     settled_years: int = 0
     """Game years without a change of centres after which the fork ends; 0: no such end."""
-    last_winter: bool = True
-    """Play a winter after which the fork ends; False: end before it, because no reward component sees what is built there."""
     temperature: float
     snapshot_id: str
     counted_from: str = ""
@@ -170,17 +168,14 @@ class _EndRule:
             return "won" if max(board.centre_counts()) >= SOLO_CENTRES else "drawn"
         if not ply:
             return ""
-        # Nothing that is counted changes in a winter, so a fork that would end after it ends as well before it.
-        ends_winter = board.phase_type == "A" and not self._plan.last_winter
-        reached = spring_after(board.phase) if ends_winter else board.phase
-        if horizon_reached(self._start, reached, self._plan.horizon_years):
+        if horizon_reached(self._start, board.phase, self._plan.horizon_years):
             return "horizon"
         if self._policy_powers and not any(board.is_alive(power) for power in self._policy_powers):
             return "eliminated"
         if self._plan.settled_years:
             if (centres := board.centres()) != self._centres:
                 self._centres, self._changed = centres, board.phase
-            elif horizon_reached(self._changed, reached, self._plan.settled_years):
+            elif horizon_reached(self._changed, board.phase, self._plan.settled_years):
                 return "settled"
         return ""
 

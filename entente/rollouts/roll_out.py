@@ -70,7 +70,6 @@ async def roll_out(
                         seats=dict.fromkeys(POWERS, POLICY) | seats,
                         horizon_years=settings.horizon_years,
                         settled_years=SETTLED_YEARS,
-                        last_winter=settings.last_winter,
                         temperature=settings.temperature,
                         snapshot_id=group.snapshot.snapshot_id,
                     ),

@@ -28,8 +28,6 @@ class RolloutSettings(Settings):
     """Game years from the start of a fork to its end, in counts of centres: a fork of one year from autumn has one movement."""
     horizon_schedule: str = ""
     """Later horizons as step:years, such as '40:2,120:4'; horizon_years before."""
-    last_winter: bool = False
-    """Whether a fork plays the winter at its end, which no return sees."""
     policy_powers: Literal["one", "all"] = "one"
     """'one': the policy plays one power of each group; 'all': it plays all seven."""
     opponents: str = "random"

@@ -58,8 +58,7 @@ async def visit(resources: RolloutResources, number: int, first_group: int) -> i
     Returns:
         decisions that can be labelled.
     """
-    # A teacher also says what to build, so the last winter is visited too.
-    alone = resources.rollouts.model_copy(update={"forks_per_group": 1, "last_winter": True})
+    alone = resources.rollouts.model_copy(update={"forks_per_group": 1})
     name = visitor(number)
     positions = visited_positions(resources, name, first_group, VISITED_GROUPS)
     await play_missing(resources, f"visit {number}", name, positions, first_group, rollouts=alone)

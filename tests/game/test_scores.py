@@ -115,11 +115,11 @@ def test_components_telescope(self_play) -> None:
     [
         ("S1903M", "S1903M", 1, False),
         ("S1903M", "S1904M", 1, True),
-        ("F1903M", "W1903A", 1, False),
-        ("F1903M", "S1904M", 1, True),
-        ("F1903R", "W1904A", 2, False),
-        ("W1903A", "W1906A", 3, False),
-        ("W1903A", "S1907M", 3, True),
+        ("F1903M", "F1903R", 1, False),
+        ("F1903M", "W1903A", 1, True),
+        ("F1903R", "W1904A", 3, False),
+        ("W1903A", "S1906M", 3, False),
+        ("W1903A", "W1906A", 3, True),
         ("S1903M", "COMPLETED", 3, True),
     ],
 )

@@ -12,7 +12,6 @@ from entente.game.snapshot import Snapshot, position_id
 from entente.rollouts.fork import POLICY, ForkPlan, PlayedFork, play_fork
 from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
-from storage.schema import COMPONENTS
 
 
 def position(centres: dict[str, list[str]], units: dict[str, list[str]], phase: str = "FALL 1903 MOVEMENT") -> Snapshot:
@@ -60,7 +59,7 @@ def test_the_years_are_counted_from_the_last_change() -> None:
     units = {**UNITS, "FRANCE": ["A SPA", "A PAR", "F BRE"]}
     played = fork(position(CENTRES, units), {"FRANCE": "hold"}, settled_years=2)
     assert played.end is not None and played.end.centres[POWERS.index("FRANCE")] == 4
-    assert (played.ended, played.plies[-2].phase) == ("settled", "W1905A")
+    assert (played.ended, played.plies[-2].phase) == ("settled", "F1905M")
 
 
 def test_centres_that_change_owner_but_not_number_are_no_standstill() -> None:
@@ -81,31 +80,13 @@ def test_centres_that_change_owner_but_not_number_are_no_standstill() -> None:
     ],
     ids=["one year", "from autumn", "a standstill", "a fork that begins in winter"],
 )
-def test_without_its_last_winter_a_fork_ends_before_it(start: str, given: dict[str, int], last: str, reason: str) -> None:
+def test_a_fork_ends_before_its_last_winter(start: str, given: dict[str, int], last: str, reason: str) -> None:
     """France has two units too few, in a board where nothing moves: each winter it could build."""
     season = {"S": "SPRING", "F": "FALL", "W": "WINTER"}[start[0]]
     kind = "ADJUSTMENTS" if start.endswith("A") else "MOVEMENT"
     began = replace(position(CENTRES, UNITS | {"FRANCE": ["A PAR"]}, f"{season} 1903 {kind}"), phase=start)
-    short = fork(began, {"FRANCE": "hold"}, last_winter=False, **given)
-    whole = fork(began, {"FRANCE": "hold"}, last_winter=True, **given)
-    assert (short.ended, whole.ended) == (reason, reason) and short.end == whole.end
-    assert short.plies[-2].phase == last and short.plies[: len(short.plies) - 1] == whole.plies[: len(short.plies) - 1]
-
-
-def test_the_last_winter_changes_no_reward_of_what_came_before(uniform_engine, tokens, positions) -> None:
-    """Rows of forks with and without it: the same decisions with the same rewards, and then the winter's."""
-    told = {}
-    for last_winter in (False, True):
-        settings = RolloutSettings(forks_per_group=3, horizon_years=2, policy_powers="all", last_winter=last_winter)
-        groups = plan_start_groups([(snapshot, "FRANCE") for snapshot in positions[:3]], 0, settings)
-        played = asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0))
-        told[last_winter] = {
-            row.decision_id: ([getattr(row, name) for name in COMPONENTS], row.phase, row.orders) for row in decisions_of(played)
-        }
-    saved = told[True].keys() - told[False].keys()
-    assert all(told[True][row] == found for row, found in told[False].items())
-    assert len(saved) >= 10 and {told[True][row][1][0] for row in saved} == {"W"}
-    assert all(not any(told[True][row][0]) for row in saved), "no return sees them"
+    played = fork(began, {"FRANCE": "hold"}, **given)
+    assert (played.ended, played.plies[-2].phase, played.plies[-1].phase) == (reason, last, f"W{last[1:-1]}A")
 
 
 def test_a_won_fork_says_so() -> None:
