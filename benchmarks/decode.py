@@ -16,10 +16,10 @@ from typing import Any
 from benchmarks.decode_cases import Case, RunInputs, draw, record_step, requests_for
 from benchmarks.outcome import Outcome, Target, check_rounds
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import TableBuilder
+from entente.decoding.table_builder import TableBuilder
 from entente.game.legal import LegalOrders
 from entente.inference.choose_engine import choose_engine
-from entente.inference.engine import Engine, forget_prefixes
+from entente.inference.engine import Engine
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_wire import throwaway_request
 from entente.records.generation import GenerationRequest
@@ -75,7 +75,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
     """Tokens, prefix hits and table times of the rollouts of STEPS steps, and the decisions of the first."""
     steps = []
     for step in range(1, STEPS + 1):
-        await forget_prefixes(engine)  # as each new version does in a run
+        await engine.forget_prefixes()  # as each new version does in a run
         steps.append(await record_step(inputs, step, engine, tokens))
     drawn = [pair for step in steps for pair in step.drawn]
     decisions = sum(step.decisions for step in steps)
@@ -128,7 +128,7 @@ async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *
     seconds: dict[int, list[float]] = {in_flight: [] for in_flight in RATES_AT}
     for _ in range(rounds):
         for in_flight, spent in seconds.items():
-            await forget_prefixes(engine)
+            await engine.forget_prefixes()
             began = gpu_aware_clock()
             await draw(engine, requests, in_flight)
             spent.append((gpu_aware_clock() - began) / len(requests))

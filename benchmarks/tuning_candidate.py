@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from entente.decoding.codec import Codec
-from entente.inference.engine import Engine, forget_prefixes
+from entente.inference.engine import Engine
 from entente.inference.settings import InferenceSettings
 from entente.records.rows import Decision
 from entente.rollouts.fork import Tokens
@@ -60,7 +60,7 @@ async def _measure(run: RunSettings, settings: InferenceSettings, count: int, ro
 
 async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: list[StartGroup]) -> tuple[list[Decision], float]:
     """Play all start groups at the same time from an empty prefix cache; returns their rows and the seconds."""
-    await forget_prefixes(engine)
+    await engine.forget_prefixes()
     began = time.perf_counter()
     forks = await roll_out(groups, engine, tokens, run.rollouts, producer="tuning", seed=run.seed)
     return decisions_of(forks), time.perf_counter() - began

@@ -3,7 +3,7 @@
 import os
 import time
 
-from entente.inference.engine import EngineStats, EngineWithEvents
+from entente.inference.engine import EngineStats
 from entente.players.read_answer import AnswerCounts
 from entente.rollouts.play import Figures, add_up
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, private_mib
@@ -21,7 +21,7 @@ class StepClock:
         self._resources = resources
         self._step_began = time.monotonic()
         self._stats = stats
-        self._events = _events(resources)
+        self._events = resources.engine.events()
         self._orchestration_s = self._steps_s = 0.0
         self._steps = 0
 
@@ -35,7 +35,7 @@ class StepClock:
         began, now = self._step_began, time.monotonic()
         self._step_began = now
         figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
-        before, self._events = self._events, _events(self._resources)
+        before, self._events = self._events, self._resources.engine.events()
         figures |= rolled.queue | outside_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
         self._steps += 1
@@ -93,12 +93,6 @@ def rollout_metrics(counted: Figures, seconds: float) -> dict[str, float]:
         metrics["rollout/thought_tokens_mean"] = counted["thought_tokens"] / thoughts
         metrics["rollout/thought_forced_share"] = counted["forced_thoughts"] / thoughts
     return metrics
-
-
-def _events(resources: Resources) -> dict[str, int]:
-    """Counts of failures of engines or servers that were recovered from."""
-    engine = resources.engine
-    return engine.events() if isinstance(engine, EngineWithEvents) else {}
 
 
 def outside_figures(counts: AnswerCounts) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from entente.decoding.legal_table import END
 from entente.decoding.open_set import nth_id, set_size
-from entente.inference.engine import EngineStats
+from entente.inference.engine import Engine, EngineStats
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import EngineError
@@ -35,7 +35,7 @@ class InstantEngine:
         )
 
 
-class UniformEngine:
+class UniformEngine(Engine):
     """An `Engine` that draws every legal token with the same probability, so that each logprob is known exactly."""
 
     name = "uniform"

@@ -254,7 +254,7 @@ def test_the_recipe_of_the_page_says_how_prompts_of_an_adapter_are_written(tmp_p
 
 
 def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(tokens):
-    from entente.decoding.legal_table import TableBuilder
+    from entente.decoding.table_builder import TableBuilder
     from entente.decoding.thinking import thinking_of
     from entente.records.generation import GenerationRequest
     from entente.records.policy_version import PolicyVersion

@@ -17,7 +17,7 @@ from entente.decoding.legal_table import END
 from entente.decoding.open_set import nth_id, set_size
 from entente.game.board import Board
 from entente.game.snapshot import Snapshot
-from entente.inference.engine import EngineStats
+from entente.inference.engine import Engine, EngineStats
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Decision, Ply
@@ -112,7 +112,7 @@ class BytesAsTokens(Codec):
         return tuple(text.encode())
 
 
-class _UniformEngine:
+class _UniformEngine(Engine):
     """An engine without a model. Draws legal tokens uniformly."""
 
     name = "rehearsal"

@@ -8,28 +8,63 @@ A table may begin with a thought (`entente/decoding/thinking.py`). A completion 
 the number of tokens left, as -1 - left. Node 0 of such a table has one token, the marker that ends the thought. Without a thought
 a state is always a node.
 
-A table consists of ints and is sent as bytes. Engines, rows and the trainer use the same table. This module does not use
-logits.
+A table consists of ints and is sent as bytes. Engines, rows and the trainer use the same table; `table_builder.py` makes it. This
+module needs numpy alone, because vLLM's server imports it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from entente.decoding.codec import Codec
-from entente.decoding.option_trie import END, TokenLines, assemble
-from entente.decoding.thinking import Thinking, ThoughtRule
-from entente.game.legal import WAIVE, LegalOrders, OrderKind
-from entente.telemetry.errors import DataError, InputError
+from entente.decoding.open_set import open_set
+from entente.telemetry.errors import DataError
 
+END = -1
+"""The target of an edge that completes the completion, and the state after it."""
 _FORMAT, _FORMAT_WITH_THOUGHT = 1, 2
 _HEADERS = {_FORMAT: 4, _FORMAT_WITH_THOUGHT: 7}
 """Numbers before the arrays, by format; the excluded ids of a thought are between the two."""
 
-_Options = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Rows, roots and following roots of the options of a table; see `assemble`."""
+
+@dataclass(frozen=True, kw_only=True)
+class ThoughtRule:
+    """What a thought may consist of; part of a legal table."""
+
+    budget: int
+    """Most tokens of the thought, 1 or more. A drawn end marker counts as one, a forced one does not."""
+    end: int
+    """Every id of a thought is below this."""
+    excluded: tuple[int, ...]
+    """Ids that a thought never contains, ascending: the model's end tokens."""
+
+    @cached_property
+    def legal_set(self) -> np.ndarray:
+        """The legal set of every thought token; see `open_set`."""
+        return open_set(self.excluded, self.end)
+
+    def check(self, first: np.ndarray, last: np.ndarray, vocabulary_size: int | None) -> None:
+        """Check the rule of a table that was received.
+
+        Args:
+            first: token ids allowed at node 0, which must be the end marker alone.
+            last: token ids that end a completion, which must be excluded.
+            vocabulary_size: ids must be below this; None: not checked.
+
+        Raises:
+            DataError: the message names the broken rule.
+        """
+        if self.budget < 1:
+            raise DataError(f"legal table has a thought of {self.budget} tokens: it must be at least 1")
+        if self.end < 1 or (vocabulary_size is not None and self.end > vocabulary_size):
+            raise DataError(f"legal table has a thought of ids below {self.end}, outside the vocabulary of {vocabulary_size}")
+        ascends = all(low < high for low, high in pairwise((-1, *self.excluded, self.end)))
+        if not self.excluded or not ascends or not np.isin(last, self.excluded).all():
+            raise DataError(f"legal table excludes tokens {self.excluded} from its thought, but another one ends its completions")
+        if len(first) != 1 or first[0] >= self.end or first[0] in self.excluded:
+            raise DataError("legal table has a thought without a single token that ends it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,146 +231,6 @@ class LegalTable:
         offsets = np.zeros(len(sets) + 1, np.int32)
         np.cumsum([len(s) for s in sets], out=offsets[1:])
         return np.concatenate(sets).astype(np.int32), offsets
-
-
-class TableBuilder:
-    """Builds tables for one codec. A bounded cache keeps the table of each set of legal orders."""
-
-    def __init__(self, codec: Codec, memo: int = 1024, thinking: Thinking | None = None) -> None:
-        """`thinking`: how completions begin with a thought; None: they are orders alone."""
-        self._codec = codec
-        self._thinking = thinking
-        self.table = lru_cache(maxsize=memo)(self._build)
-        self._lines = TokenLines()
-        self._known: tuple[dict[str, int], dict[str, int]] = {}, {}
-        """Rows of answer lines in `_lines`: before another line, and at the end of the completion."""
-        if thinking is not None:
-            (self._end_of_thought,) = self._lines.add([(thinking.marker, *thinking.closing)])
-
-    def spell(self, orders: Sequence[str], legal: LegalOrders) -> list[int]:
-        """Token ids of an order set, given in the order of its sites (builds, then waives).
-
-        Raises:
-            InputError: an order is not legal.
-        """
-        allowed = {WAIVE} if legal.kind is OrderKind.BUILD else set[str]()
-        if illegal := set(orders) - allowed.union(*legal.options):
-            raise InputError(f"{legal.power} cannot order {min(illegal)!r}: it is not legal in this {legal.kind} phase")
-        return self.spell_lines(orders)
-
-    def spell_lines(self, lines: Sequence[str]) -> list[int]:
-        """Token ids of the lines of an answer."""
-        ids: list[int] = []
-        for line in lines:
-            ids.extend(self._codec.encode_order(line))
-            ids.append(self._codec.separator_id)
-        ids[-1] = self._codec.eos_id
-        return ids
-
-    def read(self, completion: Sequence[int], legal: LegalOrders) -> list[str]:
-        """Order texts that a complete completion spells, including waives. Its thought is skipped.
-
-        Raises:
-            DataError: the thought does not end, or a line is not a legal order.
-        """
-        by_site = [{self._codec.encode_order(order): order for order in options} for options in legal.options]
-        if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND):  # a line may belong to any site, and names it
-            waive = {self._codec.encode_order(WAIVE): WAIVE}
-            by_site = [{ids: order for orders in (*by_site, waive) for ids, order in orders.items()}] * legal.picks
-        orders, line = [], []
-        for token in completion if self._thinking is None else self._thinking.split(completion)[1]:
-            if token in (self._codec.separator_id, self._codec.eos_id):
-                texts = by_site[len(orders)] if len(orders) < len(by_site) else {}
-                if tuple(line) not in texts:
-                    raise DataError(f"line {len(orders) + 1} of the completion of {legal.power} is not a legal order")
-                orders.append(texts[tuple(line)])
-                line = []
-            else:
-                line.append(int(token))
-        return orders
-
-    def order_logprobs(self, completion: Sequence[int], logprobs: Sequence[float]) -> list[float]:
-        """Log-probability of each order in a complete completion, given the orders before it; nats.
-
-        Each order's value is the sum over its tokens and its end mark, so the values add up to that of the completion without
-        its thought.
-        """
-        first = 0 if self._thinking is None else len(completion) - len(self._thinking.split(completion)[1])
-        ends = np.isin(completion[first:], (self._codec.separator_id, self._codec.eos_id))
-        of_orders = np.asarray(logprobs, np.float64)[first:]
-        found: list[float] = np.bincount(np.cumsum(ends) - ends, of_orders).tolist()
-        return found
-
-    def _build(self, legal: LegalOrders) -> LegalTable:
-        is_per_site = legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
-        rows, roots, following = self._one_order_per_site(legal) if is_per_site else self._choice_of_sites(legal)
-        rule = None
-        if self._thinking is not None:
-            # The end of the thought is a root of its own, before the others.
-            rule, ends_completion = self._thinking.rule, following == END
-            rows = np.concatenate([[self._end_of_thought], rows])
-            roots = np.concatenate([[0], roots + 1])
-            following = np.concatenate([[1], np.where(ends_completion, END, following + 1)])
-        offsets, token_ids, next_nodes, longest = assemble(self._lines, rows, roots, following)
-        return LegalTable(
-            offsets=offsets,
-            token_ids=token_ids,
-            next_nodes=next_nodes,
-            longest=longest + (rule.budget if rule else 0),
-            thought=rule,
-            _sound=True,
-        )
-
-    def _rows(self, lines: Sequence[str], is_last: bool) -> list[int]:
-        """Rows in `_lines` of answer lines with the end mark after them."""
-        known = self._known[is_last]
-        try:
-            return [known[line] for line in lines]
-        except KeyError:
-            end = self._codec.eos_id if is_last else self._codec.separator_id
-            new = [line for line in dict.fromkeys(lines) if line not in known]
-            known.update(zip(new, self._lines.add([(*self._codec.encode_order(line), end) for line in new]), strict=True))
-            return [known[line] for line in lines]
-
-    def _one_order_per_site(self, legal: LegalOrders) -> _Options:
-        last, lines = len(legal.sites) - 1, legal.options
-        others = [line for own in lines[:-1] for line in own]
-        self._codec.encode_orders([*others, *lines[-1]])
-        rows = self._rows(others, False) + self._rows(lines[-1], True)
-        roots = np.repeat(np.arange(last + 1), [len(own) for own in lines])
-        return np.array(rows), roots, np.where(roots == last, END, roots + 1)
-
-    def _choice_of_sites(self, legal: LegalOrders) -> _Options:
-        """Options per state of a build or disband: (orders given, first open site).
-
-        Sites are chosen in rising order, so each order set has one path.
-        """
-        picks, sites, may_waive = legal.picks, len(legal.sites), legal.kind == OrderKind.BUILD
-        states = {(0, 0)}
-        for given in range(1, picks):
-            for before, first in [state for state in states if state[0] == given - 1]:
-                states |= {(given, site + 1) for site in self._open_sites(before, first, picks, sites, may_waive)}
-            if may_waive:
-                states.add((given, sites))
-        # States are sorted by orders given, so every edge leads to a higher root.
-        number = {state: index for index, state in enumerate(sorted(states))}
-
-        lines = [*legal.options, (WAIVE,)]
-        rows, roots, following = [], [], []
-        for (given, first), root in number.items():
-            chosen = [(site, site + 1) for site in self._open_sites(given, first, picks, sites, may_waive)]
-            for site, first_open in [*chosen, (sites, sites)] if may_waive else chosen:  # the last entry of `lines` is a waive
-                target = number.get((given + 1, first_open), END)
-                found = self._rows(lines[site], target == END)
-                rows += found
-                roots += [root] * len(found)
-                following += [target] * len(found)
-        return np.array(rows), np.array(roots), np.array(following)
-
-    @staticmethod
-    def _open_sites(given: int, first: int, picks: int, sites: int, may_waive: bool) -> range:
-        """Sites available for the next order. A disband must leave enough sites for the remaining ones."""
-        return range(first, sites if may_waive else sites - (picks - given) + 1)
 
 
 def _longest_path(offsets: np.ndarray, next_nodes: np.ndarray) -> int:

@@ -9,10 +9,8 @@ from itertools import chain, pairwise
 
 import numpy as np
 
+from entente.decoding.legal_table import END
 from entente.telemetry.errors import InputError
-
-END = -1
-"""The target of an edge that completes the completion."""
 
 
 class TokenLines:

@@ -11,13 +11,12 @@ thought tokens are the positions with an open legal set, and come first. This mo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from entente.decoding.codec import ORDER_SEPARATOR, Codec
-from entente.decoding.open_set import open_set, open_sets
+from entente.decoding.legal_table import ThoughtRule
+from entente.decoding.open_set import open_sets
 from entente.game.prompts import ANSWER_CUE, THOUGHT_CUE
 from entente.telemetry.errors import DataError, InputError
 
@@ -25,44 +24,6 @@ Ints = Sequence[int] | np.ndarray
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 """Opening and end marker of models that were trained to think."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThoughtRule:
-    """What a thought may consist of; part of a legal table."""
-
-    budget: int
-    """Most tokens of the thought, 1 or more. A drawn end marker counts as one, a forced one does not."""
-    end: int
-    """Every id of a thought is below this."""
-    excluded: tuple[int, ...]
-    """Ids that a thought never contains, ascending: the model's end tokens."""
-
-    @cached_property
-    def legal_set(self) -> np.ndarray:
-        """The legal set of every thought token; see `open_set`."""
-        return open_set(self.excluded, self.end)
-
-    def check(self, first: np.ndarray, last: np.ndarray, vocabulary_size: int | None) -> None:
-        """Check the rule of a table that was received.
-
-        Args:
-            first: token ids allowed at node 0, which must be the end marker alone.
-            last: token ids that end a completion, which must be excluded.
-            vocabulary_size: ids must be below this; None: not checked.
-
-        Raises:
-            DataError: the message names the broken rule.
-        """
-        if self.budget < 1:
-            raise DataError(f"legal table has a thought of {self.budget} tokens: it must be at least 1")
-        if self.end < 1 or (vocabulary_size is not None and self.end > vocabulary_size):
-            raise DataError(f"legal table has a thought of ids below {self.end}, outside the vocabulary of {vocabulary_size}")
-        ascends = all(low < high for low, high in pairwise((-1, *self.excluded, self.end)))
-        if not self.excluded or not ascends or not np.isin(last, self.excluded).all():
-            raise DataError(f"legal table excludes tokens {self.excluded} from its thought, but another one ends its completions")
-        if len(first) != 1 or first[0] >= self.end or first[0] in self.excluded:
-            raise DataError("legal table has a thought without a single token that ends it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], 
 
 
 def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", log: Path | None = None) -> Engine:
-    """The engine for `settings` and the model in the folder `model`, not started yet.
+    """The engine for `settings` and the model in the folder `model`, not started yet; without a supervisor.
 
     Args:
         log: file of the log of vLLM's server; None: a temporary one.
@@ -61,7 +61,9 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", l
 
 
 def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None) -> Engine:
-    """The engine of a run, not started yet: a client of `settings.urls`, or a supervised engine in this process.
+    """The engine of a run, not started yet: a client of `settings.urls`, or an engine of this machine.
+
+    vLLM's server, which may die alone, is supervised. The torch engine has no process of its own.
 
     Args:
         model: folder of the base model.
@@ -71,7 +73,10 @@ def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = 
         from entente.inference.vllm_client import VllmClient
 
         return VllmClient(settings.urls, settings, model, os.environ.get(KEY_VARIABLE))
-    reporter().say(engine_here(settings)[1])
+    kind, why = engine_here(settings)
+    reporter().say(why)
     if unused := unused_card():
         reporter().say(unused)
-    return EngineSupervisor(lambda: choose_engine(settings, model, log=log))
+    if kind == "vllm":
+        return EngineSupervisor(lambda: choose_engine(settings, model, log=log))
+    return choose_engine(settings, model)

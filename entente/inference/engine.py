@@ -6,7 +6,7 @@ engine sees no text, truncates no prompt, and returns only tokens that the reque
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE_VERSION, PolicyVersion
@@ -35,26 +35,8 @@ class EngineStats:
     """Newest version served."""
 
 
-@runtime_checkable
-class EngineWithEvents(Protocol):
-    """An engine that counts failures from which it recovered."""
-
-    def events(self) -> dict[str, int]:
-        """Counts since the start, by event name."""
-        ...
-
-
-@runtime_checkable
-class EngineWithPrefixes(Protocol):
-    """An engine that keeps the key-value blocks of prompts for later prompts."""
-
-    async def forget_prefixes(self) -> None:
-        """Empty the prefix cache, unless requests are in flight."""
-        ...
-
-
 class Engine(Protocol):
-    """The interface between rollouts and inference. All methods run on one event loop."""
+    """The interface between rollouts and inference, a base class of every engine. All methods run on one event loop."""
 
     name: str
 
@@ -92,16 +74,17 @@ class Engine(Protocol):
         """
         ...
 
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache, unless requests are in flight; an engine without one does nothing."""
+
     async def stats(self) -> EngineStats:
         """Counts so far."""
         ...
 
+    def events(self) -> dict[str, int]:
+        """Failures from which it recovered, since the start, by event name."""
+        return {}
+
     async def close(self) -> None:
         """Free everything; requests in flight fail."""
         ...
-
-
-async def forget_prefixes(engine: Engine) -> None:
-    """Empty the prefix cache of an engine that has one."""
-    if isinstance(engine, EngineWithPrefixes):
-        await engine.forget_prefixes()

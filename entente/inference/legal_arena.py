@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from entente.decoding.legal_table import END, LegalTable
-from entente.decoding.thinking import ThoughtRule
+from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 
 FREE, LOST = 0, 1
 """Nodes of an unconstrained slot. FREE: without a table, or past its end. LOST: it left its table."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from entente.decoding.legal_table import LegalTable
 from entente.inference.legal_arena import LegalArena
-from entente.inference.legal_draw import seed_array, uniforms
+from entente.inference.sampling import seed_array, uniforms
 
 
 @dataclass(slots=True)

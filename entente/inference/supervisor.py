@@ -1,8 +1,7 @@
 """Restarts an engine that failed: builds a new one, publishes its versions again and repeats its requests.
 
 A repeated request has the same seed, so its completion is the same. After several failures in a row without an answer in between
-the supervisor gives up with an error. It wraps any `Engine`, and runs on the engine's event
-loop.
+the supervisor gives up with an error. It is for engines whose own process can end, vLLM's server; it runs on their event loop.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
-from entente.inference.engine import Engine, EngineStats, EngineWithEvents, EngineWithPrefixes
+from entente.inference.engine import Engine, EngineStats
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import DataError, EngineError, EngineLostError
@@ -24,7 +23,7 @@ ENGINE_RESTARTS = 3
 """Restarts in a row without an answered request, before the supervisor gives up."""
 
 
-class EngineSupervisor:
+class EngineSupervisor(Engine):
     """The `Engine` contract over engines that `make` builds, one at a time; gives up after `restarts` failures in a row."""
 
     def __init__(self, make: Callable[[], Engine], *, restarts: int = ENGINE_RESTARTS) -> None:
@@ -102,10 +101,8 @@ class EngineSupervisor:
         await (await self._current_engine()).retire(oldest, keep)
 
     async def forget_prefixes(self) -> None:
-        """Empty the engine's prefix cache, if it has one and no requests are in flight."""
-        engine = await self._current_engine()
-        if isinstance(engine, EngineWithPrefixes):
-            await engine.forget_prefixes()
+        """See `Engine.forget_prefixes`."""
+        await (await self._current_engine()).forget_prefixes()
 
     async def stats(self) -> EngineStats:
         """Sums over all engines so far."""
@@ -115,7 +112,7 @@ class EngineSupervisor:
 
     def events(self) -> dict[str, int]:
         """Counts since the start, by event name, over all engines so far."""
-        own = {name: count + self._earlier_events[name] for name, count in _events_of(self._engine).items()}
+        own = {name: count + self._earlier_events[name] for name, count in self._engine.events().items()}
         return {"engine_restarts": self.restarts, **own}
 
     async def close(self) -> None:
@@ -168,7 +165,7 @@ class EngineSupervisor:
                 error = EngineLostError(str(again))
 
     async def _rebuild(self, old: Engine) -> None:
-        counts, events = await old.stats(), _events_of(old)
+        counts, events = await old.stats(), old.events()
         try:
             await old.close()
         except Exception as error:
@@ -188,7 +185,3 @@ class EngineSupervisor:
         self._earlier_events.update(events)
         self._engine, self.ready = fresh, True
         self.restarts += 1
-
-
-def _events_of(engine: Engine) -> Counter[str]:
-    return Counter(engine.events() if isinstance(engine, EngineWithEvents) else {})

@@ -15,11 +15,10 @@ import torch
 
 from entente.decoding.model_files import max_position
 from entente.inference.adapter_check import check_adapter
-from entente.inference.engine import EngineStats
+from entente.inference.engine import Engine, EngineStats
 from entente.inference.engine_cards import engine_cards
-from entente.inference.legal_draw import PartialCompletion
 from entente.inference.settings import InferenceSettings
-from entente.inference.torch_lane import Lane
+from entente.inference.torch_lane import Lane, PartialCompletion
 from entente.inference.torch_model import TorchModel
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
@@ -38,7 +37,7 @@ def best_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """The `Engine` contract over transformers and torch."""
 
     def __init__(
@@ -107,7 +106,7 @@ class TorchEngine:
         self._free_unused()
 
     async def forget_prefixes(self) -> None:
-        """See `EngineWithPrefixes`."""
+        """See `Engine.forget_prefixes`."""
         if not any(lane.busy for lane in self._lanes):
             for lane in self._lanes:
                 lane.clear()

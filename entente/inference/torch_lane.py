@@ -7,6 +7,7 @@ Every shared prefix is computed once. A prompt may copy its prefix from a row th
 that is computed in an earlier stage. Equal prompts are computed once.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entente.inference.legal_draw import PartialCompletion, draw
+from entente.decoding.legal_table import END
+from entente.inference.sampling import sample, seed_array
 from entente.inference.torch_model import KeyValueRows, Step, TorchModel
+from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE_HASH, PolicyVersion
 from entente.telemetry.errors import EngineError
 
@@ -50,6 +53,77 @@ class PrefixPlan:
     """Sorted by stage, then by number of new tokens, so that neighbours have similar lengths."""
     fill_of: tuple[int, ...]
     """For each planned prompt, the index of its fill in `fills`."""
+
+
+class PartialCompletion:
+    """A request that is being drawn: its tokens so far, its state in the table, and its row in the engine."""
+
+    def __init__(self, request: GenerationRequest, answer: asyncio.Future[Generation] | None = None) -> None:
+        """Begin with the forced tokens. `answer` gets the whole generation, or the error that ends it."""
+        self.request, self.answer = request, answer
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.forced = 0
+        """Number of its forced tokens."""
+        self._state = request.table.start
+        self._take_forced()
+        self.prefill_ids = np.asarray([*request.prompt_ids, *self.token_ids], np.int32)
+        """int32 token ids of the prompt and the forced tokens after it; prefill computes these."""
+        self.computed, self.cached = 0, 0
+        """Columns of its row that hold keys and values; prompt tokens that were copied from other rows."""
+        self.arrived, self.scheduled, self.first = time.monotonic(), 0.0, 0.0
+        """Times of its arrival, its first scheduling and its first token; 0: not yet."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the completion is complete."""
+        return self._state == END
+
+    @property
+    def finished(self) -> bool:
+        """Whether the completion is complete, or the request failed or was cancelled."""
+        return self.done or (self.answer is not None and self.answer.done())
+
+    def fail(self, error: EngineError) -> None:
+        """End the request with `error`, unless it has ended."""
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(error)
+
+    def allowed(self) -> np.ndarray:
+        """The legal set of the next position: two or more tokens, or in a thought an open set."""
+        return self.request.table.allowed(self._state)
+
+    def take(self, token: int, logprob: float) -> None:
+        """Append the sampled `token`, and the forced tokens after it, which cost no random number and have log-probability 0."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self._state = self.request.table.advance(self._state, token)
+        self._take_forced()
+
+    def _take_forced(self) -> None:
+        tokens, self._state = self.request.table.forced(self._state)
+        self.token_ids += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.forced += len(tokens)
+
+
+def sample_next(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], logits: np.ndarray) -> list[int]:
+    """Sample the next token of each completion; `allowed` and `logits` as `sample` takes them.
+
+    Returns:
+        indices of completions with a logit that is NaN or plus infinity; they are unchanged.
+    """
+    tokens, logprobs, finite = sample(
+        allowed,
+        logits,
+        [partial.request.temperature for partial in partials],
+        seed_array([partial.request.seed for partial in partials]),
+        np.fromiter((len(partial.token_ids) for partial in partials), np.int64, len(partials)),
+    )
+    for partial, token, logprob, can in zip(partials, tokens, logprobs, finite, strict=True):
+        if can:
+            partial.take(token, logprob)
+    return np.flatnonzero(~finite).tolist()
 
 
 class Lane:
@@ -194,8 +268,8 @@ class Lane:
 
     @staticmethod
     def _take(batch: list[PartialCompletion], allowed: list[np.ndarray], logits: np.ndarray) -> None:
-        """Draw the next token of each request from its legal set; `logits` as `draw` wants them."""
-        for place in draw(batch, allowed, logits):
+        """Draw the next token of each request from its legal set; `logits` as `sample` takes them."""
+        for place in sample_next(batch, allowed, logits):
             batch[place].fail(
                 EngineError(
                     f"request '{batch[place].request.request_id}' was refused: the model's logits for it are not finite, so "

@@ -17,7 +17,7 @@ import numpy as np
 
 from entente.decoding.legal_table import END
 from entente.decoding.model_files import read_config
-from entente.inference.engine import EngineStats
+from entente.inference.engine import Engine, EngineStats
 from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_server import PREEMPTED, STEPS, Call, CallFailed, ClientTimes, Server
@@ -36,7 +36,7 @@ FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
 """Seconds until the first look at a server that failed; seconds of refused connections at the start after which it is absent."""
 
 
-class VllmClient:
+class VllmClient(Engine):
     """The `Engine` contract over the vLLM servers at `urls`."""
 
     def __init__(

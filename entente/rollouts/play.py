@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from entente.decoding.thinking import Thinking
 from entente.game.snapshot import Snapshot
-from entente.inference.engine import forget_prefixes
 from entente.players.shared_search import search_opponents
 from entente.rollouts.fork import PlayedFork
 from entente.rollouts.resources import PROBE, RolloutResources
@@ -146,7 +145,7 @@ async def _roll_out(
     async with resources.past.served(settings.opponent_versions) as versions:
         searching = search_opponents(settings.searching_opponents, resources.engine, resources.tokens)
         deciders = {**versions, **searching, **resources.endpoints.deciders}
-        await forget_prefixes(resources.engine)
+        await resources.engine.forget_prefixes()
         named = {"producer": producer, "seed": resources.seed, "on_group": on_group, "deciders": deciders}
         return await roll_out(groups, resources.engine, resources.tokens, settings, **named)
 

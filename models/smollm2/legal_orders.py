@@ -16,10 +16,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import END, TableBuilder
+from entente.decoding.legal_table import END
 from entente.decoding.model_files import recipe_prompts, resolve_model
 from entente.decoding.open_set import nth_id, set_size
 from entente.decoding.prompt_form import PromptForm
+from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import thinking_of
 from entente.game.board import POWERS, Board
 from entente.game.prompts import ANSWER_CUE, DEFAULT_PROMPTS, board_text, power_text

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import END, TableBuilder
+from entente.decoding.legal_table import END
+from entente.decoding.table_builder import TableBuilder
 from entente.game.board import POWERS, Board
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.prompts import PromptSettings, rules_text

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import END, LegalTable, TableBuilder
+from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.option_trie import TokenLines, assemble
+from entente.decoding.table_builder import TableBuilder
 from entente.game.legal import LegalOrders, OrderKind
 from entente.rollouts.fork import Tokens
 from entente.telemetry.errors import InputError

@@ -10,9 +10,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import END, LegalTable, TableBuilder
+from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.decoding.open_set import excluded_ids, nth_id, open_set, open_sets, set_size
-from entente.decoding.thinking import Thought, ThoughtRule, read_thought, thinking_of, thought_of
+from entente.decoding.table_builder import TableBuilder
+from entente.decoding.thinking import Thought, read_thought, thinking_of, thought_of
 from entente.game.legal import LegalOrders, OrderKind
 from entente.rollouts.fork import Tokens
 from entente.telemetry.errors import DataError, InputError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entente.decoding.legal_table import TableBuilder
+from entente.decoding.table_builder import TableBuilder
 from entente.game.board import Board
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost

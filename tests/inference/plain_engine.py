@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 
 from entente.decoding.legal_table import END
-from entente.inference.engine import EngineStats
+from entente.inference.engine import Engine, EngineStats
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from entente.telemetry.errors import EngineError, VersionGoneError
@@ -26,7 +26,7 @@ def expected_tokens(request: GenerationRequest, version: int) -> list[int]:
     return ids
 
 
-class PlainEngine:
+class PlainEngine(Engine):
     """An `Engine` without a model that serves versions side by side."""
 
     def __init__(self, *, delay_s: float = 0.0) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entente.decoding.legal_table import TableBuilder
+from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import thinking_of
 from entente.inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
 from entente.inference.host import EngineHost

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from entente.decoding.legal_table import END, LegalTable
-from entente.decoding.thinking import ThoughtRule
+from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.inference.legal_arena import LegalArena
-from entente.inference.legal_draw import draw, seed_array, uniforms
 from entente.inference.legal_rows import LegalRows
+from entente.inference.sampling import seed_array, uniforms
+from entente.inference.torch_lane import sample_next
 from tests.families import listed
-from tests.inference.test_legal_draw import begin
+from tests.inference.test_sampling import begin
 
 VOCABULARY = 40
 
@@ -75,7 +75,7 @@ def test_with_equal_logits_it_draws_what_the_torch_engine_draws():
     partials = [begin(table, seed, 0.8) for seed, table in enumerate(tables)]
     legal = [partial.allowed() for partial in partials]
     ids = [listed(own) for own in legal]
-    assert not draw(partials, legal, np.concatenate([row[own] for row, own in zip(logits, ids, strict=True)]))
+    assert not sample_next(partials, legal, np.concatenate([row[own] for row, own in zip(logits, ids, strict=True)]))
     left = drawn(torch.from_numpy(logits), tables, numbers_of(range(len(tables))), 0.8)
     tokens = tokens_of(left)
     assert tokens.tolist() == [partial.token_ids[0] for partial in partials]
@@ -123,7 +123,7 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
         partial = begin(table, seed, 1.0)
         while not partial.done:
             legal, row = partial.allowed(), logits[len(partial.token_ids)]
-            draw([partial], [legal], row[listed(legal)])
+            sample_next([partial], [legal], row[listed(legal)])
         rows, output = LegalRows(1, "cpu"), []
         rows.add(0, table, output, draw=(seed, 1.0))
         while not output or output[-1] != 9:
@@ -149,7 +149,7 @@ def test_a_thought_over_several_blocks_is_drawn_as_from_one_list(number: float |
     if number is not None:
         assert torch.isfinite(torch.from_numpy(logits).gather(1, tokens.unsqueeze(1))).all()
         return
-    assert not draw(partials, [p.allowed() for p in partials], np.delete(logits, 9, axis=1).ravel())
+    assert not sample_next(partials, [p.allowed() for p in partials], np.delete(logits, 9, axis=1).ravel())
     assert tokens.tolist() == [partial.token_ids[0] for partial in partials]
     assert len(set((tokens // 512).tolist())) == -(-size // 512)
     logprobs = left.gather(1, tokens.unsqueeze(1)).squeeze(1).numpy()

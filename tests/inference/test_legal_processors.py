@@ -18,7 +18,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from entente.decoding.legal_table import END, LegalTable, TableBuilder
+from entente.decoding.legal_table import END, LegalTable
+from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import Thinking, thinking_of
 from entente.game.legal import LegalOrders, OrderKind
 from entente.inference import legal_arena

@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from entente.decoding.legal_table import END, LegalTable
-from entente.decoding.thinking import ThoughtRule
+from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.inference import torch_lane, torch_model
 from entente.inference.adapter_check import adapter_hash_of, version_in
 from entente.inference.settings import InferenceSettings

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import TableBuilder
 from entente.decoding.prompt_form import PromptForm
+from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import thinking_of
 from entente.game.board import Board
 from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text

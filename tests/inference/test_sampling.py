@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entente.decoding.legal_table import END, LegalTable
-from entente.decoding.thinking import ThoughtRule
-from entente.inference import legal_draw
-from entente.inference.legal_draw import PartialCompletion, draw, seed_array, uniforms
+from entente.decoding.legal_table import END, LegalTable, ThoughtRule
+from entente.inference import sampling
+from entente.inference.sampling import seed_array, uniforms
+from entente.inference.torch_lane import PartialCompletion, sample_next
 from entente.records.generation import GenerationRequest
 
 
@@ -38,7 +38,7 @@ def test_tokens_come_as_often_as_the_policy_says(temperature: float):
     exact = np.exp(logits.astype(np.float64) / temperature)
     exact /= exact.sum()
     partials = [begin(ONE_CHOICE, seed, temperature) for seed in range(20_000)]
-    draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
+    sample_next(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
     for token, share in zip((3, 5, 8), exact, strict=True):
         seen = [partial for partial in partials if partial.token_ids == [token]]
         assert abs(len(seen) / len(partials) - share) < 4 * math.sqrt(share * (1 - share) / len(partials))
@@ -48,32 +48,34 @@ def test_tokens_come_as_often_as_the_policy_says(temperature: float):
 def test_a_draw_is_that_of_the_seed_whatever_else_is_drawn_with_it():
     logits = np.random.default_rng(0).normal(size=300).astype(np.float32)
     together = [begin(ONE_CHOICE, seed, 1.0) for seed in range(100)]
-    draw(together, [partial.allowed() for partial in together], logits)
+    sample_next(together, [partial.allowed() for partial in together], logits)
     for seed, partial in enumerate(together):
         alone = begin(ONE_CHOICE, seed, 1.0)
-        draw([alone], [alone.allowed()], logits[3 * seed : 3 * seed + 3])
+        sample_next([alone], [alone.allowed()], logits[3 * seed : 3 * seed + 3])
         assert (alone.token_ids, alone.logprobs) == (partial.token_ids, pytest.approx(partial.logprobs, abs=1e-12))
 
 
 @pytest.mark.parametrize("thrown", [0.0, 1 - 2**-53], ids=["lowest", "highest"])
 def test_the_ends_of_the_dice_stay_within_their_own_legal_set(thrown: float, monkeypatch: pytest.MonkeyPatch):
     partials = [begin(ONE_CHOICE, 0, 1.0) for _ in range(50)]
-    monkeypatch.setattr(legal_draw, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
-    draw(partials, [partial.allowed() for partial in partials], np.random.default_rng(1).normal(size=150).astype(np.float32))
+    monkeypatch.setattr(sampling, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
+    sample_next(
+        partials, [partial.allowed() for partial in partials], np.random.default_rng(1).normal(size=150).astype(np.float32)
+    )
     assert {tuple(partial.token_ids) for partial in partials} == {(3,) if thrown == 0 else (8,)}
 
 
 def test_what_must_follow_is_taken_without_a_draw_and_counted():
     partial = begin(table({1: 1}, {2: 2}, {4: 3, 6: 4}, {7: END}, {8: 5}, {9: END}), 0, 1.0)
     assert partial.token_ids == [1, 2] and not partial.done
-    draw([partial], [partial.allowed()], np.array([50.0, -50.0], np.float32))
+    sample_next([partial], [partial.allowed()], np.array([50.0, -50.0], np.float32))
     assert partial.token_ids == [1, 2, 4, 7] and partial.done and partial.forced == 3
     assert partial.logprobs == [0.0, 0.0, pytest.approx(0.0, abs=1e-12), 0.0]
 
 
 def test_logits_far_apart_neither_overflow_nor_draw_the_impossible():
     partials = [begin(ONE_CHOICE, seed, 0.1) for seed in range(500)]
-    draw(partials, [partial.allowed() for partial in partials], np.tile(np.array([-3e4, 3e4, -np.inf], np.float32), 500))
+    sample_next(partials, [partial.allowed() for partial in partials], np.tile(np.array([-3e4, 3e4, -np.inf], np.float32), 500))
     assert {tuple(partial.token_ids) for partial in partials} == {(5,)}
 
 
@@ -83,8 +85,8 @@ def test_a_row_whose_logits_are_no_numbers_is_not_drawn_from_and_the_others_are(
     alone = [begin(ONE_CHOICE, seed, 1.0) for seed in range(3)]
     good = np.array([0.5, -0.5, 1.0], np.float32)
     logits = np.concatenate((good, np.array([0.0, broken, 1.0], np.float32), good))
-    assert draw(partials, [partial.allowed() for partial in partials], logits) == [1]
-    draw(alone, [partial.allowed() for partial in alone], np.tile(good, 3))
+    assert sample_next(partials, [partial.allowed() for partial in partials], logits) == [1]
+    sample_next(alone, [partial.allowed() for partial in alone], np.tile(good, 3))
     assert partials[1].token_ids == []
     assert [partials[place].token_ids for place in (0, 2)] == [alone[place].token_ids for place in (0, 2)]
 
@@ -109,8 +111,8 @@ def test_a_thought_token_is_any_id_but_the_excluded_ones_as_often_as_the_policy_
     exact /= exact.sum()
     partials = [begin(thought(9, *excluded), seed, 1.0) for seed in range(8000)]
     if thrown is not None:
-        monkeypatch.setattr(legal_draw, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
-    draw(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
+        monkeypatch.setattr(sampling, "uniforms", lambda seeds, places: np.full(len(seeds), thrown))
+    sample_next(partials, [partial.allowed() for partial in partials], np.tile(logits, len(partials)))
     if thrown is not None:
         assert {partial.token_ids[0] for partial in partials} == {ids[0 if thrown == 0 else -1]}
         return
