@@ -22,8 +22,8 @@ from entente.inference.choose_engine import choose_engine
 from entente.inference.engine import Engine
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_wire import throwaway_request
+from entente.players.policy import Tokens
 from entente.records.generation import GenerationRequest
-from entente.rollouts.fork import Tokens
 from entente.telemetry.errors import EngineError
 from entente.telemetry.progress import reporter
 

@@ -11,9 +11,10 @@ from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.players import player
 from entente.game.snapshot import Snapshot
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.generation import Generation, GenerationRequest
-from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
+from entente.rollouts.groups import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions
 
@@ -128,17 +129,18 @@ class RecordingEngine:
 
 async def record_step(inputs: RunInputs, step: int, engine: Any, model_tokens: Tokens) -> PlayedStep:
     """Roll out the start groups of `step`, from 1, as a run does; every decision is kept with its own copy of the board."""
-    recording, tokens, rollouts = RecordingEngine(engine), copy(model_tokens), inputs.rollouts
+    recording: Any = RecordingEngine(engine)
+    tokens, rollouts = copy(model_tokens), inputs.rollouts
     cases: list[Case] = []
 
-    def prompt_ids(board: Board, legal: LegalOrders, shown: str | None = None) -> list[int]:
+    def prompt_ids(board: Board, legal: LegalOrders) -> list[int]:
         cases.append(Case(board=board.fork(), legal=legal, snapshot_id=""))
-        return model_tokens.prompt_ids(board, legal, shown)
+        return model_tokens.prompt_ids(board, legal)
 
     tokens.prompt_ids = prompt_ids  # type: ignore[method-assign]
     positions = sample_start_positions(inputs.positions, rollouts.start_groups, inputs.seed, step)
     groups = plan_start_groups(positions, (step - 1) * rollouts.start_groups, rollouts)
-    played = await roll_out(groups, recording, tokens, rollouts, producer="benchmark", seed=inputs.seed)
+    played = await roll_out(groups, {POLICY: PolicyPlayer(recording, tokens)}, rollouts, producer="benchmark", seed=inputs.seed)
     return PlayedStep(
         # A rollout makes a prompt right before its request, so both lists have the same order.
         cases=[replace(case, snapshot_id=asked.snapshot_id) for case, asked in zip(cases, recording.asked, strict=True)],

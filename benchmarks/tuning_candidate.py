@@ -18,9 +18,10 @@ import numpy as np
 from entente.decoding.codec import Codec
 from entente.inference.engine import Engine
 from entente.inference.settings import InferenceSettings
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.rows import Decision
-from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_groups, roll_out
+from entente.rollouts.groups import StartGroup, decisions_of, plan_start_groups, roll_out
 from entente.settings.find_model import model_of
 from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
@@ -62,7 +63,7 @@ async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: li
     """Play all start groups at the same time from an empty prefix cache; returns their rows and the seconds."""
     await engine.forget_prefixes()
     began = time.perf_counter()
-    forks = await roll_out(groups, engine, tokens, run.rollouts, producer="tuning", seed=run.seed)
+    forks = await roll_out(groups, {POLICY: PolicyPlayer(engine, tokens)}, run.rollouts, producer="tuning", seed=run.seed)
     return decisions_of(forks), time.perf_counter() - began
 
 

@@ -53,17 +53,15 @@ async def evaluate_policy(
     held_out = (await prepare_cache(settings)).held_out
     scores = {}
     async with open_players([player], runs_root, play) as opened:
-        decider = opened.deciders[player.name] if play.pick == "search" else None
         for opponents in evaluation.opponents:
             scores[opponents] = await evaluate_player(
                 f"v{version}",
-                POLICY if decider is None else player.name,
+                player.name if play.pick == "search" else POLICY,
                 opponents,
                 held_out,
                 evaluation,
                 opened.host,
-                *opened.policy(player.name),
-                decider,
+                opened.deciders[player.name],
                 play.temperature,
             )
     sentences = [f"policy version {version} against {name}: {score.describe()}" for name, score in scores.items()]

@@ -17,6 +17,7 @@ from prefect import flow
 
 from entente.evaluation.intervals import format_interval
 from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.groups import Stretch
 from entente.rollouts.improve_rounds import (
     ImproveSettings,
     begin_round,
@@ -27,7 +28,6 @@ from entente.rollouts.improve_rounds import (
     results,
     round_name,
 )
-from entente.rollouts.play import Stretch
 from entente.rollouts.teach import VISITED_GROUPS
 from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings

@@ -20,7 +20,7 @@ from entente.inference.choose_engine import make_engine
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.settings import InferenceSettings
-from entente.players.deciders import Decider, PolicyDecider, Tokens
+from entente.players.policy import Decider, PolicyPlayer, Tokens
 from entente.players.search import SearchDecider
 from entente.records.policy_version import BASE_VERSION
 from entente.settings.layers import settings_of
@@ -56,10 +56,10 @@ class OpenPlayers:
         name = player.without_search.name
         if not player.is_policy:
             return SearchDecider(play.search, proposer=name, processes=self.processes) if player.searches else None
-        engine, tokens, number = self.served[name]
+        policy = PolicyPlayer(*self.served[name])
         if player.searches_by(play):
-            return SearchDecider(play.search, engine=engine, tokens=tokens, version=number, processes=self.processes)
-        return PolicyDecider(engine, tokens, number)
+            return SearchDecider(play.search, policy=policy, processes=self.processes)
+        return policy
 
 
 @asynccontextmanager

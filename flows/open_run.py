@@ -30,7 +30,7 @@ from entente.inference.choose_engine import make_engine
 from entente.inference.engine_cards import engine_dtype
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
-from entente.rollouts.fork import Tokens
+from entente.players.policy import Tokens
 from entente.settings.check_settings import check_settings
 from entente.settings.find_model import check_length, check_room
 from entente.settings.layers import check_prompts, check_resumed, rate_warning, settings_of

@@ -7,6 +7,7 @@ from typing import Any
 
 from entente.evaluation.score_files import ScoreRecord, read_score, track_label, write_score
 from entente.evaluation.strength import POLICY, Score
+from entente.players.policy import PolicyPlayer
 from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
@@ -83,7 +84,6 @@ async def _score(resources: Resources, settings: RunSettings, label: str, player
     asked = (player, opponents, version, settings.evaluation.question)
     if known is not None and (known.player, known.opponents, known.policy_version, known.settings.question) == asked:
         return known.score
-    policy = player == POLICY
     score = await evaluate_player(
         label,
         player,
@@ -91,8 +91,7 @@ async def _score(resources: Resources, settings: RunSettings, label: str, player
         resources.cache.held_out,
         settings.evaluation,
         resources.host,
-        resources.engine if policy else None,
-        resources.tokens if policy else None,
+        PolicyPlayer(resources.engine, resources.tokens) if player == POLICY else None,
     )
     record = ScoreRecord(
         label=label, player=player, opponents=opponents, policy_version=version, settings=settings.evaluation, score=score

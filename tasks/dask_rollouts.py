@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from entente.inference.server_arguments import start_limit_s
-from entente.rollouts.play import Figures, Stretch, play_stretch
+from entente.rollouts.figures import Figures
+from entente.rollouts.groups import Stretch, play_stretch
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.telemetry.errors import EngineLostError, InputError
 from entente.telemetry.machine import usable_cores

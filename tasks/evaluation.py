@@ -6,11 +6,10 @@ from prefect import task
 
 from entente.evaluation.matches import GamePlan, GameResult, OnGame, play_match
 from entente.evaluation.settings import EvaluationSettings, MatchSettings
-from entente.evaluation.strength import POLICY, Score, measure_strength
+from entente.evaluation.strength import Score, measure_strength
 from entente.game.snapshot import Snapshot
-from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
-from entente.players.deciders import Decider, Tokens
+from entente.players.policy import Decider
 from entente.telemetry.progress import GameProgress, reporter
 
 
@@ -28,24 +27,19 @@ async def evaluate_player(
     positions: Sequence[Snapshot],
     settings: EvaluationSettings,
     host: EngineHost,
-    engine: Engine | None,
-    tokens: Tokens | None,
     decider: Decider | None = None,
     temperature: float = 1.0,
 ) -> Score:
-    """Score `player`: the policy that the engine serves, a scripted player, or `decider`. `label` names the task run."""
+    """Score `player`; see `measure_strength`. `label` names the task run."""
     who = f"{label} against {opponents}"
-    policy = player == POLICY
     return await host.run(
         measure_strength(
             player,
             opponents,
             positions,
             settings,
-            engine if policy else None,
-            tokens if policy else None,
-            lambda done, total: reporter().stage(f"evaluating {who}", done, total),
             decider,
+            lambda done, total: reporter().stage(f"evaluating {who}", done, total),
             temperature,
         )
     )

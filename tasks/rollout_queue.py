@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from entente.records.policy_version import BASE, PolicyVersion
-from entente.rollouts.play import Figures, Stretch, rollout_figures
+from entente.rollouts.figures import Figures, rollout_figures
+from entente.rollouts.groups import Stretch
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter

@@ -13,8 +13,8 @@ from entente.decoding.base_identity import base_identity
 from entente.decoding.codec import Codec
 from entente.inference.choose_engine import make_engine
 from entente.inference.host import EngineHost, start_engine
+from entente.players.policy import Tokens
 from entente.records.policy_version import BASE
-from entente.rollouts.fork import Tokens
 from entente.rollouts.resources import RolloutResources
 from entente.settings.find_model import model_of
 from entente.settings.layers import settings_of

@@ -10,8 +10,9 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
 from prefect.utilities.annotations import quote
 
+from entente.rollouts.figures import Figures
+from entente.rollouts.groups import Stretch, play_probe, play_stretch
 from entente.rollouts.improve_rounds import ImproveSettings
-from entente.rollouts.play import Figures, Stretch, play_probe, play_stretch
 from entente.rollouts.teach import label, visit
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S
 from entente.telemetry.errors import DataError, InputError

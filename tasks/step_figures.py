@@ -5,7 +5,7 @@ import time
 
 from entente.inference.engine import EngineStats
 from entente.players.read_answer import AnswerCounts
-from entente.rollouts.play import Figures, add_up
+from entente.rollouts.figures import Figures, add_up
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, private_mib
 from entente.telemetry.metrics import METRICS
 from entente.training.messages import TrainedStep

@@ -21,8 +21,8 @@ from entente.game.board import Board
 from entente.game.players import player
 from entente.game.snapshot import Snapshot
 from entente.inference.host import EngineHost
+from entente.players.policy import Tokens
 from entente.records.policy_version import BASE
-from entente.rollouts.fork import Tokens
 from entente.settings.layers import layered_settings
 from entente.telemetry import progress
 from entente.training.settings import recipe_hash

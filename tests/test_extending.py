@@ -123,7 +123,7 @@ def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
 def test_the_chat_template_of_the_page_holds_a_prompt(model: Path, tmp_path: Path):
     from entente.decoding.codec import Codec
     from entente.game.prompts import PromptSettings, board_text, power_text
-    from entente.players.deciders import Tokens
+    from entente.players.policy import Tokens
     from tests.chat_models import chat_model
 
     folder = chat_model(model, tmp_path / "model", BLOCKS["chat_template.jinja"])

@@ -16,8 +16,8 @@ from entente.game.snapshot import POWERS
 from entente.inference.choose_engine import engine_here
 from entente.inference.engine_cards import unused_card
 from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
+from entente.players.policy import Tokens
 from entente.reports.read_run import read_run
-from entente.rollouts.fork import Tokens
 from entente.settings.check_settings import check_settings
 from entente.settings.find_model import (
     TINY,

@@ -18,11 +18,12 @@ from entente.decoding.open_set import nth_id, set_size
 from entente.game.board import Board
 from entente.game.snapshot import Snapshot
 from entente.inference.engine import Engine, EngineStats
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Decision, Ply
-from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from state_cache.build import play_source_game
 from state_cache.sampling import sample_start_positions
@@ -59,13 +60,13 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
         longest: largest number of tokens of a row. Longer rows are cut, which occurs if bytes count as tokens.
     """
     years = min(_YEARS, settings.horizon_years)
-    changed = {"horizon_years": years, "forks_per_group": _FORKS}
     # Past versions cannot play here, and searches take too long.
-    changed["opponents"] = ",".join(settings.scripted_opponents) or "mover"
-    shorter = settings.model_copy(update=changed)
+    opponents = ",".join(settings.scripted_opponents) or "mover"
+    shorter = settings.model_copy(update={"horizon_years": years, "forks_per_group": _FORKS, "opponents": opponents})
     starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
     engine = _UniformEngine()
-    forks = asyncio.run(roll_out(plan_start_groups(starts, 0, shorter), engine, tokens, shorter, producer="rehearsal", seed=seed))
+    groups, policy = plan_start_groups(starts, 0, shorter), PolicyPlayer(engine, tokens)
+    forks = asyncio.run(roll_out(groups, {POLICY: policy}, shorter, producer="rehearsal", seed=seed))
     rows = [replace(row, input_ids=row.input_ids[:longest]) for row in decisions_of(forks)]
     scale = settings.horizon_years / years / len(forks)
     return Rehearsal(

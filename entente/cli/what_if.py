@@ -14,7 +14,7 @@ from storage.runs import GAMES_FOLDER, LATEST
 if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
     from entente.evaluation.what_if import Continuation, OrderSets, RecordedPosition, WhatIf
-    from entente.players.deciders import Decider
+    from entente.players.policy import Decider
 
 
 def what_if(

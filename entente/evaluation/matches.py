@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
-from entente.players.deciders import Decider
 from entente.players.endpoint_players import OutsideDecider
+from entente.players.policy import Decider
 from entente.players.read_answer import AnswerCounts
 from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import EngineError, InputError
@@ -183,9 +183,7 @@ async def play_game(
             snapshot_id="" if plan.start is None else plan.start.snapshot_id,
         ),
         board,
-        None,
-        None,
-        deciders=deciders,
+        deciders,
         on_phase=on_phase,
     )
     answers = {

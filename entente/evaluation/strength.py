@@ -16,11 +16,11 @@ from entente.evaluation.intervals import Estimate, estimate, format_count
 from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
-from entente.inference.engine import Engine
-from entente.players.deciders import Decider, Tokens
+from entente.players.opponents import POLICY
+from entente.players.policy import Decider, PolicyPlayer, Tokens
 from entente.players.seeds import dice
 from entente.records.rows import Decision
-from entente.rollouts.fork import POLICY, ForkPlan, play_fork
+from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import EngineError, InputError
 
 OnFork = Callable[[int, int], None]
@@ -95,16 +95,15 @@ async def measure_strength(
     opponents: str,
     positions: Sequence[Snapshot],
     settings: EvaluationSettings,
-    engine: Engine | None = None,
-    tokens: Tokens | None = None,
-    on_fork: OnFork | None = None,
     decider: Decider | None = None,
+    on_fork: OnFork | None = None,
     temperature: float = 1.0,
 ) -> Score:
-    """Measure `player` (POLICY, drawn by `engine`, or a scripted player) in one seat against `opponents` in the six others.
+    """Measure `player` in one seat against `opponents` in the six others.
 
     Args:
-        decider: plays the seat instead; `player` is then its name, which must be neither POLICY nor a scripted player.
+        player: name of the seat: POLICY, whose openings the score shows, or another.
+        decider: plays it; None: `player` is a scripted player.
         temperature: of the policy's draws.
 
     Raises:
@@ -118,7 +117,7 @@ async def measure_strength(
         )
     chosen = list(positions[: settings.positions])
     pairs = [(snapshot, power) for snapshot in chosen for power in _powers(snapshot, settings)]
-    done = 0
+    players, done = {} if decider is None else {player: decider}, 0
 
     async def gain(snapshot: Snapshot, power: str) -> tuple[float, int, Opening | None]:
         nonlocal done
@@ -131,8 +130,7 @@ async def measure_strength(
             temperature=temperature,
             snapshot_id=snapshot.snapshot_id,
         )
-        deciders = {player: decider} if decider is not None else {}
-        fork = await play_fork(plan, Board.restore(snapshot), engine, tokens, deciders=deciders, record_plies=False)
+        fork = await play_fork(plan, Board.restore(snapshot), players, record_plies=False)
         if fork.status != "complete" or fork.start is None or fork.end is None:
             raise EngineError(f"evaluation of '{player}' failed on position {snapshot.snapshot_id}: {fork.reason}")
         done += 1
@@ -140,8 +138,10 @@ async def measure_strength(
             on_fork(done, len(pairs))
         seat = POWERS.index(power)
         gained = fork.end.centres[seat] - fork.start.centres[seat]
-        has_opening = tokens is not None and bool(fork.decisions) and fork.decisions[0].ply == 0
-        return gained, fork.rejected, _opening(snapshot, fork.decisions[0], tokens) if has_opening else None
+        opening = None
+        if isinstance(decider, PolicyPlayer) and fork.decisions and fork.decisions[0].ply == 0:
+            opening = _opening(snapshot, fork.decisions[0], decider.tokens)
+        return gained, fork.rejected, opening
 
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
@@ -163,8 +163,7 @@ async def measure_strength(
     )
 
 
-def _opening(snapshot: Snapshot, first: Decision, tokens: Tokens | None) -> Opening:
-    assert tokens is not None, "a drawn decision needs a tokenizer"
+def _opening(snapshot: Snapshot, first: Decision, tokens: Tokens) -> Opening:
     completion, token_logprobs = first.completion_ids.tolist(), np.asarray(first.behaviour_logprobs).tolist()
     logprobs = tokens.tables.order_logprobs(completion, token_logprobs)
     return Opening(

@@ -17,7 +17,7 @@ from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.game.players import player
 from entente.game.scores import Standing
 from entente.game.snapshot import POWERS
-from entente.players.deciders import Decider, DecisionRequest
+from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of
 from entente.players.seeds import dice
 from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import DataError, EngineError, InputError
@@ -178,7 +178,7 @@ async def orders_of_player(
             snapshot_id=_snapshot_id(position.board),
             temperature=how.temperature,
         )
-        return {power: tuple(await _SamePhaseSameLuck(decider).decide(request))}
+        return {power: tuple(orders_of(await _SamePhaseSameLuck(decider).decide(request)))}
 
     return list(await asyncio.gather(*map(choose, range(how.forks))))
 
@@ -259,9 +259,7 @@ async def _play(
     fork = await play_fork(
         plan,
         board,
-        None,
-        None,
-        deciders=deciders,
+        deciders,
         on_phase=lambda phase: progress.played(name, phase) if progress is not None else None,
     )
     if progress is not None:
@@ -277,7 +275,7 @@ class _SamePhaseSameLuck:
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
 
-    async def decide(self, request: DecisionRequest) -> Sequence[str]:
+    async def decide(self, request: DecisionRequest) -> Sequence[str] | Sampled:
         """See `Decider`."""
         phase = request.board.phase
         return await self._decider.decide(replace(request, game=f"{request.game}/{phase}", dice=f"{request.dice}/{phase}", ply=0))

@@ -43,6 +43,10 @@ class LegalOrders:
         """True if exactly one set of orders is legal."""
         return self.count() == 1
 
+    def only_orders(self) -> tuple[str, ...]:
+        """The legal set if there is exactly one."""
+        return tuple(options[0] for options in self.options) or (WAIVE,) * self.picks
+
     def count(self) -> int:
         """Exact number of legal sets of orders."""
         if self.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):

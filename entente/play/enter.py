@@ -32,7 +32,7 @@ from entente.game.server_client import (
 )
 from entente.play.entered_file import keep_game
 from entente.play.game import Players
-from entente.players.deciders import DecisionRequest
+from entente.players.policy import DecisionRequest
 from entente.telemetry.errors import EntenteError, InputError
 
 MOST_TRIES = 10

@@ -12,7 +12,7 @@ from typing import Protocol
 from entente.game.board import Board
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.snapshot import POWERS
-from entente.players.deciders import DecisionRequest
+from entente.players.policy import DecisionRequest
 from entente.telemetry.errors import EntenteError, InputError
 from storage.played_games import HUMAN, SavedProposal
 

@@ -29,8 +29,7 @@ from entente.inference.host import EngineHost
 from entente.inference.supervisor import EngineSupervisor
 from entente.play.http_server import CheckedHeaders, foreign_header, has_key, headers_of, is_too_long
 from entente.play.orders_request import ApiError, ChatRequest, read_question, read_request
-from entente.players.deciders import DecisionRequest, Tokens, draw
-from entente.records.rows import Decision
+from entente.players.policy import DecisionRequest, PolicyPlayer, Sampled, Tokens
 from entente.telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
 
 MOST_DRAWS = 512
@@ -69,7 +68,7 @@ class Draws:
         self.on_failure: Callable[[], None] = lambda: None
         self._most = most
 
-    async def answer(self, asked: ChatRequest, legal: LegalOrders, board: Board, name: str, receive: Receive) -> list[Decision]:
+    async def answer(self, asked: ChatRequest, legal: LegalOrders, board: Board, name: str, receive: Receive) -> list[Sampled]:
         """One draw for each choice of a request, or none if the client disconnects; a draw that fails cancels the others.
 
         Args:
@@ -99,7 +98,7 @@ class Draws:
             snapshot_id=hashlib.blake2b(shown.encode(), digest_size=8).hexdigest(),
             temperature=asked.drawn_at,
         )
-        draws = [asyncio.create_task(self._draw(request, shown, number)) for number in range(choices)]
+        draws = [asyncio.create_task(self._draw(request, number)) for number in range(choices)]
         self.in_flight += choices
         for each in draws:
             each.add_done_callback(self._end)
@@ -115,9 +114,9 @@ class Draws:
     def _end(self, _: object) -> None:
         self.in_flight -= 1
 
-    async def _draw(self, request: DecisionRequest, shown: str, number: int) -> Decision:
+    async def _draw(self, request: DecisionRequest, number: int) -> Sampled:
         policy = self.policy
-        work = draw(request, policy.engine, policy.tokens, version=policy.version, shown=shown, repetition=number)
+        work = PolicyPlayer(policy.engine, policy.tokens, policy.version).sample(request, number)
         try:
             return await policy.host.run(work)
         except EngineLostError:
@@ -226,21 +225,21 @@ def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Respons
 # ---- the answer in the form of the API ----
 
 
-def _answer(head: dict[str, Any], asked: ChatRequest, drawn: Sequence[Decision], tokens: Tokens) -> Response:
-    prompt, completion = drawn[0].prompt_len, sum(len(each.completion_ids) for each in drawn)
+def _answer(head: dict[str, Any], asked: ChatRequest, drawn: Sequence[Sampled], tokens: Tokens) -> Response:
+    prompt, completion = len(drawn[0].prompt_ids), sum(len(each.generation.token_ids) for each in drawn)
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     choices = [_choice(each, number, tokens, logprobs=bool(asked.logprobs)) for number, each in enumerate(drawn)]
     return JSONResponse({"object": "chat.completion", **head, "choices": choices, "usage": usage})
 
 
-def _choice(drawn: Decision, index: int, tokens: Tokens, *, logprobs: bool) -> dict[str, Any]:
+def _choice(drawn: Sampled, index: int, tokens: Tokens, *, logprobs: bool) -> dict[str, Any]:
     """One choice of a whole answer. A thought before the orders is `reasoning_content`, as other servers name it."""
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(drawn.orders), "refusal": None}
-    ids = drawn.completion_ids.tolist()
+    ids = drawn.generation.token_ids.tolist()
     if tokens.thinking is not None:
         thought, ids = tokens.thinking.split(ids)
         message["reasoning_content"] = tokens.codec.decode(thought).strip()
-    content = _token_logprobs(ids, [float(each) for each in drawn.behaviour_logprobs[-len(ids) :]], tokens) if logprobs else []
+    content = _token_logprobs(ids, [float(each) for each in drawn.generation.logprobs[-len(ids) :]], tokens) if logprobs else []
     found = {"content": content, "refusal": None} if logprobs else None
     return {"index": index, "message": message, "logprobs": found, "finish_reason": "stop"}
 

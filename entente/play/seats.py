@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from entente.game.players import player
 from entente.play.game import Choice
-from entente.players.deciders import DecisionRequest, PolicyDecider, draw
+from entente.players.policy import DecisionRequest, PolicyPlayer, orders_of
 from entente.players.search import SearchDecider
 from entente.players.seeds import dice
 from flows.open_players import OpenPlayers
@@ -27,16 +27,12 @@ class SeatedPlayers:
             rng = dice(request.dice, request.board.phase, request.power)
             return Choice(orders=tuple(player(name)(request.legal, rng, request.board)))
         request = replace(request, temperature=self._temperature)
-        if isinstance(decider, PolicyDecider) and not request.legal.is_forced:
-            return await self._opened.host.run(_drawn(decider, request))
+        if isinstance(decider, PolicyPlayer) and not request.legal.is_forced:
+            sampled = await self._opened.host.run(decider.sample(request))
+            return Choice(orders=tuple(sampled.orders), probability=sampled.probability)
         if isinstance(decider, SearchDecider):
             return await self._opened.host.run(_searched(decider, request))
-        return Choice(orders=tuple(await self._opened.host.run(decider.decide(request))))
-
-
-async def _drawn(decider: PolicyDecider, request: DecisionRequest) -> Choice:
-    drawn = await draw(request, decider.engine, decider.tokens, version=decider.version)
-    return Choice(orders=tuple(drawn.orders), probability=drawn.probability)
+        return Choice(orders=tuple(orders_of(await self._opened.host.run(decider.decide(request)))))
 
 
 async def _searched(decider: SearchDecider, request: DecisionRequest) -> Choice:

@@ -18,9 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.prompts import PromptSettings, board_text, power_text
-from entente.players.deciders import DecisionRequest
 from entente.players.endpoint import OutsideSettings, read_endpoint
 from entente.players.endpoint_client import EndpointClient
+from entente.players.policy import DecisionRequest
 from entente.players.read_answer import AnswerCounts, no_answer, read_answer
 from entente.telemetry.errors import EngineError
 from storage.files import make_directory
@@ -98,7 +98,7 @@ class AnswerFile:
 
 
 class OutsideDecider:
-    """One endpoint's seat; see `entente.players.deciders.Decider`."""
+    """One endpoint's seat; see `entente.players.policy.Decider`."""
 
     def __init__(self, name: str, players: "OutsidePlayers") -> None:
         self.name, self._players = name, players

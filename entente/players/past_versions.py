@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from entente.inference.engine import Engine
-from entente.players.deciders import PolicyDecider, Tokens
 from entente.players.opponents import seat_name
+from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from storage.adapters import read_adapter
 from storage.runs import RunPaths
@@ -57,7 +57,7 @@ class PastVersions:
             self._loaded = {version for version in self._loaded if version >= oldest or version in kept} | {self._newest.version}
 
     @asynccontextmanager
-    async def served(self, versions: Collection[int]) -> AsyncIterator[Mapping[str, PolicyDecider]]:
+    async def served(self, versions: Collection[int]) -> AsyncIterator[Mapping[str, PolicyPlayer]]:
         """Serve these versions inside the block; gives their deciders by name of the seat.
 
         Raises:
@@ -67,7 +67,7 @@ class PastVersions:
         self._last = frozenset(versions)
         try:
             await self._load(versions)
-            yield {seat_name(f"v{version}"): PolicyDecider(self.engine, self._tokens, version) for version in versions}
+            yield {seat_name(f"v{version}"): PolicyPlayer(self.engine, self._tokens, version) for version in versions}
         finally:
             self._playing.subtract(versions)
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from entente.game.board import Board
 from entente.game.players import check_player, player
-from entente.game.prompts import board_text
 from entente.game.snapshot import Snapshot
 from entente.players.changed_orders import changed_orders
-from entente.players.deciders import CompletionSource, DecisionRequest, Tokens, draw
 from entente.players.playouts import Playouts
+from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.race import race
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
@@ -45,19 +44,14 @@ class SearchResult:
 
 
 async def propose(
-    request: DecisionRequest,
-    engine: CompletionSource | None,
-    tokens: Tokens | None,
-    version: int | None,
-    settings: SearchSettings,
+    request: DecisionRequest, policy: PolicyPlayer | None, settings: SearchSettings
 ) -> dict[tuple[str, ...], float | None]:
     """Distinct legal order sets: `settings.proposals` draws of the policy, then one of each name in `settings.scripted`.
 
     The first draw is the one that the policy would play without a search.
 
     Args:
-        engine: draws the policy's proposals; None: only scripted players propose.
-        version: the policy version; None: the engine's newest.
+        policy: makes its proposals; None: only scripted players propose.
 
     Returns:
         Order set -> the probability with which the policy drew it; None if only scripted players proposed it.
@@ -68,14 +62,10 @@ async def propose(
     """
     sets: list[list[str]] = []
     drawn: dict[tuple[str, ...], float] = {}
-    if engine is not None and tokens is not None and settings.proposals:
-        shown = board_text(request.board, request.power, tokens.prompts)
-        draws = (
-            draw(request, engine, tokens, version=version, shown=shown, repetition=number) for number in range(settings.proposals)
-        )
-        for found in await asyncio.gather(*draws):
-            sets.append(list(found.orders))
-            drawn[tuple(found.orders)] = found.probability
+    if policy is not None:
+        for sampled in await asyncio.gather(*(policy.sample(request, number) for number in range(settings.proposals))):
+            sets.append(sampled.orders)
+            drawn[tuple(sampled.orders)] = sampled.probability
     for number, name in enumerate(settings.scripted):
         rng = dice(request.dice, request.ply, request.power, "proposal", number)
         sets.append(player(name)(request.legal, rng, request.board))
@@ -145,16 +135,15 @@ class SearchDecider:
         self,
         settings: SearchSettings,
         *,
-        engine: CompletionSource | None = None,
-        tokens: Tokens | None = None,
-        version: int | None = None,
+        policy: PolicyPlayer | None = None,
         proposer: str = "",
         processes: ProcessPool | None = None,
     ) -> None:
         """Check the names of players.
 
         Args:
-            proposer: the scripted player that makes the `settings.proposals`, if no engine does.
+            policy: makes the `settings.proposals`.
+            proposer: the scripted player that makes them, if no policy does.
             processes: search; None: this process does.
         """
         if proposer:
@@ -162,7 +151,7 @@ class SearchDecider:
             settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})
         check_search(settings)
         self._settings, self._processes = settings, processes
-        self._engine, self._tokens, self._version = engine, tokens, version
+        self._policy = policy
 
     async def decide(self, request: DecisionRequest) -> list[str]:
         """The best order set; see `Decider`."""
@@ -170,7 +159,7 @@ class SearchDecider:
 
     async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
         """What the search of a decision found, and the proposals as `propose` returns them."""
-        proposals = await propose(request, self._engine, self._tokens, self._version, self._settings)
+        proposals = await propose(request, self._policy, self._settings)
         question = request.power, list(proposals), self._settings, luck_of(request)
         if self._processes is None:
             return await search(request.board, *question), proposals

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from entente.game.board import Board
 from entente.game.players import SEARCHES
 from entente.inference.engine import Engine
-from entente.players.deciders import Decider, DecisionRequest, Tokens
 from entente.players.opponents import seat_name, version_of
+from entente.players.policy import DecisionRequest, PolicyPlayer, Tokens
 from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings
 
@@ -25,7 +25,7 @@ DEFAULT_SEARCH = SearchSettings()
 class SharedSearch:
     """A player that searches, for all forks of the start groups of one task."""
 
-    def __init__(self, decider: Decider, turns: asyncio.Semaphore) -> None:
+    def __init__(self, decider: SearchDecider, turns: asyncio.Semaphore) -> None:
         self._decider, self._turns = decider, turns
         self._asked: dict[tuple[str, str, str], asyncio.Task[Sequence[str]]] = {}
 
@@ -43,7 +43,7 @@ class SharedSearch:
             return await self._decider.decide(request)
 
 
-def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> dict[str, Decider]:
+def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> dict[str, SharedSearch]:
     """Who decides for each of these names of a table of opponents, by seat; called on the games' event loop.
 
     Args:
@@ -52,13 +52,13 @@ def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> di
     Raises:
         InputError: there is no such scripted player.
     """
-    turns, found = asyncio.Semaphore(AT_ONCE), dict[str, Decider]()
+    turns, found = asyncio.Semaphore(AT_ONCE), dict[str, SharedSearch]()
     for name in names:
         version = version_of(name)
         if version is None:
             decider = SearchDecider(DEFAULT_SEARCH, proposer=name.removesuffix(SEARCHES))
         else:
-            decider = SearchDecider(DEFAULT_SEARCH, engine=engine, tokens=tokens, version=version)
+            decider = SearchDecider(DEFAULT_SEARCH, policy=PolicyPlayer(engine, tokens, version))
         found[seat_name(name)] = SharedSearch(decider, turns)
     return found
 

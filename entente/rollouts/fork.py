@@ -1,4 +1,4 @@
-"""Plays one fork: from a frozen position to its horizon, by the policy, scripted players and other deciders.
+"""Plays one fork: from a frozen position to its horizon. All seats are asked alike; what the policy samples becomes rows.
 
 Forks run concurrently, and so do the decisions of one ply. A failed request ends only its own fork, with a status and a reason.
 Reward components are computed here: each covers the time from a decision to the same power's next one, or to the fork's end.
@@ -7,21 +7,22 @@ Reward components are computed here: each covers the time from a decision to the
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.players import player
 from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached
-from entente.players.deciders import CompletionSource, Decider, DecisionRequest, Tokens, draw
+from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
+from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of
 from entente.players.seeds import dice
-from entente.records.rows import Decision, Ply
+from entente.records.rows import Decision, Ply, decision_id
 from entente.telemetry.errors import DataError, EngineError
-
-__all__ = ["POLICY", "ForkPlan", "PlayedFork", "Tokens", "play_fork"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class ForkPlan:
     shared_name: str
     """Name of the start group. It seeds the scripted players, so that forks of a group share their random numbers."""
     seats: Mapping[str, str]
-    """Power -> POLICY, the name of a decider or the name of a scripted player; all seven powers."""
+    """Power -> name of its player; all seven powers. Only decisions of POLICY become rows."""
     horizon_years: int
     """Counts of centres from `counted_from` to the end."""
     settled_years: int = 0
@@ -44,6 +45,12 @@ class ForkPlan:
     """Phase from which the horizon is counted; empty: the fork's first phase."""
     dice: str = ""
     """Name that seeds the policy's draws; empty: `name`."""
+    producer: str = ""
+    """Name of the producer of its rows; these and the next four are columns of its rows, and empty where rows are not kept."""
+    start_group: int = 0
+    fork: int = 0
+    game_id: str = ""
+    opponents: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,90 +75,158 @@ class PlayedFork:
 async def play_fork(
     plan: ForkPlan,
     board: Board,
-    engine: CompletionSource | None,
-    tokens: Tokens | None,
+    players: Mapping[str, Decider],
     *,
-    deciders: Mapping[str, Decider] | None = None,
     record_plies: bool = True,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> PlayedFork:
     """Play until the horizon, or until an earlier end (see `PlayedFork.ended`). `board` is changed and then released.
 
     Args:
-        engine: draws the policy's decisions; None if no seat is POLICY.
-        tokens: None if `engine` is None.
-        deciders: by name of their seat; their decisions are played but not recorded.
+        players: by the name of their seat; other seats are scripted players.
         record_plies: record positions, orders and results for replay.
         on_phase: called with the name of each phase that was played.
 
     Returns:
         the fork; its `status` is "failed" if a decision failed.
     """
-    deciders = deciders or {}
     standing = compute_standing(board)
-    fork, end_rule = PlayedFork(start=standing), _EndRule(plan, board)
-    befores: list[Standing] = []  # of each decision
+    fork, end_rule, sampled = PlayedFork(start=standing), _EndRule(plan, board), list[_SampledDecision]()
     ply = 0
     while not (reason_to_end := end_rule.reason_to_end(board, ply)):
         began = time.perf_counter()
         legal = board.legal_orders()
         legal_s = time.perf_counter() - began
         phase, before = board.phase, standing
-        policy_powers = [power for power in legal if plan.seats[power] == POLICY and not legal[power].is_forced]
-        others = {
-            power: decider
-            for power in legal
-            if (decider := deciders.get(plan.seats[power])) is not None and not legal[power].is_forced
-        }
-        orders = _scripted_orders(plan, legal, board, skip=[*policy_powers, *others], without_script=deciders)
         try:
-            drawn, decided = await asyncio.gather(
-                _draw_decisions(plan, board, legal, policy_powers, ply, engine, tokens),
-                _ask_deciders(plan, board, legal, others, ply),
-            )
+            decided = await _decide(plan, board, legal, players, ply)
         except (EngineError, DataError) as error:
             fork.status, fork.reason, reason_to_end = "failed", str(error), "failed"
             break
-        orders |= {power: decision.orders for power, decision in drawn.items()} | decided
-        position = _ply(ply, board) if record_plies else None
+        snapshot = board.snapshot(game_id="", seed=0, source="") if record_plies else None
         began = time.perf_counter()
-        played = board.step(orders)
+        played = board.step({power: orders_of(each) for power, each in decided.items()})
         standing = compute_standing(board, before, played)
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
         fork.rejected += sum(played.rejected.values())
-        fork.decisions += [
-            replace(decision, orders_rejected=played.rejected.get(power, 0), engine_ms=engine_ms)
-            for power, decision in drawn.items()
+        sampled += [
+            _SampledDecision(ply, phase, power, each, before, played.rejected.get(power, 0), engine_ms)
+            for power, each in decided.items()
+            if plan.seats[power] == POLICY and isinstance(each, Sampled)
         ]
-        befores += [before] * len(drawn)
-        if position is not None:
-            fork.plies.append(replace(position, orders=json.dumps(played.orders), results=json.dumps(played.results)))
+        if snapshot is not None:
+            fork.plies.append(_ply(plan, ply, snapshot, json.dumps(played.orders), json.dumps(played.results)))
         ply += 1
         on_phase(phase)
     if record_plies and fork.status == "complete" and not board.is_over:
-        fork.plies.append(_ply(ply, board))
+        fork.plies.append(_ply(plan, ply, board.snapshot(game_id="", seed=0, source="")))
     fork.end, fork.ended = standing, reason_to_end
-    fork.decisions = _with_outcomes(fork, befores)
+    fork.decisions = _rows(plan, fork, sampled, standing)
     board.release()
     return fork
 
 
-def _with_outcomes(fork: PlayedFork, befores: Sequence[Standing]) -> list[Decision]:
-    """The decisions with how the fork ended, and what each brought until the same power's next decision or the end."""
-    assert fork.end is not None
+async def _decide(
+    plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], players: Mapping[str, Decider], ply: int
+) -> dict[str, Sequence[str] | Sampled]:
+    """What each power decides. Nobody is asked for the only legal order set; other players decide concurrently."""
+    decided: dict[str, Sequence[str] | Sampled] = {}
+    asked: dict[str, Awaitable[Sequence[str] | Sampled]] = {}
+    for power, own in legal.items():
+        seat = plan.seats[power]
+        if own.is_forced:
+            decided[power] = own.only_orders()
+        elif seat in players:
+            asked[power] = players[seat].decide(_request(plan, board, own, ply))
+        else:  # scripted players of the forks of a group share their random numbers
+            decided[power] = player(seat)(own, dice(plan.shared_name, board.phase, power), board)
+    decided |= zip(asked, await asyncio.gather(*asked.values()), strict=True)
+    return decided
+
+
+def _request(plan: ForkPlan, board: Board, legal: LegalOrders, ply: int) -> DecisionRequest:
+    return DecisionRequest(
+        game=plan.name,
+        dice=plan.dice or plan.name,
+        ply=ply,
+        power=legal.power,
+        legal=legal,
+        board=board,
+        snapshot_id=plan.snapshot_id,
+        temperature=plan.temperature,
+        shared=plan.shared_name,
+    )
+
+
+@dataclass(slots=True)
+class _SampledDecision:
+    """A decision of the policy while the fork is being played."""
+
+    ply: int
+    phase: str
+    power: str
+    sampled: Sampled
+    before: Standing
+    rejected: int
+    engine_ms: float
+
+
+def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision], end: Standing) -> list[Decision]:
+    """The rows: each decision with what it brought until the same power's next decision, or the end."""
     following: dict[str, Standing] = {}
-    found: list[Decision] = []
-    for decision, before in zip(reversed(fork.decisions), reversed(befores), strict=True):
-        parts: dict[str, Any] = components(before, following.get(decision.power, fork.end), decision.power)
-        following[decision.power] = before
-        found.append(replace(decision, status=fork.status, reason=fork.reason, ended=fork.ended, **parts))
-    return found[::-1]
+    rows: list[Decision] = []
+    for each in reversed(sampled):
+        parts: dict[str, Any] = components(each.before, following.get(each.power, end), each.power)
+        following[each.power] = each.before
+        drawn, generation = each.sampled, each.sampled.generation
+        rows.append(
+            Decision(
+                decision_id=decision_id(plan.producer, plan.start_group, plan.fork, each.ply, each.power),
+                snapshot_id=plan.snapshot_id,
+                start_group=plan.start_group,
+                fork=plan.fork,
+                ply=each.ply,
+                power=each.power,
+                phase=each.phase,
+                game_id=plan.game_id,
+                seed=drawn.seed,
+                opponents=plan.opponents,
+                policy_version=generation.policy.version,
+                adapter_hash=generation.policy.adapter_hash,
+                worker=generation.worker,
+                input_ids=np.concatenate([np.asarray(drawn.prompt_ids, np.int32), generation.token_ids]),
+                prompt_len=len(drawn.prompt_ids),
+                behaviour_logprobs=generation.logprobs,
+                legal_ids=drawn.legal_ids,
+                legal_offsets=drawn.legal_offsets,
+                temperature=plan.temperature,
+                orders=drawn.orders,
+                orders_rejected=each.rejected,
+                status=fork.status,
+                reason=fork.reason,
+                ended=fork.ended,
+                queue_ms=generation.queue_ms,
+                prefill_ms=generation.prefill_ms,
+                decode_ms=generation.decode_ms,
+                engine_ms=each.engine_ms,
+                cached_tokens=generation.cached_tokens,
+                **parts,
+            )
+        )
+    return rows[::-1]
 
 
-def _ply(ply: int, board: Board) -> Ply:
-    """The current position, without orders."""
-    snapshot = board.snapshot(game_id="", seed=0, source="")
-    return Ply(ply=ply, phase=board.phase, snapshot_id=snapshot.snapshot_id, position=snapshot.position)
+def _ply(plan: ForkPlan, ply: int, snapshot: Snapshot, orders: str = "{}", results: str = "{}") -> Ply:
+    return Ply(
+        start_group=plan.start_group,
+        fork=plan.fork,
+        ply=ply,
+        phase=snapshot.phase,
+        snapshot_id=snapshot.snapshot_id,
+        position=snapshot.position,
+        orders=orders,
+        results=results,
+    )
 
 
 class _EndRule:
@@ -178,61 +253,3 @@ class _EndRule:
             elif horizon_reached(self._changed, board.phase, self._plan.settled_years):
                 return "settled"
         return ""
-
-
-def _scripted_orders(
-    plan: ForkPlan,
-    legal: Mapping[str, LegalOrders],
-    board: Board,
-    *,
-    skip: Collection[str],
-    without_script: Collection[str],
-) -> dict[str, list[str]]:
-    """Orders of scripted seats, and of other seats with a single legal order set. Seeded by group, phase and power."""
-    orders: dict[str, list[str]] = {}
-    for power, choices in legal.items():
-        if power not in skip:
-            seat = plan.seats[power]
-            rng = dice(plan.shared_name, board.phase, power)
-            orders[power] = player("random" if seat == POLICY or seat in without_script else seat)(choices, rng, board)
-    return orders
-
-
-def _request(plan: ForkPlan, board: Board, legal: LegalOrders, ply: int) -> DecisionRequest:
-    return DecisionRequest(
-        game=plan.name,
-        dice=plan.dice or plan.name,
-        ply=ply,
-        power=legal.power,
-        legal=legal,
-        board=board,
-        snapshot_id=plan.snapshot_id,
-        temperature=plan.temperature,
-        shared=plan.shared_name,
-    )
-
-
-async def _draw_decisions(
-    plan: ForkPlan,
-    board: Board,
-    legal: Mapping[str, LegalOrders],
-    powers: list[str],
-    ply: int,
-    engine: CompletionSource | None,
-    tokens: Tokens | None,
-) -> dict[str, Decision]:
-    """Draw the decisions of all `powers` concurrently."""
-    if not powers:
-        return {}
-    assert engine is not None and tokens is not None, "a policy seat needs an engine"
-    shown = tokens.shared_board(board)
-    drawn = (draw(_request(plan, board, legal[power], ply), engine, tokens, shown=shown) for power in powers)
-    return dict(zip(powers, await asyncio.gather(*drawn), strict=True))
-
-
-async def _ask_deciders(
-    plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], deciders: Mapping[str, Decider], ply: int
-) -> dict[str, list[str]]:
-    """Get the orders of all deciders, by power, concurrently."""
-    decided = (decider.decide(_request(plan, board, legal[power], ply)) for power, decider in deciders.items())
-    return {power: list(orders) for power, orders in zip(deciders, await asyncio.gather(*decided), strict=True)}

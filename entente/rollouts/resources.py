@@ -8,7 +8,7 @@ from entente.inference.host import EngineHost
 from entente.players.endpoint import OutsideSettings
 from entente.players.endpoint_players import OutsidePlayers
 from entente.players.past_versions import PastVersions
-from entente.rollouts.fork import Tokens
+from entente.players.policy import Tokens
 from entente.rollouts.league import League
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.timing import Spans

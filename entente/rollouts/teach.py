@@ -18,12 +18,12 @@ import numpy as np
 
 from entente.game.board import Board
 from entente.game.snapshot import Snapshot, make_snapshot
-from entente.players.deciders import DecisionRequest
+from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.search import luck_of, propose, search_apart
 from entente.players.seeds import seed_of
 from entente.records.lesson import Lesson, lesson_id
+from entente.rollouts.groups import play_missing
 from entente.rollouts.improve_rounds import ImproveSettings, round_name
-from entente.rollouts.play import play_missing
 from entente.rollouts.resources import RolloutResources
 from entente.telemetry.errors import DataError
 from entente.telemetry.process_pool import ProcessPool
@@ -164,7 +164,7 @@ async def _propose(
         snapshot_id=snapshot.snapshot_id,
         temperature=row["temperature"],
     )
-    proposals = list(await propose(request, resources.engine, resources.tokens, None, improve.search))
+    proposals = list(await propose(request, PolicyPlayer(resources.engine, resources.tokens), improve.search))
     board.release()
     return request, proposals
 

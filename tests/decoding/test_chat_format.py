@@ -13,7 +13,7 @@ from entente.decoding.codec import Codec
 from entente.decoding.prompt_form import PromptForm, sample_prompts
 from entente.game.board import Board
 from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text, rules_text, worked_examples
-from entente.players.deciders import Tokens
+from entente.players.policy import Tokens
 from entente.telemetry.errors import InputError
 from tests.chat_models import (
     GEMMA,

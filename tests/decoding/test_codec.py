@@ -10,7 +10,7 @@ from entente.decoding.codec import Codec
 from entente.decoding.model_files import end_token_ids, resolve_model
 from entente.game.board import Board
 from entente.game.prompts import board_text
-from entente.players.deciders import Tokens
+from entente.players.policy import Tokens
 from entente.telemetry.errors import InputError
 
 

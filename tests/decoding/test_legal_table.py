@@ -11,7 +11,9 @@ from entente.decoding.table_builder import TableBuilder
 from entente.game.board import POWERS, Board
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.prompts import PromptSettings, rules_text
-from entente.rollouts.fork import POLICY, ForkPlan, Tokens, play_fork
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer, Tokens
+from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import DataError, InputError
 
 MOVEMENT = LegalOrders(
@@ -106,7 +108,7 @@ def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine,
         temperature=1.0,
         snapshot_id=positions[0].snapshot_id,
     )
-    course = asyncio.run(play_fork(plan, Board.restore(positions[0]), uniform_engine(), tokens))
+    course = asyncio.run(play_fork(plan, Board.restore(positions[0]), {POLICY: PolicyPlayer(uniform_engine(), tokens)}))
     assert course.status == "complete" and len(course.decisions) > 7
     assert not any(decision.orders_rejected for decision in course.decisions)
     for decision in course.decisions:

@@ -14,7 +14,7 @@ from entente.decoding.codec import Codec
 from entente.decoding.read_tokenizer import read_tokenizer
 from entente.game.board import Board
 from entente.game.prompts import ANSWER_CUE, PromptSettings
-from entente.players.deciders import Tokens
+from entente.players.policy import Tokens
 from entente.telemetry.errors import InputError
 from tests.chat_models import LLAMA, set_config
 from tests.decoding.test_chat_format import parts

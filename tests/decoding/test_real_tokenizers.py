@@ -17,7 +17,7 @@ from entente.game.board import Board
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.players import player
 from entente.game.prompts import PromptSettings, board_text, power_text, rules_text
-from entente.players.deciders import Tokens
+from entente.players.policy import Tokens
 from tests.chat_models import MISTRAL
 
 mistral_common = pytest.importorskip("mistral_common")

@@ -13,7 +13,7 @@ from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.option_trie import TokenLines, assemble
 from entente.decoding.table_builder import TableBuilder
 from entente.game.legal import LegalOrders, OrderKind
-from entente.rollouts.fork import Tokens
+from entente.players.policy import Tokens
 from entente.telemetry.errors import InputError
 
 PLACES = ("BUL", "CON", "GRE", "MAO", "SPA", "STP")

@@ -15,7 +15,7 @@ from entente.decoding.open_set import excluded_ids, nth_id, open_set, open_sets,
 from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import Thought, read_thought, thinking_of, thought_of
 from entente.game.legal import LegalOrders, OrderKind
-from entente.rollouts.fork import Tokens
+from entente.players.policy import Tokens
 from entente.telemetry.errors import DataError, InputError
 from storage.runs import RunPaths
 from tests.chat_models import set_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entente.play.game import Choice
-from entente.players.deciders import DecisionRequest
+from entente.players.policy import DecisionRequest
 from tests.entered.server_process import ServerProcess
 
 

@@ -15,7 +15,7 @@ from entente.evaluation.matches import GameResult, plan_match, play_match
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
 from entente.game.players import player
-from entente.players.deciders import PolicyDecider
+from entente.players.policy import PolicyPlayer
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 from entente.telemetry.errors import EngineError, InputError
@@ -87,7 +87,7 @@ def test_a_game_is_what_playing_it_out_gives():
 def test_a_failed_game_is_no_result(uniform_engine, tokens):
     settings = MIXED.model_copy(update={"players": ("v1", "random")})
     with pytest.raises(EngineError, match="game 0/0 of the match failed"):
-        played(settings, deciders={"v1": PolicyDecider(uniform_engine(fails=lambda request: True), tokens, 1)})
+        played(settings, deciders={"v1": PolicyPlayer(uniform_engine(fails=lambda request: True), tokens, 1)})
 
 
 def made_up(centres_by_round: list[dict[str, int]]) -> list[GameResult]:

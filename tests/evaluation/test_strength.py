@@ -12,7 +12,7 @@ from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.evaluation.strength import POLICY, measure_strength
 from entente.game.board import Board
 from entente.game.players import player
-from entente.players.deciders import DecisionRequest
+from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.seeds import dice
 from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.runs import RunPaths
@@ -21,7 +21,7 @@ SETTINGS = EvaluationSettings(positions=8, powers_per_position=2)
 
 
 def score(who: str, positions, engine=None, tokens=None, opponents: str = "random"):
-    return asyncio.run(measure_strength(who, opponents, positions, SETTINGS, engine, tokens))
+    return asyncio.run(measure_strength(who, opponents, positions, SETTINGS, PolicyPlayer(engine, tokens) if engine else None))
 
 
 def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):

@@ -10,7 +10,7 @@ from entente.evaluation.what_if import Continuation, RecordedPosition, WhatIf, a
 from entente.game.board import POWERS, Board
 from entente.game.players import player
 from entente.game.scores import horizon_reached
-from entente.players.deciders import DecisionRequest
+from entente.players.policy import DecisionRequest
 from entente.players.seeds import dice
 from entente.telemetry.errors import InputError
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from entente.rollouts.play import Stretch, add_up
+from entente.rollouts.figures import add_up
+from entente.rollouts.groups import Stretch
 from entente.rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.index import open_index

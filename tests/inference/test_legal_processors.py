@@ -24,7 +24,7 @@ from entente.decoding.thinking import Thinking, thinking_of
 from entente.game.legal import LegalOrders, OrderKind
 from entente.inference import legal_arena
 from entente.inference.legal_admission import START_KEY, TABLE_KEY
-from entente.rollouts.fork import Tokens
+from entente.players.policy import Tokens
 
 vllm: Any = SimpleNamespace()
 """What these tests use of vLLM, and our processor in it; imported once they run, since that takes long."""

@@ -8,7 +8,7 @@ from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.play.http_server import bind, make_server
 from entente.play.orders_server import Draws, ServedPolicy, orders_app
-from entente.players.deciders import Tokens
+from entente.players.policy import Tokens
 from tests.waiting import wait_until
 
 MODEL = "mine:v3"

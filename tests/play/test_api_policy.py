@@ -15,7 +15,7 @@ from entente.game.legal import OrderKind
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings, board_text, power_text, rules_text
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
-from entente.players.deciders import Tokens
+from entente.players.policy import Tokens
 from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 
 pytest.importorskip("openai")

@@ -8,7 +8,7 @@ from typing import Any
 from entente.game.board import Board
 from entente.play.game import Choice
 from entente.play.seats import SeatedPlayers
-from entente.players.deciders import Decider, DecisionRequest
+from entente.players.policy import Decider, DecisionRequest
 from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings
 from flows.open_players import OpenPlayers

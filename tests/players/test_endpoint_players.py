@@ -15,13 +15,13 @@ from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
 from entente.players import endpoint_client as client_module
 from entente.players import endpoint_players as players_module
-from entente.players.deciders import DecisionRequest
 from entente.players.endpoint import OutsideSettings
 from entente.players.endpoint_players import OutsidePlayers
-from entente.players.opponents import read_opponents, read_table
+from entente.players.opponents import POLICY, read_opponents, read_table
+from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.read_answer import AnswerCounts
-from entente.rollouts import roll_out as roll_out_module
-from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
+from entente.rollouts import groups as groups_module
+from entente.rollouts.groups import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.settings.check_settings import check_settings
 from entente.settings.layers import layered_settings
@@ -202,9 +202,8 @@ def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, pos
         outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
         groups = [StartGroup(number=n, snapshot=positions[n], power=POWERS[n]) for n in range(2)]
         try:
-            found = await roll_out(
-                groups, uniform_engine(), tokens, settings, producer="p", seed=3, deciders=dict(outside.deciders)
-            )
+            players = {POLICY: PolicyPlayer(uniform_engine(), tokens), **outside.deciders}
+            found = await roll_out(groups, players, settings, producer="p", seed=3)
             return found, await outside.take_all()
         finally:
             await outside.close()
@@ -228,11 +227,11 @@ def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, p
         settings = RolloutSettings(start_groups=1, forks_per_group=2, horizon_years=1, opponents=player)
         outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
         groups = [StartGroup(number=0, snapshot=positions[0], power="FRANCE")]
-        named = {"producer": "p", "seed": 3, "deciders": dict(outside.deciders)}
+        players = {POLICY: PolicyPlayer(uniform_engine(), tokens), **outside.deciders}
         with pytest.raises(EngineError, match="2 of 2 forks failed; the first: openai:m@"):
-            await roll_out(groups, uniform_engine(), tokens, settings, **named)
-        monkeypatch.setattr(roll_out_module, "MAX_FAILED_SHARE", 1.0)
-        found = await roll_out(groups, uniform_engine(), tokens, settings, **named)
+            await roll_out(groups, players, settings, producer="p", seed=3)
+        monkeypatch.setattr(groups_module, "MAX_FAILED_SHARE", 1.0)
+        found = await roll_out(groups, players, settings, producer="p", seed=3)
         assert len(found) == 2 and all("nobody answers at that address" in fork.reason for fork in found)
         await outside.close()
 

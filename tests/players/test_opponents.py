@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from entente.game.board import POWERS
-from entente.players.deciders import PolicyDecider
-from entente.players.opponents import draw_opponents, read_opponents, read_table, table_text
-from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
+from entente.players.opponents import POLICY, draw_opponents, read_opponents, read_table, table_text
+from entente.players.policy import PolicyPlayer
+from entente.rollouts.groups import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 
 MIX = RolloutSettings(start_groups=4, forks_per_group=3, horizon_years=1, opponents="hold, mover,territorial")
@@ -20,7 +20,8 @@ PAST = MIX.model_copy(update={"opponents": "v12"})
 
 def rolled(positions, engine, tokens, settings: RolloutSettings, deciders=None):
     groups = [StartGroup(number=n, snapshot=positions[n], power=POWERS[n]) for n in range(settings.start_groups)]
-    return asyncio.run(roll_out(groups, engine, tokens, settings, producer="p", seed=3, deciders=deciders))
+    players = {POLICY: PolicyPlayer(engine, tokens), **(deciders or {})}
+    return asyncio.run(roll_out(groups, players, settings, producer="p", seed=3))
 
 
 def lots(text: str, count: int, *, by_seat: bool = False) -> list[dict[str, str]]:
@@ -66,7 +67,7 @@ def test_rows_name_the_opponents_and_the_forks_of_a_group_share_them(uniform_eng
 
 def test_a_past_version_decides_for_six_powers_and_none_of_it_becomes_a_row(uniform_engine, tokens, positions):
     policy, other = uniform_engine(), uniform_engine()
-    played = rolled(positions, policy, tokens, PAST, {"policy:12": PolicyDecider(other, tokens, 12)})
+    played = rolled(positions, policy, tokens, PAST, {"policy:12": PolicyPlayer(other, tokens, 12)})
     assert {row.opponents for row in decisions_of(played)} == {"policy:12"}
     assert all(row.power == POWERS[row.start_group] for row in decisions_of(played))
     assert len(decisions_of(played)) == len(policy.requests)

@@ -7,8 +7,8 @@ import pytest
 
 from entente.game.board import POWERS, Board
 from entente.game.players import player
-from entente.players.deciders import DecisionRequest
 from entente.players.playouts import Playouts, seats_of, value_of
+from entente.players.policy import DecisionRequest
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 from entente.rollouts.fork import ForkPlan, play_fork
@@ -51,7 +51,7 @@ def forked(board: Board, power: str, orders: list[str], name: str, settings: Sea
         temperature=1.0,
         snapshot_id="",
     )
-    fork = asyncio.run(play_fork(plan, board.fork(), None, None, deciders={"given": Given(orders, seats[power])}))
+    fork = asyncio.run(play_fork(plan, board.fork(), {"given": Given(orders, seats[power])}))
     assert fork.end is not None and not fork.rejected
     return value_of(fork.end, power, settings)
 

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from entente.game.board import Board
 from entente.game.players import player
 from entente.players.changed_orders import changed_orders
-from entente.players.deciders import DecisionRequest, PolicyDecider
 from entente.players.playouts import Playouts
+from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.search import SCENARIOS, SearchDecider, SearchResult, check_search, propose, search
 from entente.players.search_settings import SearchSettings
 from entente.telemetry.errors import EngineError, InputError
@@ -130,11 +130,11 @@ def test_a_version_proposes_first_what_it_would_play_alone(uniform_engine, token
     board = Board.restore(positions[0])
     request = asked(board, next(iter(board.legal_orders())))
     settings = SearchSettings(proposals=4, scripted=("dumbbot", "territorial"), playouts=1, player=("mover",))
-    sets = [list(orders) for orders in asyncio.run(propose(request, uniform_engine(), tokens, 1, settings))]
-    assert sets[0] == asyncio.run(PolicyDecider(uniform_engine(), tokens, 1).decide(request))
+    sets = [list(orders) for orders in asyncio.run(propose(request, PolicyPlayer(uniform_engine(), tokens, 1), settings))]
+    assert sets[0] == asyncio.run(PolicyPlayer(uniform_engine(), tokens, 1).decide(request)).orders
     assert all(request.legal.admits(orders) for orders in sets) and len({tuple(orders) for orders in sets}) == len(sets) > 4
     engine = uniform_engine()
-    played = asyncio.run(SearchDecider(settings, engine=engine, tokens=tokens, version=1).decide(request))
+    played = asyncio.run(SearchDecider(settings, policy=PolicyPlayer(engine, tokens, 1)).decide(request))
     assert played in sets and len({each.request_id for each in engine.requests}) == len(engine.requests) == 4
     assert {each.version for each in engine.requests} == {1}
 
@@ -143,9 +143,9 @@ def test_a_look_tells_each_proposal_s_value_and_with_which_probability_the_polic
     request = asked(board := Board.restore(positions[0]), next(iter(board.legal_orders())))
     settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=1, player=("mover",))
     engine = uniform_engine()
-    decider = SearchDecider(settings, engine=engine, tokens=tokens, version=1)
+    decider = SearchDecider(settings, policy=PolicyPlayer(engine, tokens, 1))
     found, drawn = asyncio.run(decider.look(request))
-    assert found.orders == asyncio.run(SearchDecider(settings, engine=uniform_engine(), tokens=tokens, version=1).decide(request))
+    assert found.orders == asyncio.run(SearchDecider(settings, policy=PolicyPlayer(uniform_engine(), tokens, 1)).decide(request))
     assert list(drawn) == list(found.proposals) and len(found.values) == len(drawn)
     table = tokens.tables.table(request.legal)
     for orders, probability in drawn.items():
@@ -159,7 +159,7 @@ def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):
     decider = SearchDecider(QUICK, proposer="random")
     played = asyncio.run(decider.decide(autumn))
     assert autumn.legal.admits(played) and played == asyncio.run(decider.decide(autumn)), "the same request, the same orders"
-    sets = asyncio.run(propose(autumn, None, None, None, QUICK.model_copy(update={"proposals": 0, "scripted": ("random",) * 3})))
+    sets = asyncio.run(propose(autumn, None, QUICK.model_copy(update={"proposals": 0, "scripted": ("random",) * 3})))
     assert len(sets) == 3 and tuple(played) in sets
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from entente.game.board import POWERS, Board
 from entente.players import shared_search as searching
-from entente.players.deciders import DecisionRequest
+from entente.players.opponents import POLICY
+from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings
 from entente.players.shared_search import SearchTeacher, SharedSearch, search_opponents
 from entente.rollouts.fork import PlayedFork
+from entente.rollouts.groups import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.league import tally_fork
-from entente.rollouts.roll_out import StartGroup, decisions_of, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 
 QUICK = SearchSettings(proposals=2, scripted=(), playouts=4, player=("hold",))
@@ -67,7 +68,8 @@ def rolled(positions: Any, engine: Any, tokens: Any, names: str, *, past: Any = 
     async def play() -> list[PlayedFork]:
         deciders = search_opponents(settings.searching_opponents, past, tokens)
         groups = [StartGroup(number=0, snapshot=positions[0], power="FRANCE")]
-        return await roll_out(groups, engine, tokens, settings, producer="p", seed=5, deciders=deciders)
+        players = {POLICY: PolicyPlayer(engine, tokens), **deciders}
+        return await roll_out(groups, players, settings, producer="p", seed=5)
 
     return asyncio.run(play())
 

@@ -34,8 +34,7 @@ from entente.game.snapshot import Snapshot
 from entente.inference.legal_orders import LegalPlayer
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
-from entente.players.deciders import DecisionRequest, Tokens, draw
-from entente.records.rows import Decision
+from entente.players.policy import DecisionRequest, PolicyPlayer, Sampled, Tokens
 from entente.reports import publish as publishing
 from entente.reports.publish import export_adapter, find_model, find_version, publish_model
 from entente.settings.layers import changed_settings, layered_settings
@@ -88,17 +87,17 @@ def test_peft_loads_the_folder_as_it_is_and_computes_what_the_run_did(exported: 
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(".")), of_the_run(root))
 
 
-def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) -> list[Decision]:
+def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) -> list[Sampled]:
     """What the player draws for three powers of the position, by the torch engine."""
 
-    async def play() -> list[Decision]:
+    async def play() -> list[Sampled]:
         engine = TorchEngine(base, InferenceSettings(model=str(base), engine="torch", max_model_length=1024))
         await engine.start()
         await engine.publish(replace(player.policy, version=1))
         board, found = Board.restore(position), []
         for power, legal in list(board.legal_orders().items())[:3]:
             request = DecisionRequest(game="g", dice="d", ply=0, power=power, legal=legal, board=board, snapshot_id="s")
-            found.append(await draw(request, engine, tokens, version=1))
+            found.append(await PolicyPlayer(engine, tokens, 1).sample(request))
         await engine.close()
         return found
 
@@ -117,8 +116,8 @@ def test_an_exported_adapter_orders_what_its_run_s_version_orders(exported: Path
     for position in positions[:2]:
         pairs = zip(drawn(player, player.model, tokens, position), drawn(source.version, source.base, own, position), strict=True)
         for away, home in pairs:
-            assert away.orders == home.orders and list(away.input_ids) == list(home.input_ids)
-            np.testing.assert_allclose(away.behaviour_logprobs, home.behaviour_logprobs, atol=1e-6)
+            assert away.orders == home.orders and away.prompt_ids == home.prompt_ids
+            np.testing.assert_allclose(away.generation.logprobs, home.generation.logprobs, atol=1e-6)
 
 
 def test_the_program_in_the_folder_draws_legal_orders_with_their_probability_under_the_mask(exported: Path):

@@ -9,8 +9,10 @@ import pytest
 
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot, position_id
-from entente.rollouts.fork import POLICY, ForkPlan, PlayedFork, play_fork
-from entente.rollouts.roll_out import decisions_of, plan_start_groups, roll_out
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer
+from entente.rollouts.fork import ForkPlan, PlayedFork, play_fork
+from entente.rollouts.groups import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 
 
@@ -35,7 +37,7 @@ def fork(snapshot: Snapshot, seats: dict[str, str], **given: Any) -> PlayedFork:
         snapshot_id=snapshot.snapshot_id,
         **({"horizon_years": 5} | given),
     )
-    return asyncio.run(play_fork(plan, Board.restore(snapshot), None, None))
+    return asyncio.run(play_fork(plan, Board.restore(snapshot), {}))
 
 
 START = Board.start()
@@ -110,7 +112,9 @@ def test_the_reason_stands_in_every_row(uniform_engine, tokens) -> None:
     units = {"FRANCE": ["A PAR", "A BRE", "A MAR"], "TURKEY": ["A CON", "F ANK", "A SMY"]}
     settings = RolloutSettings(forks_per_group=2, horizon_years=4, opponents="hold")
     groups = plan_start_groups([(position(centres, units), "TURKEY")], 0, settings)
-    rows = decisions_of(asyncio.run(roll_out(groups, uniform_engine(), tokens, settings, producer="p", seed=0)))
+    rows = decisions_of(
+        asyncio.run(roll_out(groups, {POLICY: PolicyPlayer(uniform_engine(), tokens)}, settings, producer="p", seed=0))
+    )
     assert {(row.fork, row.ended) for row in rows} <= {
         (fork, ended) for fork in (0, 1) for ended in ("settled", "horizon")
     } and rows

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from entente.records.rows import Ply
-from entente.rollouts.play import publish_when_there_is_room
+from entente.rollouts.groups import publish_when_there_is_room
 from storage.index import open_index
 from storage.runs import RunPaths
 from storage.shards import publish_shard

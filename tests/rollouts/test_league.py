@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from entente.players.past_versions import PastVersions
 from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.groups import Stretch
 from entente.rollouts.league import League, league_members, tally_fork, weigh
-from entente.rollouts.play import Stretch
 from entente.rollouts.resources import RolloutResources
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError

@@ -13,10 +13,12 @@ from entente.game.adjudicator import Adjudicator
 from entente.game.board import POWERS, Board
 from entente.game.scores import components, compute_standing
 from entente.game.snapshot import Snapshot
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.rows import Ply
 from entente.rollouts.fork import PlayedFork
-from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import EngineError, VersionGoneError
 from storage.schema import COMPONENTS, to_table
@@ -30,7 +32,7 @@ def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **giv
     )
     pairs = [(snapshot, POWERS[index % 7]) for index, snapshot in enumerate(positions)]
     groups = plan_start_groups(pairs, 10, settings)
-    return asyncio.run(roll_out(groups, engine, tokens, settings, producer="local", seed=seed))
+    return asyncio.run(roll_out(groups, {POLICY: PolicyPlayer(engine, tokens)}, settings, producer="local", seed=seed))
 
 
 COUNTS = ("units_dislodged", "units_driven_out", "orders_void", "orders_bounced")

@@ -15,10 +15,12 @@ from entente.decoding.codec import Codec
 from entente.decoding.open_set import set_size
 from entente.game.board import POWERS
 from entente.game.prompts import PromptSettings, rules_text
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.generation import Generation, GenerationRequest
-from entente.rollouts.fork import PlayedFork, Tokens
-from entente.rollouts.play import rollout_figures
-from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.rollouts.figures import rollout_figures
+from entente.rollouts.fork import PlayedFork
+from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
@@ -56,7 +58,9 @@ class BriefEngine(UniformEngine):
 @pytest.fixture(scope="module")
 def played(thinker: Tokens, positions: Any) -> list[PlayedFork]:
     groups = plan_start_groups([(snapshot, POWERS[0]) for snapshot in positions[:2]], 0, SETTINGS)
-    return asyncio.run(roll_out(groups, BriefEngine(thinker), thinker, SETTINGS, producer="local", seed=1))
+    return asyncio.run(
+        roll_out(groups, {POLICY: PolicyPlayer(BriefEngine(thinker), thinker)}, SETTINGS, producer="local", seed=1)
+    )
 
 
 def test_a_row_holds_an_open_set_for_each_drawn_token_of_the_thought_and_its_exact_logprob(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entente.rollouts.play import Stretch
+from entente.rollouts.groups import Stretch
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from entente.records.policy_version import BASE, PolicyVersion
-from entente.rollouts.play import Figures, Stretch
+from entente.rollouts.figures import Figures
+from entente.rollouts.groups import Stretch
 from entente.telemetry.timing import Spans
 from entente.training.messages import ResumePoint, TrainedStep
 from storage.ledger import Eligible

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entente.rollouts.play import play_missing
+from entente.rollouts.groups import play_missing
 from entente.rollouts.teach import visited_positions
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import DataError, InputError

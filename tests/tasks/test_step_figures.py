@@ -13,7 +13,7 @@ from entente.inference.engine import EngineStats
 from entente.players.endpoint import OutsideSettings
 from entente.players.endpoint_players import OutsidePlayers
 from entente.players.read_answer import AnswerCounts
-from entente.rollouts.play import Figures
+from entente.rollouts.figures import Figures
 from entente.telemetry.metrics import check
 from entente.telemetry.timing import Spans
 from tasks.rollout_queue import StepRollouts
@@ -40,7 +40,7 @@ def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, 
     resources: Any = SimpleNamespace(
         spans=Spans(),
         host=Host(),
-        engine=SimpleNamespace(stats=stats),
+        engine=SimpleNamespace(stats=stats, events=dict),
         trainer=SimpleNamespace(pid=os.getpid()),
         gpus=None,
         games=None,

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from entente.decoding.legal_table import END
 from entente.game.snapshot import Snapshot
+from entente.players.opponents import POLICY
+from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE
 from entente.records.rows import Decision, Ply
-from entente.rollouts.fork import Tokens
-from entente.rollouts.roll_out import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, publish_shard
@@ -77,7 +78,7 @@ def one_thread() -> Iterator[None]:
 def _play(paths: RunPaths, engine: Any, tokens: Tokens, positions: Sequence[Snapshot], groups: int, forks: int) -> RunPaths:
     settings = RolloutSettings(start_groups=groups, forks_per_group=forks, horizon_years=1)
     plan = plan_start_groups([(positions[index], "FRANCE") for index in range(groups)], 0, settings)
-    played = asyncio.run(roll_out(plan, engine, tokens, settings, producer="local", seed=5))
+    played = asyncio.run(roll_out(plan, {POLICY: PolicyPlayer(engine, tokens)}, settings, producer="local", seed=5))
     publish_shard(paths, "local", 0, decisions_of(played), plies_of(played), {}, next_start_group=groups)
     return paths
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from entente.players.policy import PolicyPlayer
 from entente.telemetry.errors import InputError, TrainingError
 from entente.training import trainer as trainer_module
 from entente.training.branching import padded_micro_batches
@@ -73,23 +74,19 @@ def test_rows_drawn_under_another_mask_or_temperature_stop_the_run(run_with_rows
 
 def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engine, model, monkeypatch):
     """The trainer's legal sets come from the rows: an altered set is another distribution."""
-    from entente.rollouts import fork
+    sample = PolicyPlayer.sample
 
-    decide = fork._draw_decisions
+    async def narrowed(self, *arguments):
+        sampled = await sample(self, *arguments)
+        ids, offsets = sampled.legal_ids, sampled.legal_offsets
+        widest = int(np.argmax(np.diff(offsets)))
+        token = sampled.generation.token_ids[widest]
+        place = next(at for at in range(offsets[widest], offsets[widest + 1]) if ids[at] != token)
+        cut = offsets.copy()
+        cut[widest + 1 :] -= 1
+        return replace(sampled, legal_ids=np.delete(ids, place), legal_offsets=cut)
 
-    async def narrowed(*arguments):
-        answers = await decide(*arguments)
-        for power, answer in answers.items():
-            ids, offsets = answer.legal_ids, answer.legal_offsets
-            widest = int(np.argmax(np.diff(offsets)))
-            drawn = answer.completion_ids[widest]
-            place = next(at for at in range(offsets[widest], offsets[widest + 1]) if ids[at] != drawn)
-            cut = offsets.copy()
-            cut[widest + 1 :] -= 1
-            answers[power] = replace(answer, legal_ids=np.delete(ids, place), legal_offsets=cut)
-        return answers
-
-    monkeypatch.setattr(fork, "_draw_decisions", narrowed)
+    monkeypatch.setattr(PolicyPlayer, "sample", narrowed)
     with pytest.raises(TrainingError, match="disagree"):
         trainer_for(run_with_rows(exact_engine(), groups=1, forks=2), model).measure_mismatch()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entente.rollouts.play import Stretch, _roll_out, play_stretch
+from entente.rollouts.groups import Stretch, _roll_out, play_stretch
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.timing import Spans
 from storage.runs import RunPaths
@@ -35,13 +35,13 @@ def test_prefixes_are_forgotten_before_games_are_played(monkeypatch: pytest.Monk
     endpoints = SimpleNamespace(deciders={"openai:m@http://host/v1": None})
     resources: Any = SimpleNamespace(engine=engine, tokens=None, past=SimpleNamespace(served=served), endpoints=endpoints, seed=0)
 
-    async def play(*_: Any, deciders: Mapping[str, Any], **__: Any) -> str:
-        engine.calls.append(f"play against {sorted(deciders)}")
+    async def play(_: Any, players: Mapping[str, Any], *__: Any, **___: Any) -> str:
+        engine.calls.append(f"play with {sorted(players)}")
         return "rows"
 
-    monkeypatch.setattr("entente.rollouts.play.roll_out", play)
+    monkeypatch.setattr("entente.rollouts.groups.roll_out", play)
     assert asyncio.run(_roll_out(resources, [], RolloutSettings(opponents="v0"), "x", lambda number: None)) == "rows"
-    assert engine.calls == ["forget", "play against ['openai:m@http://host/v1', 'policy:0']"]
+    assert engine.calls == ["forget", "play with ['openai:m@http://host/v1', 'policy', 'policy:0']"]
 
 
 def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -50,8 +50,8 @@ def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: 
     async def play(*given: Any) -> None:
         played.append(given[5].horizon_years)
 
-    monkeypatch.setattr("entente.rollouts.play._play_groups", play)
-    monkeypatch.setattr("entente.rollouts.play.sample_start_positions", lambda *_, **__: [("position", "FRANCE")] * 2)
+    monkeypatch.setattr("entente.rollouts.groups._play_groups", play)
+    monkeypatch.setattr("entente.rollouts.groups.sample_start_positions", lambda *_, **__: [("position", "FRANCE")] * 2)
     resources: Any = SimpleNamespace(
         paths=RunPaths(tmp_path),
         spans=Spans(),

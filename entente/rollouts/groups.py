@@ -1,34 +1,35 @@
-"""Plays start groups and publishes them as shards.
+"""Plays start groups: all forks of a group from one board, and the rows of several groups as one shard.
 
 Start groups that have a shard are never played again, whichever process published them. A damaged shard is set aside, and its
-start groups are played again.
+start groups are played again. Every decision of the policy in a start group becomes a row; a group is never split.
 """
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 
-import numpy as np
-import pyarrow as pa
-
-from entente.decoding.thinking import Thinking
+from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
+from entente.players.opponents import POLICY, draw_opponents, opponents_text
+from entente.players.policy import Decider, PolicyPlayer
 from entente.players.shared_search import search_opponents
-from entente.rollouts.fork import PlayedFork
+from entente.records.rows import Decision, Ply
+from entente.rollouts.figures import Figures, rollout_figures
+from entente.rollouts.fork import ForkPlan, PlayedFork, play_fork
 from entente.rollouts.resources import PROBE, RolloutResources
-from entente.rollouts.roll_out import StartGroup, decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
-from entente.telemetry.errors import disk_full
+from entente.telemetry.errors import EngineError, disk_full
 from entente.telemetry.progress import reporter
 from state_cache.sampling import sample_start_positions
-from storage.schema import as_array
-from storage.shards import LOCAL_PRODUCER, Coverage, Shard, coverage, open_shard, publish_shard
+from storage.shards import LOCAL_PRODUCER, Coverage, Shard, coverage, publish_shard
 
+SETTLED_YEARS = 2
+"""Game years without a change of centres after which a fork ends early, because little would still change."""
+MAX_FAILED_SHARE = 0.25
+"""Largest share of failed forks with which a rollout task succeeds: a few may meet a fault, more are one."""
 _RETRY_S = 2.0
 """Seconds between two attempts to publish on a full disk."""
 FULL_DISK_WAIT_S = 60.0
@@ -36,8 +37,16 @@ FULL_DISK_WAIT_S = 60.0
 _POLL_S = 0.05
 """Seconds between two checks for a step's ledger."""
 
-Figures = Mapping[str, float]
-"""Counts of some rollouts by name, and in `..._ms` medians over decisions. What nobody counted is absent."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGroup:
+    """One snapshot to fork."""
+
+    number: int
+    """Unique per producer, ascending."""
+    snapshot: Snapshot
+    power: str | None
+    """The power that the policy plays; None: all seven."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -143,11 +152,11 @@ async def _roll_out(
     """Play against the opponents of the settings, with empty prefix caches. Otherwise the last bits of log-probabilities would
     depend on what the engines drew before, and so on where a run was resumed."""
     async with resources.past.served(settings.opponent_versions) as versions:
+        policy = {POLICY: PolicyPlayer(resources.engine, resources.tokens)}
         searching = search_opponents(settings.searching_opponents, resources.engine, resources.tokens)
-        deciders = {**versions, **searching, **resources.endpoints.deciders}
+        players = {**policy, **versions, **searching, **resources.endpoints.deciders}
         await resources.engine.forget_prefixes()
-        named = {"producer": producer, "seed": resources.seed, "on_group": on_group, "deciders": deciders}
-        return await roll_out(groups, resources.engine, resources.tokens, settings, **named)
+        return await roll_out(groups, players, settings, producer=producer, seed=resources.seed, on_group=on_group)
 
 
 async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float) -> Shard:
@@ -168,72 +177,90 @@ async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float
             await asyncio.sleep(min(_RETRY_S, left))
 
 
-def rollout_figures(found: Coverage, count: int, thinking: Thinking | None = None) -> Figures:
-    """The figures of `count` start groups, computed from their published shards.
+def plan_start_groups(
+    positions: Sequence[tuple[Snapshot, str]], first_number: int, settings: RolloutSettings
+) -> list[StartGroup]:
+    """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`."""
+    one_power = settings.policy_powers == "one"
+    return [
+        StartGroup(number=number, snapshot=snapshot, power=power if one_power else None)
+        for number, (snapshot, power) in enumerate(positions, first_number)
+    ]
+
+
+async def roll_out(
+    groups: Sequence[StartGroup],
+    players: Mapping[str, Decider],
+    settings: RolloutSettings,
+    *,
+    producer: str,
+    seed: int,
+    on_group: Callable[[int], None] = lambda number: None,
+) -> list[PlayedFork]:
+    """Play `settings.forks_per_group` forks of each group to the horizon. Returns them by group and number, with their rows.
 
     Args:
-        thinking: how their completions begin with a thought; None: thoughts are not counted.
+        players: by the name of their seat: the policy, and each version in `settings.opponents`, which has no 'league' any more.
+        producer: name of the producer of these groups; part of every id and seed.
+        seed: the run's seed.
+        on_group: called with the number of each start group when all its forks have ended.
+
+    Raises:
+        EngineError: more than `MAX_FAILED_SHARE` of the forks failed.
     """
-    columns = [
-        "start_group", "fork", "status", "orders_rejected", "engine_ms", "prompt_len", "cached_tokens", "legal_offsets",
-        "queue_ms", "prefill_ms", "decode_ms", *(["legal_ids"] if thinking else []),
-    ]  # fmt: skip
-    tables = [open_shard(shard.path).select(columns).replace_schema_metadata(None) for shard in found.published]
-    rows = pa.concat_tables(tables).combine_chunks() if tables else None
-    counted = {"start_groups": float(count), "set_aside": float(len(found.set_aside))}
-    if rows is None or not rows.num_rows:
-        return counted | dict.fromkeys(("decisions", "failed", "orders_rejected"), 0.0)
-    forks = rows.select(["start_group", "fork", "status"]).to_pylist()
-    single = {name: rows[name].to_numpy() for name in rows.schema.names if name.endswith(("_ms", "_len", "tokens", "rejected"))}
-    return (
-        counted
-        | {
-            "decisions": float(rows.num_rows),
-            "failed": float(len({(each["start_group"], each["fork"]) for each in forks if each["status"] != "complete"})),
-            "orders_rejected": float(single["orders_rejected"].sum()),
-            "prompt_tokens": float(single["prompt_len"].sum()),
-            "cached_tokens": float(single["cached_tokens"].sum()),
-        }
-        | {name: float(np.median(values)) for name, values in single.items() if name.endswith("_ms")}
-        | _completion_figures(rows)
-        | ({} if thinking is None else _thought_figures(rows, thinking))
-    )
+
+    async def roll_out_group(group: StartGroup) -> list[PlayedFork]:
+        board = Board.restore(group.snapshot)
+        board.prepare_forks()
+        shared = f"{producer}/{seed}/{group.number}"
+        seats = _draw_seats(shared, group, settings)
+        by_seat = settings.opponents_by == "seat"
+        plan = ForkPlan(
+            name=shared,
+            shared_name=shared,
+            seats=dict.fromkeys(POWERS, POLICY) | seats,
+            horizon_years=settings.horizon_years,
+            settled_years=SETTLED_YEARS,
+            temperature=settings.temperature,
+            snapshot_id=group.snapshot.snapshot_id,
+            producer=producer,
+            start_group=group.number,
+            game_id=group.snapshot.game_id,
+            opponents=opponents_text(seats, by_seat=by_seat) if seats else POLICY,
+        )
+        plans = [replace(plan, name=f"{shared}/{fork}", fork=fork) for fork in range(settings.forks_per_group)]
+        forks = await asyncio.gather(*(play_fork(each, board.fork(), players) for each in plans))
+        board.release()
+        on_group(group.number)
+        return forks
+
+    forks = [fork for played in await asyncio.gather(*map(roll_out_group, groups)) for fork in played]
+    _check_failures(forks)
+    return forks
 
 
-def add_up(tasks: Sequence[Figures]) -> dict[str, float]:
-    """The figures of several tasks as one: sums of counts, medians of medians."""
-    total = Counter[str]()
-    for each in tasks:
-        total.update(each)
-    medians = {name: median(each[name] for each in tasks if name in each) for name in total if name.endswith("_ms")}
-    return dict(total) | medians
+def _check_failures(forks: Sequence[PlayedFork]) -> None:
+    """Check that not too many forks failed.
+
+    Raises:
+        EngineError: more than `MAX_FAILED_SHARE` of them did.
+    """
+    failed = [fork.reason for fork in forks if fork.status != "complete"]
+    if len(failed) > MAX_FAILED_SHARE * len(forks):
+        raise EngineError(f"{len(failed)} of {len(forks)} forks failed; the first: {failed[0]}")
 
 
-def _completion_figures(rows: pa.Table) -> dict[str, float]:
-    """Completion tokens, and those that had a single legal id."""
-    bounds = as_array(rows["legal_offsets"])
-    starts = bounds.offsets.to_numpy() - bounds.offsets[0].as_py()
-    # A row has one offset more than completion tokens. The difference from its last offset to the next row's first is no token.
-    legal_ids = np.diff(bounds.flatten().to_numpy())
-    is_token = np.ones(len(legal_ids), bool)
-    is_token[starts[1:-1] - 1] = False
-    return {
-        "completion_tokens": float(np.count_nonzero(is_token)),
-        "forced_tokens": float(np.count_nonzero(legal_ids[is_token] == 1)),
-    }
+def decisions_of(forks: Sequence[PlayedFork]) -> list[Decision]:
+    """The decisions of all forks, in their order."""
+    return [decision for fork in forks for decision in fork.decisions]
 
 
-def _thought_figures(rows: pa.Table, thinking: Thinking) -> dict[str, float]:
-    """Decisions with a thought, tokens drawn in these, drawn end markers included, and thoughts that the budget ended."""
-    sets = as_array(rows["legal_ids"])
-    starts = sets.offsets.to_numpy() - sets.offsets[0].as_py()
-    ids = sets.flatten().to_numpy()
-    # Each open set has one negative number, and the open sets of a completion are its first.
-    before = np.concatenate([[0], np.cumsum(ids < 0)])
-    drawn = before[starts[1:]] - before[starts[:-1]]
-    after_thought = ids[starts[:-1] + 2 * drawn]
-    return {
-        "thoughts": float(rows.num_rows),
-        "thought_tokens": float(drawn.sum()),
-        "forced_thoughts": float(np.count_nonzero(after_thought == thinking.marker)),
-    }
+def plies_of(forks: Sequence[PlayedFork]) -> list[Ply]:
+    """The plies of all forks, in their order."""
+    return [ply for fork in forks for ply in fork.plies]
+
+
+def _draw_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> dict[str, str]:
+    """The seats of the opponents in the start group named `shared`; none if the policy plays all powers."""
+    others = [] if group.power is None else [power for power in POWERS if power != group.power]
+    return draw_opponents(shared, settings.opponent_table, others, by_seat=settings.opponents_by == "seat")
