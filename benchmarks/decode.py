@@ -144,7 +144,7 @@ async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *
 
 async def swap_ms(engine: Engine, tokens: Tokens, model: Path, *, rounds: int) -> float:
     """Wall milliseconds from a written adapter to the first token drawn with it, for a prompt of 200 tokens."""
-    from entente.inference.adapter_check import version_in
+    from entente.records.policy_version import version_in
     from entente.training.policy import Policy
     from entente.training.settings import TrainingSettings
 

@@ -28,33 +28,23 @@ _LINK_S = 60.0
 def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
     """Call `write` with a temporary path, then name that file `final` if the name is free.
 
+    A hard link names it, because a rename would silently replace a file that readers have mapped.
+
     Returns False if the name was taken; the existing file is unchanged. If `write` raises, nothing is left behind.
     """
     make_directory(final.parent)
     temp = name_aside(final)
     try:
         write(temp)
-    except BaseException:
-        temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
-        raise
-    return publish_file(temp, final)
-
-
-def publish_file(temp: Path, final: Path) -> bool:
-    """Name a finished file `final` if that name is free; False: another process was first, and its file is kept.
-
-    A hard link, because a rename would silently replace a file that readers have mapped.
-    """
-    try:
         sync_file(temp)
-        published = _link(temp, final)
+        published = _link_if_free(temp, final)
     finally:
-        temp.unlink(missing_ok=True)
+        temp.unlink(missing_ok=True)  # leave no part of a file on a full disk
     sync_directory(final.parent)
     return published
 
 
-def _link(temp: Path, final: Path) -> bool:
+def _link_if_free(temp: Path, final: Path) -> bool:
     """Link if the name is free.
 
     A network file system may repeat a request whose answer was lost, and then report that the name is taken by this very link.

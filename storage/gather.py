@@ -7,7 +7,7 @@ advantage group, are copied in one piece. Each token is copied once.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,12 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
     legal_ids, n_legal = chosen.lists("legal_ids", np.int32)
     prompt_lens = chosen.single("prompt_len", np.int32)
     n_completion = n_tokens - prompt_lens
-    completion_offsets = _offsets(n_completion)
-    legal_before = np.repeat(_offsets(n_legal)[:-1], n_completion)
+    completion_offsets = offsets_of(n_completion)
+    legal_before = np.repeat(offsets_of(n_legal)[:-1], n_completion)
     return Batch(
         decision_ids=chosen.single("decision_id", np.int64),
         input_ids=input_ids,
-        input_offsets=_offsets(n_tokens),
+        input_offsets=offsets_of(n_tokens),
         prompt_lens=prompt_lens,
         behaviour_logprobs=chosen.lists("behaviour_logprobs", np.float32)[0],
         completion_offsets=completion_offsets,
@@ -158,7 +158,7 @@ class _Chosen:
     def single(self, column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
         """[R] a scalar column."""
         values = {name: as_array(table[column]).to_numpy() for name, table in self._tables.items()}
-        return _join([values[name][first:after] for name, first, after in self._runs], kind)
+        return join([values[name][first:after] for name, first, after in self._runs], kind)
 
     def lists(self, column: str, kind: type[np.generic]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
         """The lists of all rows, row after row, and [R] their lengths."""
@@ -169,7 +169,7 @@ class _Chosen:
             offsets, values = parts[name]
             pieces.append(values[offsets[first] : offsets[after]])
             lengths.append(np.diff(offsets[first : after + 1]))
-        return _join(pieces, kind), _join(lengths, np.int32)
+        return join(pieces, kind), join(lengths, np.int32)
 
 
 def _verified(name: str, file: MappedFile) -> pa.Table:
@@ -180,11 +180,12 @@ def _verified(name: str, file: MappedFile) -> pa.Table:
     return file.table
 
 
-def _join(pieces: list[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+def join(pieces: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+    """The pieces one after another."""
     return np.concatenate(pieces, dtype=kind) if pieces else np.empty(0, kind)
 
 
-def _offsets(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+def offsets_of(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """[R + 1] start of each row in the concatenated rows."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

@@ -15,7 +15,7 @@ import pyarrow as pa
 from entente.telemetry.errors import DataError
 from storage.arrow_files import metadata_of, read_arrow, write_arrow
 from storage.files import names_in
-from storage.runs import RunPaths
+from storage.runs import RunPaths, numbers_in
 from storage.shards import read_shard_metadata, shard_names
 
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
@@ -86,7 +86,7 @@ def read_ledger_file(path: Path) -> pa.Table:
 
 def recorded_steps(paths: RunPaths) -> list[int]:
     """Numbers of the recorded steps in ascending order."""
-    return sorted(int(match[1]) for name in names_in(paths.ledger) if (match := STEP_NAME.fullmatch(name)))
+    return numbers_in(names_in(paths.ledger), STEP_NAME)
 
 
 def last_step(paths: RunPaths) -> int:

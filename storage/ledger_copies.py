@@ -5,25 +5,23 @@ step could still draw. A ledger that is lost or damaged is restored from such a 
 drawn, or the run is not resumed. This module removes nothing: a damaged ledger is renamed.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from entente.telemetry.errors import DataError
 from storage.adapters import published_versions
-from storage.files import folders_in, names_in, publish_once, set_aside
+from storage.files import folders_in, publish_once, set_aside
 from storage.ledger import ledger_path, read_ledger_file, recorded_steps
-from storage.runs import RunPaths
+from storage.runs import CHECKPOINT_NAME, RunPaths, numbers_in
 from storage.settings import StorageSettings
 
 CHECKPOINT_MANIFEST = "manifest.json"
-_CHECKPOINT = re.compile(r"step_(\d{6,})")
 
 
 def checkpoint_steps(paths: RunPaths) -> list[int]:
     """Steps of the checkpoints that have a manifest, ascending."""
-    found = (match for name in folders_in(paths.checkpoints) if (match := _CHECKPOINT.fullmatch(name)))
-    return sorted({int(match[1]) for match in found if CHECKPOINT_MANIFEST in names_in(paths.checkpoint(int(match[1])))})
+    found = numbers_in(folders_in(paths.checkpoints), CHECKPOINT_NAME)
+    return [step for step in found if (paths.checkpoint(step) / CHECKPOINT_MANIFEST).exists()]
 
 
 def ledgers_to_copy(paths: RunPaths, step: int, storage: StorageSettings) -> list[Path]:

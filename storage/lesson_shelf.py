@@ -18,7 +18,7 @@ import pyarrow as pa
 from entente.telemetry.errors import DataError
 from storage.arrow_files import MappedFile
 from storage.files import names_in, set_aside
-from storage.gather import Batch, ShardDamaged
+from storage.gather import Batch, ShardDamaged, join, offsets_of
 from storage.ledger import read_ledger, recorded_steps
 from storage.lessons import LessonRef, open_lessons, recorded_lessons
 from storage.runs import RunPaths, check_name
@@ -186,7 +186,7 @@ def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
             weights.append(probabilities[proposal])
             owners.append(number)
     prompts, completions = np.array(lengths, np.int64).reshape(-1, 2).T
-    owner, completion_offsets = np.array(owners, np.int32), _starts(completions)
+    owner, completion_offsets = np.array(owners, np.int32), offsets_of(completions)
 
     def of_lesson(column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
         """[R] a scalar of each row's lesson."""
@@ -194,13 +194,13 @@ def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
 
     batch = Batch(
         decision_ids=of_lesson("lesson_id", np.int64),
-        input_ids=_joined(ids, np.int32),
-        input_offsets=_starts(prompts + completions),
+        input_ids=join(ids, np.int32),
+        input_offsets=offsets_of(prompts + completions),
         prompt_lens=prompts.astype(np.int32),
         behaviour_logprobs=np.zeros(int(completion_offsets[-1]), np.float32),
         completion_offsets=completion_offsets,
-        legal_ids=_joined(legal, np.int32),
-        legal_offsets=_starts(_joined(sizes, np.int64)),
+        legal_ids=join(legal, np.int32),
+        legal_offsets=offsets_of(join(sizes, np.int64)),
         temperatures=of_lesson("temperature", np.float32),
         returns=np.zeros(len(owner)),
         advantage_groups=owner,
@@ -213,12 +213,3 @@ def _list(table: pa.Table, column: str, row: int) -> npt.NDArray[Any]:
     """The numbers of one row's list."""
     array = as_array(table[column])
     return array.values.to_numpy()[array.offsets[row].as_py() : array.offsets[row + 1].as_py()]
-
-
-def _joined(pieces: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
-    return np.concatenate(pieces).astype(kind) if pieces else np.empty(0, kind)
-
-
-def _starts(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """[n + 1] where each of n pieces begins, and the end of the last."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

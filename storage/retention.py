@@ -29,7 +29,7 @@ from storage.files import Entry, entries_in, file_marks, folders_in, names_in, r
 from storage.league_files import LEAGUE_EVERY
 from storage.ledger import last_step, ledger_path, read_ledger, read_ledger_file, recorded_steps
 from storage.ledger_copies import checkpoint_steps
-from storage.runs import RunPaths
+from storage.runs import ADAPTER_NAME, CHECKPOINT_NAME, RunPaths
 from storage.settings import StorageSettings
 from storage.shards import NO_ROWS, SHARD_NAME, read_shard_metadata, shard_names
 
@@ -47,8 +47,6 @@ STALE_VERSIONS = 8
 """Policy versions beyond the staleness budget for which rows are kept in any case, for a reader of recent rows."""
 _GB = 1_000_000_000
 _DAY_S = 86_400.0
-_CHECKPOINT = re.compile(r"step_(\d{6,})")
-_ADAPTER = re.compile(r"v(\d{6,})")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
 _ASIDES = (  # names from storage/files.py, entente/telemetry/sinks.py, training/ and state_cache/; maker: process id
     re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
@@ -135,9 +133,9 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
     kept_checkpoints = checkpoint_steps(paths)[-RESTING_CHECKPOINTS:]
     kept_adapters = adapters_to_keep(retention_facts(paths, kept_checkpoints), settings)
     found = [
-        *_old(paths.adapters, _ADAPTER, kept_adapters, "adapter of an old version"),
+        *_old(paths.adapters, ADAPTER_NAME, kept_adapters, "adapter of an old version"),
         # A folder without a manifest is not kept: its removal was interrupted.
-        *_old(paths.checkpoints, _CHECKPOINT, kept_checkpoints, "old checkpoint"),
+        *_old(paths.checkpoints, CHECKPOINT_NAME, kept_checkpoints, "old checkpoint"),
         *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
     for folder in _own_folders(paths):
@@ -165,7 +163,7 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None
     """Remove old adapters of a run that this process is working on; returns the bytes freed."""
     # A run in use keeps all its checkpoints here, and what they need.
     kept = adapters_to_keep(retention_facts(paths, checkpoint_steps(paths)), settings or RetentionSettings())
-    gone = list(_old(paths.adapters, _ADAPTER, kept, "adapter of an old version"))
+    gone = list(_old(paths.adapters, ADAPTER_NAME, kept, "adapter of an old version"))
     for found in gone:
         remove(found)
     return sum(found.size for found in gone)

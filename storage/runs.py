@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ LATEST = "latest"
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+ADAPTER_NAME, CHECKPOINT_NAME = re.compile(r"v(\d{6,})"), re.compile(r"step_(\d{6,})")
+"""Names of `RunPaths.adapter` and `RunPaths.checkpoint`; group 1 is the number."""
 
 
 class _Below:
@@ -72,6 +75,11 @@ class RunPaths:
         for folder in (self.shards, self.ledger, self.adapters, self.checkpoints, self.scores):
             make_directory(folder)
         return self
+
+
+def numbers_in(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
+    """The numbers in the names that match, ascending."""
+    return sorted({int(match[1]) for name in names if (match := pattern.fullmatch(name))})
 
 
 def hashes_file(runs_root: Path) -> Path:

@@ -10,8 +10,9 @@ from transformers import LlamaConfig
 
 from entente.decoding.model_files import RECIPE, recipe_prompts, resolve_model
 from entente.evaluation.adapter_folders import is_adapter
-from entente.inference.adapter_check import check_adapter, version_in
+from entente.inference.adapter_check import check_adapter
 from entente.inference.torch_model import TorchModel
+from entente.records.policy_version import version_in
 from entente.reports.publish import CARD, MOST_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent

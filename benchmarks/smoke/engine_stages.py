@@ -25,13 +25,12 @@ from benchmarks.smoke.job import Found, Job, StageFailed
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position, resolve_model
-from entente.inference.adapter_check import CONFIG_FILE, WEIGHTS_FILE, version_in
 from entente.inference.choose_engine import choose_engine, engine_here
 from entente.inference.engine_cards import vllm_build
 from entente.inference.settings import InferenceSettings
 from entente.players.policy import Tokens
 from entente.records.generation import Generation, GenerationRequest
-from entente.records.policy_version import PolicyVersion
+from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PolicyVersion, version_in
 from entente.telemetry.cards import visible_cards
 from entente.telemetry.progress import reporter
 from entente.training.mismatch import Mismatch, check_mismatch
@@ -75,10 +74,12 @@ def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
     for path, (out_features, in_features) in architecture.linear_layers().items():
         tensors[f"base_model.model.{path}.lora_A.weight"] = spread * torch.randn(RANK, in_features)
         tensors[f"base_model.model.{path}.lora_B.weight"] = spread * torch.randn(out_features, RANK)
-    save_file(tensors, folder / WEIGHTS_FILE)
+    save_file(tensors, folder / ADAPTER_WEIGHTS)
     targets = sorted(architecture.targets())
     described = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": targets, "bias": "none"}
-    (folder / CONFIG_FILE).write_text(json.dumps(described | {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM"}))
+    (folder / ADAPTER_CONFIG).write_text(
+        json.dumps(described | {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM"})
+    )
     return version_in(folder, version)
 
 

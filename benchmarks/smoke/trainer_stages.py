@@ -18,9 +18,9 @@ from benchmarks.smoke.recommend import as_toml, base_preset, recommend
 from benchmarks.trainer_arms import Steps
 from benchmarks.trainer_cases import Case, made_up_batch
 from entente.decoding.model_files import read_config
-from entente.inference.adapter_check import WEIGHTS_FILE
 from entente.inference.engine_cards import vllm_build
 from entente.inference.memory_plan import size_text
+from entente.records.policy_version import ADAPTER_WEIGHTS
 from entente.settings.layers import preset_names
 from entente.telemetry.cards import check_visible, visible_cards
 from entente.telemetry.machine import usable_cores
@@ -156,7 +156,7 @@ def steps(job: Job) -> Found:
     if run.summary["steps"] != STEPS or run.summary["orders_rejected"]:
         raise StageFailed(f"{run.summary['steps']} of {STEPS} steps, {run.summary['orders_rejected']} orders were rejected")
     paths = RunPaths(job.runs / "steps")
-    if len({(paths.adapter(version) / WEIGHTS_FILE).read_bytes() for version in range(1, STEPS + 1)}) < STEPS:
+    if len({(paths.adapter(version) / ADAPTER_WEIGHTS).read_bytes() for version in range(1, STEPS + 1)}) < STEPS:
         raise StageFailed("a step did not change the adapter", "training.learning_rate")
     figures = {"step_s": median(run.settled("time/step_s")), "wall_s": float(run.summary["wall_s"])}
     return Found(

@@ -12,10 +12,9 @@ from pydantic import BaseModel, ValidationError
 from entente.decoding.base_identity import base_identity, file_hash
 from entente.decoding.model_files import RECIPE, recipe_prompts, resolve_model
 from entente.game.prompts import PromptSettings
-from entente.records.policy_version import PolicyVersion
+from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_FILES, PolicyVersion, version_in
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter
-from storage.adapters import ADAPTER_FILES, adapter_hash_in
 from storage.json_files import read_object
 from storage.runs import hashes_file
 
@@ -50,7 +49,7 @@ class AdapterFolder:
 
 def is_adapter(folder: Path) -> bool:
     """Whether the folder holds an adapter rather than a whole model."""
-    return (folder / ADAPTER_FILES[0]).is_file()
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
@@ -78,7 +77,7 @@ def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
             f"adapter '{folder}' has no {RECIPE} that says how its prompts are written: write one beside it, as "
             'docs/extending.md shows ("An adapter from outside")'
         )
-    policy = PolicyVersion(version=recipe.training.version, adapter_hash=adapter_hash_in(folder), adapter=folder.resolve())
+    policy = version_in(folder.resolve(), recipe.training.version)
     return AdapterFolder(policy=policy, base=base, identity=identity)
 
 
@@ -102,9 +101,9 @@ def check_weights(policy: PolicyVersion, base: Path) -> None:
 
 
 def _base_of(folder: Path) -> Path:
-    named = read_object(folder / ADAPTER_FILES[0]).get("base_model_name_or_path")
+    named = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
-        raise InputError(f"'{folder / ADAPTER_FILES[0]}' names no base model: write its hub id or folder there")
+        raise InputError(f"'{folder / ADAPTER_CONFIG}' names no base model: write its hub id or folder there")
     inside = folder / named
     try:
         return resolve_model(inside if inside.is_dir() else named)

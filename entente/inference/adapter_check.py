@@ -17,11 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from entente.decoding.architectures import Layers, read_architecture
-from entente.records.policy_version import PolicyVersion
+from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PolicyVersion, combined_hash, lora_scale
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.read_file import read_regular
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG_BYTES, _MAX_ADAPTER_BYTES = 16 << 20, 64 << 30
 """Largest config or weight file header, and largest adapter if the base model is unknown; bytes."""
 
@@ -50,34 +49,11 @@ class AdapterFacts:
     """It changes nothing: of each product B @ A, one half is zero."""
 
 
-def adapter_hash_of(folder: Path) -> str:
-    """Hash of both files of the adapter in `folder`, 32 hex digits, as publishing computes it.
-
-    Raises:
-        DataError: a file is missing, unreadable or not a regular file.
-    """
-    return _hash(*(_read(folder / name, _MAX_ADAPTER_BYTES) for name in (CONFIG_FILE, WEIGHTS_FILE)))
-
-
-def _hash(config: bytes, weights: bytes) -> str:
-    digests = (hashlib.sha256(content).hexdigest() for content in (config, weights))
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
-
-
 def _read(file: Path, max_bytes: int) -> bytes:
     try:
         return read_regular(file, at_most=max_bytes, what="adapter file", error=DataError)
     except DataError as error:
         raise DataError(f"{error}: publish the adapter again") from error
-
-
-def version_in(folder: Path, version: int) -> PolicyVersion:
-    """The adapter in `folder` as policy version `version`, with the hash of its files.
-
-    Raises:
-        DataError: see `adapter_hash_of`.
-    """
-    return PolicyVersion(version=version, adapter_hash=adapter_hash_of(folder), adapter=folder)
 
 
 def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFacts:
@@ -92,20 +68,20 @@ def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFa
     except InputError as error:
         raise DataError(f"adapter '{folder}' cannot be checked: {error}") from error
     largest = 4 * architecture.lora_parameters(max_rank) + _MAX_CONFIG_BYTES
-    config, weights = _read(folder / CONFIG_FILE, _MAX_CONFIG_BYTES), _read(folder / WEIGHTS_FILE, largest)
-    actual_hash = _hash(config, weights)
+    config, weights = _read(folder / ADAPTER_CONFIG, _MAX_CONFIG_BYTES), _read(folder / ADAPTER_WEIGHTS, largest)
+    actual_hash = combined_hash(hashlib.sha256(content).hexdigest() for content in (config, weights))
     if actual_hash != policy.adapter_hash:
         raise DataError(
             f"adapter '{folder}' has the hash {actual_hash}, not {policy.adapter_hash}: its files changed after publishing, so "
             "publish its policy version again"
         )
-    rank, scale = _read_config(folder / CONFIG_FILE, config)
+    rank, scale = _read_config(folder / ADAPTER_CONFIG, config)
     if rank > max_rank:
         raise DataError(
             f"adapter '{folder}' has rank {rank} but the engine's slots take rank {max_rank}: "
             f"start the engine with a slot rank of {rank} or more, or train with a lower training.lora_rank"
         )
-    is_zero = _check_weights(folder / WEIGHTS_FILE, weights, rank, base, architecture.linear_layers())
+    is_zero = _check_weights(folder / ADAPTER_WEIGHTS, weights, rank, base, architecture.linear_layers())
     return AdapterFacts(scale=scale, is_zero=is_zero)
 
 
@@ -133,7 +109,7 @@ def _read_config(file: Path, content: bytes) -> tuple[int, float]:
             f"'{file}' has init_lora_weights {start!r}, so it was trained on a changed base, which the engines do not have: "
             "have peft convert it (`save_pretrained` with `path_initial_model_for_weight_conversion`), or train with the default"
         )
-    return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    return rank, lora_scale(rank, alpha, root=bool(config.get("use_rslora")))
 
 
 def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: Layers) -> bool:

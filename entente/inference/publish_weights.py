@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from entente.decoding.weight_files import WEIGHTS, usual_mode, weight_files
+from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS, lora_scale
 from entente.telemetry.errors import DataError, InputError
 
 MERGE_LOSS_MAX = 0.05
@@ -76,12 +77,11 @@ def add_adapter(
         DataError: the adapter is unreadable or belongs to another base model.
     """
     try:
-        config = json.loads((adapter / "adapter_config.json").read_text())
-        deltas = load_file(adapter / "adapter_model.safetensors")
+        config = json.loads((adapter / ADAPTER_CONFIG).read_text())
+        deltas = load_file(adapter / ADAPTER_WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"adapter '{adapter}' cannot be read: {error}") from error
-    rank, alpha = config["r"], config["lora_alpha"]
-    scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    scale = lora_scale(config["r"], config["lora_alpha"], root=bool(config.get("use_rslora")))
     merged, error, whole = dict(base), 0.0, 0.0
     for key in deltas:
         if not key.endswith(".lora_A.weight"):

@@ -17,7 +17,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from entente.decoding.architectures import read_architecture
-from entente.inference.adapter_check import WEIGHTS_FILE, AdapterFacts
+from entente.inference.adapter_check import AdapterFacts
+from entente.records.policy_version import ADAPTER_WEIGHTS
 
 _ATTENTION = "entente_rows"
 _COLUMNS = 64
@@ -195,7 +196,7 @@ class TorchModel:
 
     def add_adapter(self, name: str, folder: Path, facts: AdapterFacts) -> None:
         """Load the checked adapter in `folder` under `name`."""
-        tensors = load_file(folder / WEIGHTS_FILE)
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
         for key in tensors:
             if ".lora_A." in key:
                 module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")

@@ -1,14 +1,19 @@
-"""A policy version: its number, the hash of its weights and its adapter folder. This module reads no files."""
+"""A policy version: its number, the hash of its weights and its adapter folder; and what an adapter's two files are."""
 
-from collections.abc import Mapping
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from entente.telemetry.errors import DataError
+from entente.telemetry.read_file import open_regular
 
 BASE_VERSION = 0
 BASE_HASH = "base"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Names that peft gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +62,42 @@ class PolicyVersion:
 
 BASE = PolicyVersion(version=BASE_VERSION, adapter_hash=BASE_HASH)
 """The base model without an adapter."""
+
+
+def lora_scale(rank: int, alpha: float, *, root: bool) -> float:
+    """Factor of B @ A when peft adds it to a weight; `root` is its `use_rslora`."""
+    return alpha / (math.sqrt(rank) if root else rank)
+
+
+def combined_hash(digests: Iterable[str]) -> str:
+    """Hash of an adapter, 32 hex digits, from the SHA-256 hex digests of ADAPTER_FILES in their order."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+
+
+def measure_adapter(folder: Path) -> tuple[dict[str, dict[str, int | str]], str]:
+    """Size in bytes and SHA-256 of each adapter file in `folder`, by name, and the hash of the adapter.
+
+    Raises:
+        DataError: a file is missing, cannot be read, or is not a regular file.
+    """
+    files: dict[str, dict[str, int | str]] = {}
+    digests = []
+    for name in ADAPTER_FILES:
+        try:
+            with open_regular(folder / name) as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+                files[name] = {"bytes": file.tell(), "sha256": digests[-1]}
+        except FileNotFoundError as error:
+            raise DataError(f"{folder / name} is missing; an adapter is {' and '.join(ADAPTER_FILES)}.") from error
+        except OSError as error:
+            raise DataError(f"{folder / name} cannot be read ({error.strerror}); remove {folder} and publish again.") from error
+    return files, combined_hash(digests)
+
+
+def version_in(folder: Path, version: int) -> PolicyVersion:
+    """The adapter in any folder as policy version `version`, with the hash of its files.
+
+    Raises:
+        DataError: see `measure_adapter`.
+    """
+    return PolicyVersion(version=version, adapter_hash=measure_adapter(folder)[1], adapter=folder)

@@ -24,13 +24,13 @@ from entente.evaluation.adapter_folders import check_weights
 from entente.evaluation.contestants import resolve_contestant
 from entente.inference.publish_weights import publish_weights
 from entente.inference.server_arguments import slot_rank
+from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from entente.reports.plots import CURVE
 from entente.reports.published_figures import Source, in_words, match_figures, measured_figures
 from entente.settings.find_model import model_of
 from entente.settings.layers import changed_settings, layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from entente.training.fetch_model import name_to_fetch
-from storage.adapters import ADAPTER_FILES
 from storage.files import durable_write, publish_directory
 from storage.json_files import read_object
 from storage.runs import MODEL_FOLDER, RunPaths, hashes_file
@@ -102,7 +102,7 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
     check_weights(source.version.policy, source.base)
     base, fetched = source.base, name_to_fetch(source.base)
     named = source.hub_id or (f"runs/{MODEL_FOLDER}/{fetched}" if fetched else "")
-    config = read_object(source.adapter / ADAPTER_FILES[0])
+    config = read_object(source.adapter / ADAPTER_CONFIG)
     with _new_folder(to, runs_root) as folder:
         if merged:
             _copy_tokenizer(source.base, folder)
@@ -111,8 +111,8 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
             if not named:
                 base, named = folder / BASE_FOLDER, BASE_FOLDER
                 _copy_base(source.base, base)
-            (folder / ADAPTER_FILES[0]).write_text(json.dumps(config | {"base_model_name_or_path": named}, indent=2) + "\n")
-            shutil.copyfile(source.adapter / ADAPTER_FILES[1], folder / ADAPTER_FILES[1])
+            (folder / ADAPTER_CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": named}, indent=2) + "\n")
+            shutil.copyfile(source.adapter / ADAPTER_WEIGHTS, folder / ADAPTER_WEIGHTS)
         shutil.copyfile(_PROGRAM, folder / _PROGRAM.name)
         recipe = _training(source) | {
             "base": {

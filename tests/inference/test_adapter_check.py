@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from entente.evaluation.adapter_folders import check_weights
-from entente.inference.adapter_check import _PLAIN_OPTIONS, adapter_hash_of, check_adapter, version_in
-from entente.records.policy_version import PolicyVersion
+from entente.inference.adapter_check import _PLAIN_OPTIONS, check_adapter
+from entente.records.policy_version import PolicyVersion, version_in
 from entente.telemetry.errors import DataError
 from storage.adapters import publish_adapter
 from storage.runs import RunPaths
@@ -188,7 +188,7 @@ def test_an_adapter_that_changes_nothing_is_a_warning(adapter, model, caplog):
 
 
 def test_another_hash_than_the_one_told_is_refused_with_both(good, model):
-    with pytest.raises(DataError, match=rf"{adapter_hash_of(good)}, not 0{{32}}"):
+    with pytest.raises(DataError, match=rf"{version_in(good, 1).adapter_hash}, not 0{{32}}"):
         check_adapter(PolicyVersion(version=1, adapter_hash="0" * 32, adapter=good), model, 64)
 
 

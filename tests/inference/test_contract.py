@@ -16,10 +16,9 @@ import pytest
 
 from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import thinking_of
-from entente.inference.adapter_check import WEIGHTS_FILE, adapter_hash_of, version_in
 from entente.inference.host import EngineHost
 from entente.records.generation import Generation, GenerationRequest
-from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.policy_version import ADAPTER_WEIGHTS, BASE, PolicyVersion, version_in
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.conftest import Contender
 from tests.inference.masked_oracle import gap, same
@@ -87,7 +86,7 @@ def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
     version = publish(adapters[0])
     requests = ask("adapted", positions_=3, temperature=temperature)
     generations = draw(requests)
-    assert {(each.policy.version, each.policy.adapter_hash) for each in generations} == {(version, adapter_hash_of(adapters[0]))}
+    assert {each.policy for each in generations} == {version_in(adapters[0], version)}
     assert gap(adapted[0], requests, generations) < 1e-4
     assert gap(reference, requests, generations) > 0.05, "the adapter moves nothing: nobody would see it ignored"
 
@@ -208,10 +207,7 @@ def test_what_is_in_flight_when_a_version_comes_ends_under_the_one_it_began_with
 
     early, late = run(publish_meanwhile())
     for generation in early:
-        assert (generation.policy.version, generation.policy.adapter_hash) in (
-            (old, adapter_hash_of(adapters[0])),
-            (new, adapter_hash_of(adapters[1])),
-        )
+        assert generation.policy in (version_in(adapters[0], old), version_in(adapters[1], new))
     assert early[0].policy.version == old
     assert {generation.policy.version for generation in late} == {new}
     for version, model in ((old, adapted[0]), (new, adapted[1])):
@@ -227,16 +223,14 @@ def test_two_versions_are_drawn_side_by_side_each_by_its_own_adapter(contender, 
     generations = draw(requests)
     for number, version in enumerate(versions):
         mine = generations[number::2]
-        assert {(each.policy.version, each.policy.adapter_hash) for each in mine} == {
-            (version, adapter_hash_of(adapters[number]))
-        }
+        assert {each.policy for each in mine} == {version_in(adapters[number], version)}
         assert gap(adapted[number], requests[number::2], mine) < 1e-4
 
 
 def spoil_cut(folder: Path) -> str:
-    file = folder / WEIGHTS_FILE
+    file = folder / ADAPTER_WEIGHTS
     file.write_bytes(file.read_bytes()[:-64])
-    return adapter_hash_of(folder)
+    return version_in(folder, 1).adapter_hash
 
 
 def spoil_hash(folder: Path) -> str:

@@ -14,11 +14,12 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from entente.inference.adapter_check import check_adapter, version_in
+from entente.inference.adapter_check import check_adapter
 from entente.inference.served_vllm import ServedVllm
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import version_in
 from entente.telemetry.errors import EngineError
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings

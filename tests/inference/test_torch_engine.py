@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.inference import torch_lane, torch_model
-from entente.inference.adapter_check import adapter_hash_of, version_in
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import version_in
 from entente.telemetry.errors import EngineError, EngineLostError, InputError
 from tests import families
 from tests.families import ladder
@@ -267,7 +267,7 @@ def test_retiring_frees_the_adapter_and_one_that_two_versions_share_stays(host, 
             held.append({name for linear in engine._model._linear.values() for name in linear.parts})
         return held
 
-    one, two = adapter_hash_of(shared), adapter_hash_of(own)
+    one, two = version_in(shared, 1).adapter_hash, version_in(own, 1).adapter_hash
     assert use(host, model, work) == [{one, two}, {one, two}, {one}]
 
 

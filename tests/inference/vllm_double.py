@@ -14,11 +14,11 @@ from typing import Any
 from aiohttp import web
 
 from entente.decoding.legal_table import LegalTable
-from entente.inference.adapter_check import version_in
 from entente.inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.generation import GenerationRequest
+from entente.records.policy_version import version_in
 from entente.telemetry.errors import DataError, EngineError
 
 Spoil = Callable[[dict[str, Any]], object]

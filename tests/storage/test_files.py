@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from entente.telemetry.errors import DataError, InputError
-from storage.files import folders_in, held, make_directory, names_in, publish_directory, publish_file, publish_once
+from storage.files import folders_in, held, make_directory, names_in, publish_directory, publish_once
 from storage.runs import check_name, check_runs_root
 
 
@@ -75,8 +75,7 @@ def test_a_link_that_was_made_though_its_answer_says_otherwise_counts_as_made(
         raise error
 
     monkeypatch.setattr(os, "link", lies)
-    (tmp_path / ".temp").write_bytes(b"mine")
-    assert publish_file(tmp_path / ".temp", tmp_path / "final") is True
+    assert publish_once(tmp_path / "final", lambda temp: temp.write_bytes(b"mine")) is True
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
 
 
@@ -85,9 +84,8 @@ def test_a_link_that_failed_for_another_reason_is_an_error(tmp_path: Path, monke
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "link", fails)
-    (tmp_path / ".temp").write_bytes(b"mine")
     with pytest.raises(OSError, match="Input/output"):
-        publish_file(tmp_path / ".temp", tmp_path / "final")
+        publish_once(tmp_path / "final", lambda temp: temp.write_bytes(b"mine"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -157,9 +155,8 @@ def test_a_file_is_synced_before_it_is_named_and_its_folder_after(tmp_path: Path
 
     monkeypatch.setattr(os, "fsync", log_sync)
     monkeypatch.setattr(os, "link", log_link)
-    (tmp_path / ".temp").write_bytes(b"x")
-    publish_file(tmp_path / ".temp", tmp_path / "final")
-    assert events == ["sync .temp", "link final", f"sync {tmp_path.name}"]
+    publish_once(tmp_path / "final", lambda temp: temp.write_bytes(b"x"))
+    assert [event.partition(".final.")[0] for event in events] == ["sync ", "link final", f"sync {tmp_path.name}"]
 
 
 @pytest.mark.parametrize("occupied", [True, False], ids=["full", "empty"])
