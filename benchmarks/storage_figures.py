@@ -19,7 +19,7 @@ from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import RunPaths
 from storage.selection import SelectionQuery
-from storage.shards import publish_shard, publish_tables
+from storage.shards import publish_shard
 
 STEP_SHARDS = 12
 """Start groups of a step, each in its own shard: 504 rows."""
@@ -80,7 +80,7 @@ def run_with_history(root: Path, rows: int, *, shard_groups: int, seed: int) -> 
     groups = max(rows // ROWS_PER_START_GROUP, 2)
     for first in range(0, groups, shard_groups):
         some = range(first, min(first + shard_groups, groups))
-        publish_tables(paths, "bench", first, *history(some, groups, seed), {})
+        publish_shard(paths, "bench", first, *history(some, groups, seed), {})
     return paths
 
 

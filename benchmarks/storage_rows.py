@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from entente.game.snapshot import POWERS
 from entente.records.rows import Decision, Ply, decision_id
-from storage.schema import COMPONENTS, DECISION_SCHEMA, PLY_SCHEMA, row_checksums
+from storage.arrow_files import COMPONENTS, DECISION_SCHEMA, PLY_SCHEMA, row_checksums
 
 FORKS = 6
 ROWS_PER_START_GROUP = FORKS * len(POWERS)

@@ -1,24 +1,100 @@
-"""Arrow IPC files with checksums: how the tables of a run are written, named and read.
+"""Arrow files with checksums: the schemas of a run's rows, and how a table is written, named and mapped.
+
+The schemas are made from the dataclasses of `entente/records/`. `SCHEMA_VERSION` is raised with every change of a field; a reader
+refuses any other version. No column holds nulls.
 
 A file is an uncompressed IPC *file* with one record batch, so it can be memory-mapped. It is not the *stream* format, which
 reads a file cut at a batch boundary as a shorter table. Its metadata holds a CRC32 over the row checksums and the columns'
-names and types, and a CRC32 over the metadata. `read_arrow` verifies both; Arrow itself does not notice a flipped byte.
+names and types, and a CRC32 over the metadata. `map_arrow` verifies both; Arrow itself does not notice a flipped byte.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
+from entente.records.lesson import Lesson
+from entente.records.rows import Decision, Ply
 from entente.telemetry.errors import DataError
 from storage.files import publish_once
-from storage.schema import SCHEMA_VERSION, as_array, row_checksums
 
+SCHEMA_VERSION = 7
+COMPONENTS = (  # reward components of every row
+    "centres_gained",
+    "sos_share",
+    "draw_share",
+    "survival",
+    "leader_gap",
+    "balance",
+    "units_dislodged",
+    "units_driven_out",
+    "orders_void",
+    "orders_bounced",
+)
+FINAL = "final_"
+"""Prefix of a component's name in a blend: its undiscounted sum to the fork's end."""
+
+
+def _schema_of(row_type: type) -> pa.Schema:
+    hints = get_type_hints(row_type, include_extras=True)
+    return pa.schema([pa.field(f.name, hints[f.name].__metadata__[0], nullable=False) for f in fields(row_type)])
+
+
+DECISION_SCHEMA = _schema_of(Decision)
+PLY_SCHEMA = _schema_of(Ply)
+LESSON_SCHEMA = _schema_of(Lesson)
+_SCHEMAS = {Decision: DECISION_SCHEMA, Ply: PLY_SCHEMA, Lesson: LESSON_SCHEMA}
+_WITH_CHECKSUMS = (DECISION_SCHEMA, LESSON_SCHEMA)
+"""Their rows have the column `checksum`, and their files know their own name."""
 _Sums = npt.NDArray[np.uint32]
+_CURE = "remove the file, or restore it from a copy."
+
+
+def to_table(rows: Sequence[Decision] | Sequence[Ply] | Sequence[Lesson], row_type: type = Decision) -> pa.Table:
+    """Rows as one Arrow table in one chunk, with their checksums."""
+    schema = _SCHEMAS[row_type]
+    table = pa.table({field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema}, schema)
+    if schema not in _WITH_CHECKSUMS:
+        return table
+    place = schema.get_field_index("checksum")
+    return table.set_column(place, schema.field(place), pa.array(row_checksums(table), pa.uint32()))
+
+
+def check_tokens(table: pa.Table) -> None:
+    """Check that the token columns of decisions fit one another.
+
+    Raises:
+        DataError: a row breaks one of the rules.
+    """
+    prompt = _numpy(table["prompt_len"])
+    n_completion = _lengths(table["input_ids"]) - prompt
+    bounds = as_array(table["legal_offsets"])
+    starts, values = bounds.offsets.to_numpy(), _numpy(bounds.values)
+    n_bounds = np.diff(starts)
+    rules = {
+        "prompt_len is between 0 and the number of input_ids": (prompt >= 0) & (n_completion >= 0),
+        "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"]) == n_completion,
+        "legal_offsets holds n_completion + 1 numbers": n_bounds == n_completion + 1,
+    }
+    if all(fits.all() for fits in rules.values()):  # the last rule indexes by what the others check
+        inside = np.ones(len(values), bool)
+        inside[starts[:-1]] = False
+        steps = np.diff(values, prepend=0)
+        grows = np.logical_and.reduceat(~inside | (steps > 0), starts[:-1]) if len(starts) > 1 else np.ones(0, bool)
+        whole = (values[starts[:-1]] == 0) & (values[starts[1:] - 1] == _lengths(table["legal_ids"]))
+        rules["every completion position allows at least one legal id, and all legal ids belong to one"] = grows & whole
+    for rule, fits in rules.items():
+        if not fits.all():
+            row = int(np.argmin(fits))
+            name = f"Decision {table['decision_id'][row]} (row {row})"
+            raise DataError(f"{name} breaks the rule that {rule}; mend what made it.")
 
 
 class MappedFile:
@@ -26,7 +102,7 @@ class MappedFile:
 
     Attributes:
         table: its content; the columns are views of the mapping.
-        sums: `schema.row_checksums` of the table, computed from the content.
+        sums: `row_checksums` of the table, computed from the content.
     """
 
     def __init__(self, content: pa.Buffer, table: pa.Table, sums: _Sums, mark: int) -> None:
@@ -41,20 +117,15 @@ class MappedFile:
         return xxh3_64_intdigest(self._content) == self._mark
 
 
-def content_crc(table: pa.Table, sums: _Sums | None = None) -> int:
-    """CRC32 of the content without the metadata; `sums` are the row checksums, if already known."""
-    layout = ";".join(f"{field.name} {field.type}" for field in table.schema)
-    return zlib.crc32((row_checksums(table) if sums is None else sums).tobytes(), zlib.crc32(layout.encode()))
-
-
-def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str], sums: _Sums | None = None) -> bool:
+def write_arrow(table: pa.Table, final: Path, metadata: Mapping[str, str], crc: int | None = None) -> bool:
     """Add the checksums to the metadata and publish the table as `final`; False if a file of that name exists, which is kept.
 
     Args:
-        sums: its row checksums, if already known.
+        crc: its `content_crc`, if already known.
     """
-    sealed = {**metadata, "schema_version": str(SCHEMA_VERSION), "content_crc32": str(content_crc(table, sums))}
-    sealed["metadata_crc32"] = str(metadata_crc(sealed))
+    crc = content_crc(table) if crc is None else crc
+    sealed = {**metadata, "schema_version": str(SCHEMA_VERSION), "content_crc32": str(crc)}
+    sealed["metadata_crc32"] = str(_metadata_crc(sealed))
     schema = table.schema.with_metadata(sealed)
     batch = pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=schema)
 
@@ -65,23 +136,16 @@ def write_arrow(table: pa.Table, final: Path, metadata: dict[str, str], sums: _S
     return publish_once(final, write)
 
 
-_CURE = "remove the file, or restore it from a copy."
-
-
-def read_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) -> pa.Table:
-    """The verified table in `path`; see `map_arrow`. It stays valid if the file is unlinked."""
-    return map_arrow(path, schema, cure).table
-
-
 def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) -> MappedFile:
-    """Map the file and verify all of it.
+    """Map the file and verify all of it. The mapping stays valid if the file is unlinked.
 
     Args:
-        schema: the columns that it must have; None: any.
+        schema: the columns that it must have; None: any. Rows with checksums are compared with them, and a file of such rows
+            must have the name under which it was written.
         cure: what to do about a damaged file, for the message.
 
     Raises:
-        DataError: the file is missing or damaged, or has another schema version or other columns.
+        DataError: the file is missing or damaged, or has another schema version, other columns or another name.
     """
     try:
         content = pa.memory_map(str(path)).read_buffer()
@@ -101,23 +165,18 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     sums = row_checksums(table)
     if int(found["content_crc32"]) != content_crc(table, sums):
         raise DataError(f"{path} has damaged rows: their checksum is wrong; {cure}")
+    if schema in _WITH_CHECKSUMS:
+        _check_rows(path, table, sums)
     return MappedFile(content, table, sums, mark)
 
 
-def map_rows(path: Path, schema: pa.Schema) -> MappedFile:
-    """Map a file of rows that have checksums, and verify that it has its own name too.
-
-    Raises:
-        DataError: see `map_arrow`; or the file is a copy.
-    """
-    file = map_arrow(path, schema)
-    written, named = metadata_of(file.table).get("shard"), f"{path.parent.name}/{path.name}"
+def _check_rows(path: Path, table: pa.Table, sums: _Sums) -> None:
+    written, named = metadata_of(table).get("shard"), f"{path.parent.name}/{path.name}"
     if written != named:
         raise DataError(f"{path} was written as {written}: it is a copy or was renamed; remove it, or name it so.")
-    wrong = np.flatnonzero(file.sums != as_array(file.table["checksum"]).to_numpy())
+    wrong = np.flatnonzero(sums != _numpy(table["checksum"]))
     if len(wrong):
         raise DataError(f"{path} is damaged: row {wrong[0]} does not have its checksum; {_CURE}")
-    return file
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -142,7 +201,7 @@ def metadata_of(table: pa.Table) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
 
 
-def metadata_crc(metadata: Mapping[str, str]) -> int:
+def _metadata_crc(metadata: Mapping[str, str]) -> int:
     """CRC32 of all entries except the one that stores it."""
     entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
     return zlib.crc32("\0".join(entries).encode())
@@ -154,7 +213,7 @@ def _check_metadata(path: Path, found: Mapping[str, str], cure: str = _CURE) -> 
         raise DataError(
             f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
         )
-    if found.get("metadata_crc32") != str(metadata_crc(found)):
+    if found.get("metadata_crc32") != str(_metadata_crc(found)):
         raise DataError(f"{path} has damaged metadata; {cure}")
 
 
@@ -168,3 +227,85 @@ def _read_whole(content: pa.Buffer) -> pa.Table:
     if any(column.null_count for column in table.columns):
         raise ValueError("it holds nulls")
     return table
+
+
+def content_crc(table: pa.Table, sums: _Sums | None = None) -> int:
+    """CRC32 of the content without the metadata; `sums` are the row checksums, None: those that the rows have, else computed."""
+    if sums is None:
+        sums = _numpy(table["checksum"]) if table.schema in _WITH_CHECKSUMS else row_checksums(table)
+    layout = ";".join(f"{field.name} {field.type}" for field in table.schema)
+    return zlib.crc32(sums.tobytes(), zlib.crc32(layout.encode()))
+
+
+def row_checksums(table: pa.Table) -> npt.NDArray[np.uint32]:
+    """uint32 [rows] CRC32 over all columns of each row except `checksum`.
+
+    The fixed-width values and the byte lengths of strings and lists come first, then the content of strings and lists. The
+    lengths are included so that a moved boundary between two rows or strings changes the sum.
+    """
+    n_rows = table.num_rows
+    heads: list[npt.NDArray[np.uint8]] = []
+    bodies: list[list[bytes | memoryview]] = []
+    for column in (table.drop_columns("checksum") if "checksum" in table.column_names else table).columns:
+        for offsets, width, content in _parts(as_array(column)):
+            if offsets is None:
+                heads.append(np.frombuffer(content, np.uint8).reshape(n_rows, width))
+                continue
+            ends = np.multiply(offsets, width, dtype=np.int64)
+            heads.append((ends[1:] - ends[:-1]).view(np.uint8).reshape(n_rows, 8))
+            bodies.append([content[start:end] for start, end in pairwise(ends.tolist())])
+    head = np.concatenate(heads, axis=1) if heads else np.zeros((n_rows, 0), np.uint8)
+    rows = zip(head, *bodies, strict=True)
+    return np.array([zlib.crc32(b"".join(row)) for row in rows], np.uint32)
+
+
+_Part = tuple[npt.NDArray[np.int32] | None, int, bytes | memoryview]
+"""Offsets of the rows (None if their widths are equal), bytes per value, and all bytes."""
+
+
+def _parts(array: pa.Array) -> list[_Part]:
+    """The bytes of a column. A list of strings has two parts: the lengths of the strings, and their text."""
+    if isinstance(array, pa.StringArray):
+        return [(*_text(array),)]
+    if isinstance(array, pa.ListArray):
+        offsets, values = array.offsets.to_numpy(), array.values
+        if isinstance(values, pa.StringArray):
+            ends, width, text = _text(values)
+            lengths = ends[1:] - ends[:-1]
+            return [(offsets, lengths.itemsize, lengths.tobytes()), (ends[offsets], width, text)]
+        return [(offsets, *_content(values))]
+    if isinstance(array, pa.DictionaryArray):
+        return _parts(array.dictionary_decode())
+    return [(None, *_content(array))]
+
+
+def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], int, bytes]:
+    _, offsets, text = array.buffers()
+    if offsets is None or text is None or len(array) == 0:
+        return np.zeros(len(array) + 1, np.int32), 1, b""
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, array.offset * 4)
+    return ends, 1, bytes(text)  # slices of bytes are cheaper than views
+
+
+def _content(array: pa.Array) -> tuple[int, memoryview]:
+    """Bytes per value of a numeric array, and all its values as bytes."""
+    width, (_, values) = array.type.byte_width, array.buffers()
+    if values is None:
+        return width, memoryview(b"")
+    return width, memoryview(values)[array.offset * width : (array.offset + len(array)) * width]
+
+
+def _numpy(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    return as_array(column).to_numpy(zero_copy_only=True)
+
+
+def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    lengths: npt.NDArray[np.int32] = np.diff(as_array(column).offsets.to_numpy())
+    return lengths
+
+
+def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one array; without a copy if it has one chunk, as in every published file."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column

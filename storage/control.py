@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from entente.records.policy_version import PolicyVersion
 from entente.telemetry.errors import DataError
 from entente.telemetry.machine import package_version
+from storage.arrow_files import SCHEMA_VERSION
 from storage.files import durable_write
 from storage.runs import RunPaths
-from storage.schema import SCHEMA_VERSION
 
 _PACKAGES = ("entente", "state_cache")
 """Packages whose code decides what is asked, drawn, played and written."""

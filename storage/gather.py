@@ -17,9 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from entente.telemetry.errors import DataError
-from storage.arrow_files import MappedFile
-from storage.schema import as_array
-from storage.shards import map_shard
+from storage.arrow_files import DECISION_SCHEMA, MappedFile, as_array, map_arrow
 
 MAPPED = 64
 """Shards that stay mapped: enough for a staleness budget, and few, because mapped pages count as resident memory. Linux allows
@@ -51,7 +49,7 @@ class MappedShards:
         """The shard of this name."""
         if name not in self._mapped:
             try:
-                self.keep(name, map_shard(self._folder / name))
+                self.keep(name, map_arrow(self._folder / name, DECISION_SCHEMA))
             except DataError as error:
                 raise ShardDamaged(str(error), name) from error
         self._mapped.move_to_end(name)

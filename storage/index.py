@@ -24,14 +24,13 @@ import pyarrow as pa
 
 from entente.records.rows import Ply
 from entente.telemetry.errors import DataError
-from storage.arrow_files import metadata_of
+from storage.arrow_files import DECISION_SCHEMA, map_arrow, to_table
 from storage.gather import Batch, MappedShards, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
 from storage.rewards import check_blend, decision_facts, ply_facts
 from storage.runs import RunPaths
-from storage.schema import to_table
 from storage.selection import Selection, SelectionQuery, eligible, make_standings, select
-from storage.shards import NO_ROWS, Shard, describe_shard, map_shard, open_plies, read_shard_metadata, shard_names
+from storage.shards import NO_ROWS, Shard, describe_shard, open_plies, shard_names
 
 _SHARDS_PER_INSERT = 256
 """An insert costs more than its rows."""
@@ -154,11 +153,11 @@ class Index:
         self.newest_versions[name] = NO_ROWS
         try:
             if self._oldest is not None:
-                self.newest_versions[name] = read_shard_metadata(path).newest_version
+                self.newest_versions[name] = describe_shard(path).newest_version
                 if self.newest_versions[name] < self._oldest:
                     return None
-            file = map_shard(path)
-            shard, plies = describe_shard(path, metadata_of(file.table)), open_plies(path, file.table)
+            file = map_arrow(path, DECISION_SCHEMA)
+            shard, plies = describe_shard(path, file.table), open_plies(path, file.table)
             self._refuse_repeated(shard)
         except DataError as error:
             if self._only is not None or path.exists():

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from entente.telemetry.errors import DataError
-from storage.arrow_files import metadata_of, read_arrow, write_arrow
+from storage.arrow_files import map_arrow, metadata_of, write_arrow
 from storage.files import names_in
 from storage.runs import RunPaths, numbers_in
-from storage.shards import read_shard_metadata, shard_names
+from storage.shards import describe_shard, shard_names
 
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
 ROWS_SCHEMA = pa.schema(  # a chosen row: its place, its identity, and its lag, return and advantage group
@@ -74,7 +74,7 @@ def read_ledger_file(path: Path) -> pa.Table:
     Raises:
         DataError: it is missing or damaged, or was written under another name, so its rows would count twice.
     """
-    rows = read_arrow(path, ROWS_SCHEMA, _CURE)
+    rows = map_arrow(path, ROWS_SCHEMA, _CURE).table
     step, match = metadata_of(rows).get("step"), STEP_NAME.fullmatch(path.name)
     if match is None or step != str(int(match[1])):
         raise DataError(
@@ -120,7 +120,7 @@ def count_run(paths: RunPaths) -> Totals:
     decisions = orders_rejected = lag = 0
     for name in shard_names(paths):
         try:
-            shard = read_shard_metadata(paths.shards / name)
+            shard = describe_shard(paths.shards / name)
         except DataError:
             continue
         decisions, orders_rejected = decisions + shard.decisions, orders_rejected + shard.orders_rejected

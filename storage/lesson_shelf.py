@@ -16,13 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from entente.telemetry.errors import DataError
-from storage.arrow_files import MappedFile
+from storage.arrow_files import MappedFile, as_array
 from storage.files import names_in, set_aside
 from storage.gather import Batch, ShardDamaged, join, offsets_of
 from storage.ledger import read_ledger, recorded_steps
 from storage.lessons import LessonRef, open_lessons, recorded_lessons
 from storage.runs import RunPaths, check_name
-from storage.schema import as_array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

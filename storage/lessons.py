@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from entente.records.lesson import Lesson
 from entente.telemetry.errors import DataError
-from storage.arrow_files import MappedFile, map_rows, metadata_of, write_arrow
+from storage.arrow_files import LESSON_SCHEMA, MappedFile, map_arrow, metadata_of, to_table, write_arrow
 from storage.runs import RunPaths, check_name
-from storage.schema import LESSON_SCHEMA, as_array, to_table
 
 LEDGER_KEY = "lessons"
 """Entry of a ledger's metadata: a JSON list of [shard, row, lesson id, checksum] of each lesson of the step."""
@@ -57,13 +56,12 @@ def publish_lessons(
             )
     path = lesson_path(paths, round_name, first)
     metadata = {**provenance, "shard": f"{round_name}/{path.name}"}
-    table = to_table(lessons, Lesson)
-    return write_arrow(table, path, metadata, as_array(table["checksum"]).to_numpy())
+    return write_arrow(to_table(lessons, Lesson), path, metadata)
 
 
 def open_lessons(path: Path) -> MappedFile:
     """The verified lessons in a file, mapped."""
-    return map_rows(path, LESSON_SCHEMA)
+    return map_arrow(path, LESSON_SCHEMA)
 
 
 def ledger_entry(lessons: Sequence[LessonRef]) -> dict[str, str]:

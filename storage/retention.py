@@ -31,7 +31,7 @@ from storage.ledger import last_step, ledger_path, read_ledger, read_ledger_file
 from storage.ledger_copies import checkpoint_steps
 from storage.runs import ADAPTER_NAME, CHECKPOINT_NAME, RunPaths
 from storage.settings import StorageSettings
-from storage.shards import NO_ROWS, SHARD_NAME, read_shard_metadata, shard_names
+from storage.shards import NO_ROWS, SHARD_NAME, describe_shard, shard_names
 
 WANDB_DAYS = 30.0
 """Days after which local W&B folders are removed; by then `wandb sync` has run, and metrics.jsonl has the same values."""
@@ -269,7 +269,7 @@ def newest_versions(paths: RunPaths) -> dict[str, int]:
     found = {}
     for name in shard_names(paths):
         try:
-            found[name] = read_shard_metadata(paths.shards / name).newest_version
+            found[name] = describe_shard(paths.shards / name).newest_version
         except DataError:
             continue  # it stays
     return found

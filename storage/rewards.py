@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from entente.telemetry.errors import InputError
 from entente.telemetry.extensions import Misfit, check_arguments, check_named, load_part
-from storage.schema import COMPONENTS, DECISION_SCHEMA, FINAL, as_array
+from storage.arrow_files import COMPONENTS, DECISION_SCHEMA, FINAL, as_array
 
 Components = Mapping[str, npt.NDArray[np.float64]]
 """Reward component -> its value in each row, float64 [rows]: the change until the power's next decision in the fork."""

@@ -13,13 +13,12 @@ import pyarrow as pa
 from duckdb.func import ARROW, SPECIAL
 
 from entente.telemetry.errors import DataError
-from storage.arrow_files import metadata_of
+from storage.arrow_files import DECISION_SCHEMA, LESSON_SCHEMA, metadata_of
 from storage.files import folders_in, names_in
 from storage.index import Index
 from storage.ledger import last_step, read_ledger
 from storage.lessons import open_lessons
 from storage.runs import RunPaths
-from storage.schema import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.selection import SelectionQuery, make_standings
 
 VIEWS = (

@@ -17,10 +17,19 @@ import pyarrow as pa
 
 from entente.records.rows import Decision, Ply
 from entente.telemetry.errors import DataError, InputError
-from storage.arrow_files import MappedFile, content_crc, map_rows, metadata_of, read_arrow, read_metadata, write_arrow
+from storage.arrow_files import (
+    DECISION_SCHEMA,
+    PLY_SCHEMA,
+    check_tokens,
+    content_crc,
+    map_arrow,
+    metadata_of,
+    read_metadata,
+    to_table,
+    write_arrow,
+)
 from storage.files import folders_in, names_in, set_aside
 from storage.runs import RunPaths, check_name
-from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, as_array, check_tokens, row_checksums, to_table
 
 LOCAL_PRODUCER = "local"
 """Producer name of the training flow's own rollouts."""
@@ -76,8 +85,8 @@ def publish_shard(
     paths: RunPaths,
     producer: str,
     first_start_group: int,
-    decisions: Sequence[Decision],
-    plies: Sequence[Ply],
+    decisions: Sequence[Decision] | pa.Table,
+    plies: Sequence[Ply] | pa.Table,
     provenance: Mapping[str, str],
     *,
     next_start_group: int | None = None,
@@ -85,6 +94,7 @@ def publish_shard(
     """Publish all rows of some start groups, plies first. If the shard exists, the existing one is returned.
 
     Args:
+        decisions: rows, or a table of them in the order in which batches read them.
         provenance: metadata of the files.
         next_start_group: needed only if the last start groups have no rows.
 
@@ -94,23 +104,9 @@ def publish_shard(
     """
     final = shard_path(paths, producer, first_start_group)
     if final.exists():
-        return describe_shard(final, metadata_of(open_shard(final)))
-    tables = to_table(sorted(decisions, key=_reading_order)), to_table(plies, Ply)
-    return publish_tables(paths, producer, first_start_group, *tables, provenance, next_start_group=next_start_group)
-
-
-def publish_tables(
-    paths: RunPaths,
-    producer: str,
-    first_start_group: int,
-    table: pa.Table,
-    plies_table: pa.Table,
-    provenance: Mapping[str, str],
-    *,
-    next_start_group: int | None = None,
-) -> Shard:
-    """Like `publish_shard`, with decisions and plies as tables of their schemas, in the order in which batches read them."""
-    final = shard_path(paths, producer, first_start_group)
+        return describe_shard(final, open_shard(final))
+    table: pa.Table = decisions if isinstance(decisions, pa.Table) else to_table(sorted(decisions, key=_reading_order))
+    plies_table: pa.Table = plies if isinstance(plies, pa.Table) else to_table(plies, Ply)
     groups = sorted({*table["start_group"].unique().to_pylist(), *plies_table["start_group"].unique().to_pylist()})
     after = next_start_group if next_start_group is not None else max([first_start_group, *groups]) + 1
     if groups and not first_start_group <= groups[0] <= groups[-1] < after:
@@ -120,8 +116,8 @@ def publish_tables(
         )
     check_tokens(table)
     versions = table["policy_version"].to_numpy() if table.num_rows else np.array([NO_ROWS])
-    plies_sums = row_checksums(plies_table)
-    plies_path = final.with_name(_plies_name(final, content_crc(plies_table, plies_sums)))
+    plies_crc = content_crc(plies_table)
+    plies_path = final.with_name(_plies_name(final, plies_crc))
     metadata = {
         **provenance,
         "shard": f"{producer}/{final.name}",
@@ -133,10 +129,10 @@ def publish_tables(
         "decisions": str(table.num_rows),
         "orders_rejected": str(table["orders_rejected"].to_numpy().sum()),
     }
-    write_arrow(plies_table, plies_path, {**provenance, "start_groups": metadata["start_groups"]}, plies_sums)
-    if write_arrow(table, final, metadata, as_array(table["checksum"]).to_numpy()):
-        return describe_shard(final, metadata, already=False)
-    winner = describe_shard(final, metadata_of(open_shard(final)))
+    write_arrow(plies_table, plies_path, {**provenance, "start_groups": metadata["start_groups"]}, plies_crc)
+    if write_arrow(table, final, metadata):
+        return describe_shard(final, table.replace_schema_metadata(metadata), already=False)
+    winner = describe_shard(final, open_shard(final))
     if winner.plies_path != plies_path:
         plies_path.unlink(missing_ok=True)  # no shard names it
     return winner
@@ -173,7 +169,7 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
         shard = None
         if path.exists():
             try:
-                shard = describe_shard(path, metadata_of(open_shard(path)))
+                shard = describe_shard(path, open_shard(path))
             except DataError as error:
                 set_aside(path)
                 damaged.append(str(error))
@@ -191,12 +187,7 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
 
 def open_shard(path: Path) -> pa.Table:
     """The verified decisions of a shard, mapped."""
-    return map_shard(path).table
-
-
-def map_shard(path: Path) -> MappedFile:
-    """Like `open_shard`, but the result can later tell whether the file is unchanged."""
-    return map_rows(path, DECISION_SCHEMA)
+    return map_arrow(path, DECISION_SCHEMA).table
 
 
 def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
@@ -208,8 +199,8 @@ def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
     Raises:
         DataError: decisions or plies are damaged, or do not belong together.
     """
-    shard = describe_shard(path, metadata_of(open_shard(path) if decisions is None else decisions))
-    plies = read_arrow(shard.plies_path, PLY_SCHEMA)
+    shard = describe_shard(path, open_shard(path) if decisions is None else decisions)
+    plies = map_arrow(shard.plies_path, PLY_SCHEMA).table
     if shard.plies_path.name != _plies_name(path, int(metadata_of(plies)["content_crc32"])):
         raise DataError(f"{shard.plies_path} does not have the plies of its name; remove the file, or restore it from a copy.")
     return plies
@@ -219,17 +210,13 @@ def _plies_name(shard: Path, crc: int) -> str:
     return f"{shard.stem}.{crc:08x}.plies.arrow"
 
 
-def read_shard_metadata(path: Path) -> Shard:
-    """What the metadata of a shard says. No row is read, so its rows may still be damaged.
+def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bool = True) -> Shard:
+    """What the metadata of a shard say. Without its opened decisions no row is read, so its rows may still be damaged.
 
     Raises:
         DataError: the metadata are damaged.
     """
-    return describe_shard(path, read_metadata(path))
-
-
-def describe_shard(path: Path, metadata: Mapping[str, str], *, already: bool = True) -> Shard:
-    """What the metadata of a shard says."""
+    metadata = read_metadata(path) if decisions is None else metadata_of(decisions)
     numbers = ("next_start_group", "oldest_version", "newest_version", "decisions", "orders_rejected")
     if missing := [name for name in ("start_groups", "plies", *numbers) if name not in metadata]:
         raise DataError(f"{path} has no {' and no '.join(missing)} in its metadata: use the release that wrote the run.")

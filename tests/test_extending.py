@@ -20,9 +20,9 @@ from entente.game.board import Board
 from entente.game.players import player
 from entente.settings.layers import layered_settings, settings_of
 from entente.telemetry.errors import InputError
+from storage.arrow_files import COMPONENTS
 from storage.rewards import returns_of, reward_of
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS
 from tests.command import ROOT
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()

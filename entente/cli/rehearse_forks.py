@@ -28,7 +28,7 @@ from entente.rollouts.settings import RolloutSettings
 from state_cache.build import play_source_game
 from state_cache.sampling import sample_start_positions
 from state_cache.settings import CacheSettings
-from storage.schema import to_table
+from storage.arrow_files import to_table
 
 _GROUPS, _FORKS, _YEARS = {"one": 12, "all": 2}, 2, 2
 """What is played: start groups by the policy's powers, forks of each, years of a fork."""

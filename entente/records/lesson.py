@@ -1,7 +1,7 @@
 """A lesson: one decision position that a student reached, with the answers of a teacher.
 
-Each field names its Arrow type; `storage/schema.py` builds the Arrow schema from this class. Whoever changes a field raises
-`storage.schema.SCHEMA_VERSION`.
+Each field names its Arrow type; `storage/arrow_files.py` builds the Arrow schema from this class. Whoever changes a field raises
+its `SCHEMA_VERSION`.
 """
 
 from dataclasses import dataclass

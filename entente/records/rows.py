@@ -1,7 +1,7 @@
 """The rows of a run: `Decision` and `Ply`.
 
-Each field names its Arrow type. `storage/schema.py` builds the Arrow schemas from these classes. Whoever changes a field raises
-`storage.schema.SCHEMA_VERSION`.
+Each field names its Arrow type. `storage/arrow_files.py` builds the Arrow schemas from these classes. Whoever changes a field
+raises its `SCHEMA_VERSION`.
 """
 
 import math

@@ -20,9 +20,9 @@ from entente.game.render import draw_board, frame_around, order_locations
 from entente.game.snapshot import Snapshot, make_snapshot
 from entente.reports.order_odds import odds_of_orders
 from entente.telemetry.errors import InputError
+from storage.arrow_files import COMPONENTS
 from storage.asking import connect
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS
 from storage.shards import open_plies, open_shard
 
 

@@ -23,9 +23,9 @@ from entente.reports.games import GameName, find_game
 from entente.reports.order_odds import odds_of_orders
 from entente.telemetry.errors import InputError
 from storage import played_games
+from storage.arrow_files import COMPONENTS
 from storage.asking import connect
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS
 from storage.shards import open_plies, open_shard
 
 _SHOWN = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")

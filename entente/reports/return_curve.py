@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from entente.evaluation.intervals import FEWEST_CLUSTERS, Estimate, estimate
-from storage.schema import as_array
+from storage.arrow_files import as_array
 
 MOST_POINTS = 40
 GROUPS_WANTED = 2 * FEWEST_CLUSTERS

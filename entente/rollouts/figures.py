@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from entente.decoding.thinking import Thinking
-from storage.schema import as_array
+from storage.arrow_files import as_array
 from storage.shards import Coverage, open_shard
 
 Figures = Mapping[str, float]

@@ -8,7 +8,7 @@ import pytest
 from entente.game.board import POWERS, Board
 from entente.game.scores import Standing, components, compute_standing, horizon_reached
 from entente.telemetry.errors import InputError
-from storage.schema import COMPONENTS
+from storage.arrow_files import COMPONENTS
 
 
 @pytest.mark.parametrize(

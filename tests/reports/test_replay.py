@@ -15,8 +15,8 @@ from entente.reports.order_odds import odds_by_line
 from entente.reports.replay_page import as_data, replay_html
 from entente.reports.replayed import ReplayedGame, read_game
 from entente.telemetry.errors import DataError, InputError
+from storage.arrow_files import COMPONENTS
 from storage.runs import MODEL_FOLDER, RunPaths
-from storage.schema import COMPONENTS
 from tests.conftest import Entente
 from tests.damage import flip
 from tests.reports.conftest import Page

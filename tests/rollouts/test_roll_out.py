@@ -21,7 +21,7 @@ from entente.rollouts.fork import PlayedFork
 from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import EngineError, VersionGoneError
-from storage.schema import COMPONENTS, to_table
+from storage.arrow_files import COMPONENTS, to_table
 
 
 def play(engine, tokens, positions, *, seed: int = 0, powers: str = "one", **given) -> list[PlayedFork]:

@@ -23,8 +23,8 @@ from entente.rollouts.fork import PlayedFork
 from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError
+from storage.arrow_files import check_tokens, to_table
 from storage.runs import RunPaths
-from storage.schema import check_tokens, to_table
 from storage.shards import coverage, publish_shard
 from tests.instant_engine import UniformEngine
 from tests.tasks.test_step_figures import NONE, figures_of

@@ -65,9 +65,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def noting(work: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda path: names.append(path.name) or work(path)
+        return lambda path, *given: names.append(path.name) or work(path, *given)
 
-    for name in ("map_shard", "read_ledger_file"):
+    for name in ("map_arrow", "read_ledger_file"):
         monkeypatch.setattr(f"storage.index.{name}", noting(getattr(__import__("storage.index").index, name)))
     return names
 

@@ -14,7 +14,7 @@ import pytest
 
 from entente.records.lesson import Lesson
 from entente.records.rows import Decision, Ply
-from storage import schema
+from storage.arrow_files import SCHEMA_VERSION
 from storage.run_views import VIEWS
 from storage.runs import RunPaths
 from storage.shards import publish_shard
@@ -48,7 +48,7 @@ def run_snippet(snippet: str, folder: Path) -> str:
 def test_the_snippet_reads_a_shard_with_arrow_alone(tmp_path: Path):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
     publish_shard(paths, "local", 0, [make_decision(random.Random(0), start_group=0)], [], {}, next_start_group=1)
-    assert run_snippet(ARROW_ALONE, tmp_path).startswith(f"b'{schema.SCHEMA_VERSION}' 1 ")
+    assert run_snippet(ARROW_ALONE, tmp_path).startswith(f"b'{SCHEMA_VERSION}' 1 ")
 
 
 @pytest.mark.system

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from entente.records.rows import Decision
+from storage.arrow_files import COMPONENTS
 from storage.index import open_index
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 

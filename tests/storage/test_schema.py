@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entente.records.rows import Decision, Ply, decision_id
 from entente.telemetry.errors import DataError
-from storage.schema import DECISION_SCHEMA, PLY_SCHEMA, check_tokens, row_checksums, to_table
+from storage.arrow_files import DECISION_SCHEMA, PLY_SCHEMA, check_tokens, row_checksums, to_table
 
 INT16, INT32, INT64, FLOAT32, TEXT = pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.string()
 

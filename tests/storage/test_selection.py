@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from entente.records.rows import Decision
+from storage.arrow_files import COMPONENTS
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.runs import RunPaths
-from storage.schema import COMPONENTS
 from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 

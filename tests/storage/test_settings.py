@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from entente.telemetry.errors import InputError
+from storage.arrow_files import COMPONENTS, FINAL
 from storage.rewards import check_blend
-from storage.schema import COMPONENTS, FINAL
 from storage.settings import BLENDS, StorageSettings
 
 

@@ -12,9 +12,9 @@ import pytest
 from entente.records.rows import Ply
 from entente.telemetry.errors import DataError, InputError
 from storage import arrow_files
+from storage.arrow_files import SCHEMA_VERSION
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.schema import SCHEMA_VERSION
 from storage.shards import open_plies, open_shard, publish_shard
 
 CODE = {"code": "1f3c"}
@@ -186,7 +186,7 @@ def _data_bytes(path: Path) -> list[int]:
 def test_a_file_with_nulls_is_refused(tmp_path: Path) -> None:
     assert arrow_files.write_arrow(pa.table({"a": ["x", None]}), tmp_path / "a.arrow", {})
     with pytest.raises(DataError, match="holds nulls"):
-        arrow_files.read_arrow(tmp_path / "a.arrow")
+        arrow_files.map_arrow(tmp_path / "a.arrow")
 
 
 def test_another_schema_version_is_refused_by_its_number(publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

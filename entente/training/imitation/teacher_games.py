@@ -27,9 +27,8 @@ from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from entente.training.imitation.recorded_files import content_hash, read_values
 from entente.training.imitation.settings import ImitationSettings
-from storage.arrow_files import write_arrow
+from storage.arrow_files import to_table, write_arrow
 from storage.files import publish_directory
-from storage.schema import to_table
 
 TEACHER_FOLDER = "_teacher_games"
 """Folder of the teachers' games, beside the runs."""

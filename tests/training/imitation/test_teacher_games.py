@@ -12,7 +12,7 @@ from entente.game.players import player
 from entente.training.imitation import teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games
-from storage.arrow_files import read_arrow
+from storage.arrow_files import map_arrow
 from tests.training.imitation.small import SMALL
 
 
@@ -82,7 +82,7 @@ def test_a_searching_teacher_orders_by_its_search_and_is_kept_game_by_game(tmp_p
     settings, search, told = SMALL.model_copy(update={"teachers": ("mover+search",), "games": 3}), Searching(), []
     folder = make_games(tmp_path, settings, 1, lambda stage, done, total: told.append((done, total)), search)
     assert told == [(1, 3), (2, 3), (3, 3)] and len(list(folder.iterdir())) == 3
-    plies = [row for file in sorted(folder.iterdir()) for row in read_arrow(file).to_pylist()]
+    plies = [row for file in sorted(folder.iterdir()) for row in map_arrow(file).table.to_pylist()]
     decisions = sum(len(json.loads(ply["orders"])) for ply in plies)
     assert len({(power, dice) for _, power, dice in search.asked}) == len(search.asked) == decisions, "each has its own luck"
     assert {name for name, *_ in search.asked} == {"mover"}
@@ -93,7 +93,7 @@ def test_a_searching_teacher_orders_by_its_search_and_is_kept_game_by_game(tmp_p
 
 def test_held_out_games_are_never_learned_from_and_each_epoch_has_every_position_once(games: Path):
     positions = Positions(games)
-    rows = read_arrow(next(games.iterdir()))
+    rows = map_arrow(next(games.iterdir())).table
     numbers = rows["start_group"].to_numpy()
     assert {int(game) for game in numbers[positions.held_out]} == {0}
     assert {int(game) for game in numbers[positions.training]} == set(range(1, GAMES_A_SHARD))
