@@ -71,7 +71,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
     """Roll out, train and publish, step by step. Returns the share of the time that orchestration took."""
     first_step = resources.resume_point.step_done + 1
     page = RunPage(settings.run, settings.steps)
-    desk = AlertDesk(resources.paths, settings.alerts, max_policy_lag=settings.storage.max_policy_lag)
+    desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag)
     async with page, desk, open_queue(settings, resources) as queue:
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
         for step in range(first_step, settings.steps + 1):

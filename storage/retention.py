@@ -45,6 +45,8 @@ RESTING_CHECKPOINTS = 2
 """Newest checkpoints kept of a run that is not in use: one, and one to resume from if it is damaged."""
 STALE_VERSIONS = 8
 """Policy versions beyond the staleness budget for which rows are kept in any case, for a reader of recent rows."""
+REPLAY_STEPS = 100
+"""Newest steps whose rows are kept in any case, so that these steps can be replayed; nobody looks further back."""
 _GB = 1_000_000_000
 _DAY_S = 86_400.0
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
@@ -65,8 +67,6 @@ class RetentionSettings(Settings):
     """Newest adapters kept of each run."""
     shards_gb: Annotated[float, Field(ge=0)] = 0.0
     """Gigabytes for a run's shards; beyond that, the oldest are removed that no step can need. 0: no limit."""
-    replay_steps: Annotated[int, Field(ge=0)] = 100
-    """Newest steps whose rows are kept in any case, so that these steps can be replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +293,7 @@ def removable_shards(
     old = sorted((version, name) for name, version in newest.items() if NO_ROWS < version < behind and name in files)
     if over <= 0 or not old:
         return going
-    needed = _named_after(paths, min(last_step(paths) - settings.replay_steps, age.oldest_checkpoint))
+    needed = _named_after(paths, min(last_step(paths) - REPLAY_STEPS, age.oldest_checkpoint))
     for _, name in old:
         if over <= 0:
             break

@@ -11,7 +11,7 @@ from typing import Self
 from prefect.events import emit_event
 from prefect.settings import get_current_settings
 
-from entente.telemetry.alerts import Alert, AlertSettings, Figures, Watch
+from entente.telemetry.alerts import Alert, Figures, Watch
 from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
 
@@ -24,10 +24,10 @@ EVENT = "entente.alert"
 class AlertDesk:
     """Watches one run; use it as an async context manager around the steps."""
 
-    def __init__(self, paths: RunPaths, settings: AlertSettings, *, max_policy_lag: int) -> None:
+    def __init__(self, paths: RunPaths, *, max_policy_lag: int) -> None:
         home = get_current_settings().home
         folders = [paths.root, *([home] if (home / "prefect.db").is_file() else [])]
-        self._watch = Watch(paths.root.name, settings, max_policy_lag=max_policy_lag, folders=folders)
+        self._watch = Watch(paths.root.name, max_policy_lag=max_policy_lag, folders=folders)
         self._file = paths.alerts
         self._last_step = time.monotonic()
         self._checking: asyncio.Task[None] | None = None

@@ -127,7 +127,7 @@ def test_the_chat_template_of_the_page_holds_a_prompt(model: Path, tmp_path: Pat
     from tests.chat_models import chat_model
 
     folder = chat_model(model, tmp_path / "model", BLOCKS["chat_template.jinja"])
-    tokens, board = Tokens(Codec(folder), PromptSettings(chat="template")), Board.start()
+    tokens, board = Tokens(Codec(folder), PromptSettings()), Board.start()
     legal = board.legal_orders()["FRANCE"]
     text = tokens.codec.decode(tokens.prompt_ids(board, legal))
     assert text.startswith("<|begin|><|system|>\nDiplomacy without press.")

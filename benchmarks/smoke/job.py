@@ -68,7 +68,7 @@ STAGES = (
         limit_s=180,
         advice="look at `nvidia-smi`, and install the vLLM and torch that your driver can run (`entente doctor`)",
     ),
-    Stage(name="engine", module="engine", limit_s=3600, advice="inference.enforce_eager = 'on'"),
+    Stage(name="engine", module="engine", limit_s=3600, advice="inference.engine = 'torch'"),
     Stage(name="legal-mask", module="engine", advice="inference.engine = 'torch'"),
     Stage(name="training-step", module="trainer", advice="training.recompute = true"),
     Stage(

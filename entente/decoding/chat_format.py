@@ -58,18 +58,13 @@ def chat_format(
         thinks: the model may think before it answers; templates that know the value `enable_thinking` get it.
 
     Raises:
-        InputError: `setting` asks for a template that is not there, or the template cannot hold a prompt.
+        InputError: the template cannot hold a prompt.
     """
     plain = replace(PLAIN, between="\n" + "".join(f"{asked}\n{said}\n\n" for asked, said in examples))
     if setting == "none" or folder is None:
         return plain
     template = chat_template(folder)
     if template is None:
-        if setting == "template":
-            raise InputError(
-                f"prompts.chat is 'template', but model '{folder}' has no chat template: set prompts.chat to 'auto' or 'none', "
-                "or use a model that has one"
-            )
         return plain
     try:
         return read_format(_renderer(template, {**special_tokens, "enable_thinking": thinks}), samples, examples)

@@ -24,7 +24,7 @@ from entente.game.snapshot import POWERS
 if TYPE_CHECKING:  # entente.game.board loads the engine
     from entente.game.board import Board
 
-ChatSetting = Literal["auto", "template", "none"]
+ChatSetting = Literal["auto", "none"]
 OwnLine = Literal["in_place", "last"]
 
 
@@ -37,8 +37,7 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     """Where the board names the units and centres of the power that orders: 'last', so that forks share the other lines;
     'in_place', so that powers share the board (the default where rollouts.policy_powers is 'all')."""
     chat: ChatSetting = "auto"
-    """Whether the tokenizer's chat template is put around a prompt: 'auto', if it has one; 'template', it must have one;
-    'none'."""
+    """Whether the tokenizer's chat template is put around a prompt: 'auto', if it has one; 'none'."""
     legal_orders: Literal["none", "lines"] = "none"
     """Legal orders in a prompt: 'none', or 'lines', every order on a line."""
     examples: Annotated[int, Field(ge=0, le=24)] = 0

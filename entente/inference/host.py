@@ -80,10 +80,9 @@ async def start_engine(
         while not start.done():
             passed = time.monotonic() - began
             if passed >= limit:
-                raise EngineError(
-                    f"the engine did not start within {limit:g} s"
-                    + (": set inference.enforce_eager to 'on', which compiles nothing" if compiles(settings) else "")
-                )
+                compiled = compiles(settings) and not settings.urls
+                cure = ": set inference.engine to 'torch', which compiles nothing" if compiled else ""
+                raise EngineError(f"the engine did not start within {limit:g} s{cure}")
             if passed >= say_every_s:
                 reporter().say(f"the engine is still starting after {passed:.0f} s: {doing}")
             await asyncio.wait({start}, timeout=min(say_every_s, limit - passed))

@@ -34,8 +34,6 @@ unmeasured."""
 
 def server_arguments(model: Path, settings: InferenceSettings, *, host: str, port: int) -> list[str]:
     """Arguments of `MODULE` for the model in the folder `model`."""
-    on_card = computes_on_card(settings)
-    eager = not on_card if settings.enforce_eager == "auto" else settings.enforce_eager == "on"
     options = {
         "--model": model,
         "--host": host,
@@ -62,7 +60,8 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         *scale_out_flags(),
         "--enable-prompt-tokens-details",  # says how much of a prompt the prefix cache held
         "--disable-uvicorn-access-log",
-        *(["--enforce-eager"] if eager else []),
+        # On a CPU compiling takes longer than it saves.
+        *([] if computes_on_card(settings) else ["--enforce-eager"]),
     )
     return [*(str(part) for pair in options.items() for part in pair), *flags]
 
@@ -115,7 +114,5 @@ def start_limit_s(settings: InferenceSettings) -> float:
 
 
 def compiles(settings: InferenceSettings) -> bool:
-    """Whether the engine compiles at its start. Of servers elsewhere it is assumed, unless the settings say otherwise."""
-    if settings.enforce_eager != "auto":
-        return settings.enforce_eager == "off"
+    """Whether the engine compiles at its start. Of servers elsewhere it is assumed."""
     return bool(settings.urls) or (engine_family(settings) == "vllm" and computes_on_card(settings))

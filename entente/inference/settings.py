@@ -32,8 +32,6 @@ class InferenceSettings(Settings):
     """Most tokens in one forward pass (vLLM's max_num_batched_tokens)."""
     max_model_length: Annotated[int, Field(ge=64)] = 1024
     """Longest prompt plus completion, tokens; a longer prompt is an error."""
-    enforce_eager: Literal["auto", "on", "off"] = "auto"
-    """Run without CUDA graphs and compilation (vLLM's enforce_eager); 'auto': on a CPU only."""
     kv_cache_gib: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
     """GiB of the key-value cache on a CPU."""
     gpu_memory_share: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85

@@ -46,11 +46,6 @@ def check_settings(settings: RunSettings) -> None:
             f"rollouts.horizon_schedule {settings.rollouts.horizon_schedule!r} begins at step {horizons[0][0]}, after the last "
             f"of {steps} steps: let it begin earlier, or raise steps"
         )
-    if settings.prompts.chat == "template" and settings.inference.model == "tiny":
-        raise InputError(
-            "prompts.chat is 'template', but a tiny model has no chat template: set prompts.chat to 'auto', or inference.model "
-            "to a model that has one"
-        )
     if settings.prompts.examples and settings.inference.model == "tiny":
         raise InputError(
             "prompts.examples are for a model that was not trained on the game, and a tiny model is: set prompts.examples to 0, "

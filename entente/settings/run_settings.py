@@ -11,7 +11,6 @@ from entente.game.prompts import PromptSettings
 from entente.inference.settings import InferenceSettings
 from entente.players.endpoint import OutsideSettings
 from entente.rollouts.settings import RolloutSettings
-from entente.telemetry.alerts import AlertSettings
 from entente.telemetry.machine import plan_threads, usable_cores
 from entente.telemetry.setting_marks import (
     MAY_CHANGE,
@@ -79,8 +78,6 @@ class RunSettings(Settings):
     """How rollouts and training overlap."""
     telemetry: Annotated[TelemetrySettings, MAY_CHANGE] = TelemetrySettings()
     """Where metrics are written."""
-    alerts: Annotated[AlertSettings, MAY_CHANGE] = AlertSettings()
-    """When and how alerts are sent."""
     retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
     """How long files are kept; a run removes old adapters, `entente runs clean` everything else."""
 

@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
-
-from entente.telemetry.setting_marks import Settings
 
 Figures = Mapping[str, float]
 LAG_AT_CAP_STEPS = 5
@@ -37,16 +34,6 @@ _HISTORY = 512
 """Number of past steps that the rules examine."""
 
 
-class AlertSettings(Settings):
-    """When a run raises alerts."""
-
-    silent: tuple[
-        Literal["not_finite", "no_progress", "lag_at_cap", "mismatch", "ratio", "entropy", "no_spread", "worker_lost", "disk"],
-        ...,
-    ] = ()
-    """Rules that raise no alert."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """One alert."""
@@ -67,9 +54,9 @@ class Alert:
 class Watch:
     """Applies the rules to one run; keeps the metrics of past steps."""
 
-    def __init__(self, run: str, settings: AlertSettings, *, max_policy_lag: int, folders: Sequence[Path]) -> None:
+    def __init__(self, run: str, *, max_policy_lag: int, folders: Sequence[Path]) -> None:
         """`folders`: of the run and of Prefect's database; the free space of their disks is checked."""
-        self._run, self._settings, self._max_lag, self._folders = run, settings, max_policy_lag, folders
+        self._run, self._max_lag, self._folders = run, max_policy_lag, folders
         self._steps: list[Figures] = []
         self._step = 0
         self._holding: set[str] = set()
@@ -84,8 +71,6 @@ class Watch:
             "worker_lost": self._worker_lost,
             "disk": self._disk,
         }
-        for name in settings.silent:
-            del self._rules[name]
 
     def step(self, step: int, figures: Figures) -> list[Alert]:
         """Add a finished step. Returns the alerts that begin with it."""
@@ -98,7 +83,7 @@ class Watch:
         """Check for a stall, given the seconds since the last step, and for a filling disk. Returns the alerts that begin now."""
         bound = 60 * STALLED_MINUTES
         said = f"no step was finished for {seconds / 60:.0f} minutes" if seconds >= bound else None
-        found = [self._raised("stalled", said), *(self._raised(name, self._disk()) for name in self._rules if name == "disk")]
+        found = [self._raised("stalled", said), self._raised("disk", self._disk())]
         return [alert for alert in found if alert]
 
     def _raised(self, name: str, sentence: str | None) -> Alert | None:

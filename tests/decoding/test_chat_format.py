@@ -55,7 +55,7 @@ def parts(board: Board, power: str) -> tuple[str, str]:
 @pytest.mark.parametrize("examples", [0, 3])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_prompt_is_what_transformers_renders_and_encodes_then_the_cue(chat, name: str, examples: int, thinks: bool):
-    tokens = chat(TEMPLATES[name], chat="template", examples=examples, thinking_tokens=8 if thinks else 0)
+    tokens = chat(TEMPLATES[name], examples=examples, thinking_tokens=8 if thinks else 0)
     board = Board.start()
     theirs = AutoTokenizer.from_pretrained(tokens.codec.folder)
     for power in ("FRANCE", "TURKEY"):
@@ -106,7 +106,7 @@ def test_the_beginning_of_the_sequence_comes_once_from_the_template_or_the_token
         single="<|begin|> $A <|end|>", special_tokens=[("<|begin|>", *begin), ("<|end|>", 0)]
     )
     tokenizer.save(str(file))
-    for chat_setting in ("template", "none"):
+    for chat_setting in ("auto", "none"):
         both = Tokens(Codec(folder), PromptSettings(chat=chat_setting))
         ids = both.prompt_ids(board, board.legal_orders()["FRANCE"])
         assert ids.count(*begin) == 1 and ids[0] == begin[0] and ids[-1] != tokens.codec.eos_id, chat_setting
@@ -127,7 +127,7 @@ def test_without_a_template_or_with_none_a_prompt_is_plain_text(chat, tokens: To
     assert unused.form.chat == module.PLAIN == tokens.form.chat
 
 
-@pytest.mark.parametrize("setting", ["template", "none"])
+@pytest.mark.parametrize("setting", ["auto", "none"])
 def test_all_prompts_share_the_worked_examples(chat, setting: str):
     tokens, board = chat(QWEN, chat=setting, examples=6), Board.start()
     first = {tokens.form.pieces(*prompt)[0] for prompt in [("SPRING\n", "X"), (board_text(board, "ITALY"), "ITALY MOVEMENT")]}
@@ -241,12 +241,6 @@ def test_a_template_that_cannot_hold_a_prompt_is_refused_with_a_cure(chat, templ
         InputError, match=f"the chat template of model '.*' {sentence}.*: correct the template, or set prompts.chat"
     ):
         chat(template)
-
-
-def test_a_template_is_demanded_only_where_there_is_one(model: Path, tokens: Tokens):
-    with pytest.raises(InputError, match=r"prompts.chat is 'template', but model '.*' has no chat template: set prompts.chat to"):
-        Tokens(Codec(model), PromptSettings(chat="template"))
-    assert tokens.prompts.chat == "auto"
 
 
 def test_a_template_in_the_tokenizers_config_counts_and_named_ones_need_a_default(chat):

@@ -103,7 +103,7 @@ def test_the_start_token_of_a_template_is_the_one_of_transformers_wherever_it_is
     rules, body = parts(board, "FRANCE")
     messages = [{"role": "system", "content": rules}, {"role": "user", "content": body}]
     asked = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    ids = Tokens(Codec(folder), PromptSettings(chat="template")).prompt_ids(board, board.legal_orders()["FRANCE"])
+    ids = Tokens(Codec(folder), PromptSettings()).prompt_ids(board, board.legal_orders()["FRANCE"])
     assert Codec(folder).decode(ids[len(asked) :]) == ANSWER_CUE
     assert ids[: len(asked)] == asked and (asked[0] == 1) == (named == "LlamaTokenizer" or bool(config or special))
 

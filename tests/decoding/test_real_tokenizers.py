@@ -101,7 +101,7 @@ def check_chat(folder: Path, file: Path, oracle: Encode) -> None:
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-    tokens, theirs = Tokens(Codec(folder), PromptSettings(chat="template")), MistralTokenizer.from_file(str(file))
+    tokens, theirs = Tokens(Codec(folder), PromptSettings()), MistralTokenizer.from_file(str(file))
     cue = oracle("ORDERS:\n")
     for board, legal, orders in positions():
         for power, own in legal.items():

@@ -40,14 +40,12 @@ def test_only_a_vllm_that_knows_the_flag_of_the_route_gets_it(monkeypatch: pytes
     assert ("--enable-scale-out" in options(SETTINGS)) is flag
 
 
-@pytest.mark.parametrize(
-    ("on_card", "wanted", "eager"), [(False, "auto", True), (True, "auto", False), (True, "on", True), (False, "off", False)]
-)
-def test_a_card_compiles_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, on_card: bool, wanted: str, eager: bool):
+@pytest.mark.parametrize("on_card", [False, True])
+def test_a_card_compiles_and_a_processor_does_not(monkeypatch: pytest.MonkeyPatch, on_card: bool):
     monkeypatch.setattr(module, "computes_on_card", lambda settings: on_card)
-    settings = InferenceSettings.model_validate({"engine": "vllm", "enforce_eager": wanted, "adapter_slots": 5})
-    assert ("--enforce-eager" in options(settings)) is eager
-    assert start_limit_s(settings) == (300 if eager else 1800)
+    settings = InferenceSettings.model_validate({"engine": "vllm", "adapter_slots": 5})
+    assert ("--enforce-eager" in options(settings)) is not on_card
+    assert start_limit_s(settings) == (1800 if on_card else 300)
 
 
 def test_a_server_elsewhere_may_compile():

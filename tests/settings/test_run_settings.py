@@ -133,7 +133,6 @@ def test_every_preset_is_sound(name: str):
         ({"rollouts": {"opponents": "nobody"}}, "nobody"),
         ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend weighs luck: There is no reward component 'luck'"),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
-        ({"prompts": {"chat": "template"}}, "a tiny model has no chat template: set prompts.chat to 'auto'"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
         ({"stepz": 1}, "there is no setting 'stepz'"),
         ({"inference": {"threads": 4096}}, "4096"),

@@ -19,13 +19,14 @@ from storage.shards import publish_shard
 from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
 
-TIGHT = RetentionSettings(shards_gb=1e-9, replay_steps=3)
+TIGHT = RetentionSettings(shards_gb=1e-9)
 """No room at all: whatever may go, goes."""
 
 
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.retention.STALE_VERSIONS", 2)
+    monkeypatch.setattr("storage.retention.REPLAY_STEPS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +67,14 @@ def remove(paths: RunPaths, settings: RetentionSettings = TIGHT) -> int:
     return retire(paths, newest_versions(paths), age(), settings)
 
 
-def test_only_rows_that_nothing_can_need_again_may_go(run: RunPaths) -> None:
+def test_only_rows_that_nothing_can_need_again_may_go(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     # Version 10, lag 2 and 2 of grace: rows of versions up to 5. The last 3 steps are 8, 9, 10, on start groups 7, 8, 9.
     assert going(run) == [0, 1, 2, 3, 4, 5]
     assert going(run, max_policy_lag=5) == [0, 1, 2]
     assert going(run, oldest_checkpoint=2) == [0, 1, 3], "steps from 3 on may be repeated: all they used stays"
-    assert going(run, TIGHT.model_copy(update={"replay_steps": 6})) == [0, 1, 2, 3]
     assert going(run, TIGHT.model_copy(update={"shards_gb": 0})) == [], "no budget, nothing goes"
+    monkeypatch.setattr("storage.retention.REPLAY_STEPS", 6)
+    assert going(run) == [0, 1, 2, 3]
 
 
 def test_a_ledger_of_a_step_that_may_be_replayed_holds_its_rows(run: RunPaths) -> None:

@@ -32,6 +32,7 @@ LAG, STALE, REPLAYED = 2, 1, 2
 def _no_grace() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.retention.STALE_VERSIONS", STALE)
+        patch.setattr("storage.retention.REPLAY_STEPS", REPLAYED)
         yield
 
 
@@ -46,7 +47,7 @@ class Run(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="entente-machine-"))
         self.paths = RunPaths(self.folder / "run").create()
         self.max_uses = uses
-        self.retention = RetentionSettings(shards_gb=1e-9, replay_steps=REPLAYED)
+        self.retention = RetentionSettings(shards_gb=1e-9)
         self.dice = random.Random(7)
         self.rows: dict[str, list[Decision]] = {}
         self.ledgers: dict[int, list[int]] = {}

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from entente.telemetry.alerts import AlertSettings
 from storage.runs import RunPaths
 from tasks import alerts
 from tasks.alerts import AlertDesk
@@ -31,7 +30,7 @@ def test_an_alert_reaches_log_file_and_prefect_and_one_that_gets_lost_is_said(
     paths = RunPaths(tmp_path / "mine").create()
 
     async def run() -> None:
-        async with AlertDesk(paths, AlertSettings(), max_policy_lag=2) as desk:
+        async with AlertDesk(paths, max_policy_lag=2) as desk:
             for step in (1, 2, 3):
                 desk.step(step, FIGURES)
 
@@ -50,8 +49,7 @@ def test_an_alert_reaches_log_file_and_prefect_and_one_that_gets_lost_is_said(
 
 def test_a_quiet_run_is_said_to_be_stalled(tmp_path: Path, said: list[str], events: list[dict[str, Any]]):
     async def run() -> None:
-        settings = AlertSettings()
-        async with AlertDesk(RunPaths(tmp_path / "mine").create(), settings, max_policy_lag=2):
+        async with AlertDesk(RunPaths(tmp_path / "mine").create(), max_policy_lag=2):
             await asyncio.sleep(30 * 60)
             assert not events
             await asyncio.sleep(2 * alerts.BEAT_S)

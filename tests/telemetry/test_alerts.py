@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from entente.telemetry import alerts
-from entente.telemetry.alerts import AlertSettings, Watch
+from entente.telemetry.alerts import Watch
 
 CALM = {
     "train/skipped": 0.0,
@@ -17,7 +17,6 @@ CALM = {
     "train/groups_eligible": 20.0,
     "engine/ejections": 0.0,
 }
-SETTINGS = AlertSettings()
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +25,8 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "DISK_FREE_GIB", 0.0)
 
 
-def watch(tmp_path: Path, settings: AlertSettings = SETTINGS) -> Watch:
-    return Watch("mine", settings, max_policy_lag=2, folders=[tmp_path])
+def watch(tmp_path: Path) -> Watch:
+    return Watch("mine", max_policy_lag=2, folders=[tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -88,20 +87,10 @@ def test_a_filling_disk_is_said_before_it_is_full(tmp_path: Path, monkeypatch: p
     free = {tmp_path: 5.0, tmp_path / "prefect": 5.0}
     monkeypatch.setattr(alerts.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free[folder] * 2**30}))
     for fills in free:
-        looking = Watch("mine", SETTINGS, max_policy_lag=2, folders=[*free])
+        looking = Watch("mine", max_policy_lag=2, folders=[*free])
         assert looking.step(1, CALM) == looking.quiet(5.0) == []
         free[fills] = 1.5
         (alert,) = looking.quiet(5.0)
         assert alert.name == "disk" and f"1.5 GiB are free under '{fills}'" in alert.sentence
         assert looking.step(2, CALM) == [], "it was said"
         free[fills] = 5.0
-    silent = Watch("mine", AlertSettings(silent=("disk",)), max_policy_lag=2, folders=[*free])
-    free[tmp_path] = 0.0
-    assert silent.quiet(5.0) == []
-
-
-@pytest.mark.parametrize("silent", [(), ("not_finite",)])
-def test_a_silent_rule_raises_no_alert(silent: tuple[str, ...], tmp_path: Path):
-    settings = AlertSettings.model_validate({"silent": silent})
-    watch = Watch("run", settings, max_policy_lag=2, folders=[tmp_path])
-    assert [alert.name for alert in watch.step(1, {"train/skipped": 1.0})] == ([] if silent else ["not_finite"])
