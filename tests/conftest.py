@@ -53,7 +53,7 @@ STORED_SETTINGS: dict[str, Any] = {
     "prompts": {"chat": "none", "own_line": "in_place"},
     "rollouts": {"start_groups": 2, "forks_per_group": 4, "horizon_years": 1},
     "training": {"lora_rank": 2, "lora_alpha": 4.0, "learning_rate": 3e-3, "updates_per_step": 2},
-    "evaluation": {"positions": 2, "powers_per_position": 1, "opponents": ["random", "mover"]},
+    "evaluation": {"positions": 2, "opponents": ["random", "mover"]},
     "telemetry": {"wandb": "disabled", "report": False},
 }
 """What the run of the fixture `stored_run` was trained with, as today's settings say it."""
@@ -77,8 +77,7 @@ learning_rate = 3e-3
 [pipeline]
 buffer_depth = 0
 [evaluation]
-positions = 4
-powers_per_position = 1
+positions = 2
 [telemetry]
 wandb = "disabled"
 report = false

@@ -48,8 +48,7 @@ forks_per_group = {groups}
 [pipeline]
 buffer_depth = 1
 [evaluation]
-positions = 4
-powers_per_position = 1
+positions = 2
 [telemetry]
 wandb = "disabled"
 report = false

@@ -11,7 +11,7 @@ from typing import Any
 from entente.cli.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
-from entente.evaluation.settings import EvaluationSettings
+from entente.evaluation.settings import POWERS_PER_POSITION, EvaluationSettings
 from entente.game.snapshot import POWERS
 from entente.inference.choose_engine import engine_here
 from entente.inference.engine_cards import unused_card
@@ -131,7 +131,7 @@ def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
 
 
 def _scored_forks(evaluation: EvaluationSettings) -> int:
-    return evaluation.positions * evaluation.powers_per_position * len(evaluation.opponents)
+    return evaluation.positions * POWERS_PER_POSITION * len(evaluation.opponents)
 
 
 def _tokens(settings: RunSettings, sample: Rehearsal, decisions: int, *, exact: bool) -> Forecast:

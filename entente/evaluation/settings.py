@@ -14,6 +14,8 @@ Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
 
 SCORE_SEED = 1000
 """Seed of the positions, dice and draws of every score, so that any two scores can be compared."""
+POWERS_PER_POSITION = 2
+"""Powers tried on each position of a score. They share the position's luck, so more positions tell more than more powers."""
 
 
 class EvaluationSettings(Settings):
@@ -21,8 +23,6 @@ class EvaluationSettings(Settings):
 
     positions: Annotated[int, Field(ge=1)] = 112
     """Held-out positions, from games that training never starts from."""
-    powers_per_position: Annotated[int, Field(ge=1, le=7)] = 3
-    """Powers tried on each position."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 1
     """Game years played from each position."""
     opponents: tuple[str, ...] = ("random", "mover")

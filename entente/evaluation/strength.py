@@ -13,7 +13,7 @@ import numpy as np
 
 from entente.decoding.thinking import Thought, thought_of
 from entente.evaluation.intervals import Estimate, estimate, format_count
-from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
+from entente.evaluation.settings import POWERS_PER_POSITION, SCORE_SEED, EvaluationSettings
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
@@ -116,7 +116,7 @@ async def measure_strength(
             "lower evaluation.positions or build a larger cache"
         )
     chosen = list(positions[: settings.positions])
-    pairs = [(snapshot, power) for snapshot in chosen for power in _powers(snapshot, settings)]
+    pairs = [(snapshot, power) for snapshot in chosen for power in _powers(snapshot)]
     players, done = {} if decider is None else {player: decider}, 0
 
     async def gain(snapshot: Snapshot, power: str) -> tuple[float, int, Opening | None]:
@@ -177,11 +177,11 @@ def _opening(snapshot: Snapshot, first: Decision, tokens: Tokens) -> Opening:
     )
 
 
-def _powers(snapshot: Snapshot, settings: EvaluationSettings) -> list[str]:
+def _powers(snapshot: Snapshot) -> list[str]:
     """Powers measured on a position: a seeded sample of those that have something to order."""
     powers = list(Board.restore(snapshot).legal_orders())
     generator = dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id)
-    return sorted(generator.sample(powers, min(settings.powers_per_position, len(powers))))
+    return sorted(generator.sample(powers, min(POWERS_PER_POSITION, len(powers))))
 
 
 __all__ = ["POLICY", "Gain", "Opening", "Score", "measure_strength"]

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "cache": {"train_snapshots": 24, "held_out_snapshots": 6},
     "rollouts": {"start_groups": 4, "forks_per_group": 4},
     "training": {"threads": 1},
-    "evaluation": {"positions": 4, "powers_per_position": 1},
+    "evaluation": {"positions": 2},
     "telemetry": {"wandb": "disabled", "report": False},
 }
 """Over the deployment's own parameters: the laptop run, made light enough to be left alone beside other work."""

@@ -11,7 +11,7 @@ from entente.evaluation.score_files import ScoreRecord
 from entente.evaluation.settings import EvaluationSettings
 from entente.evaluation.strength import POLICY, Gain, Score
 
-SETTINGS = EvaluationSettings(positions=24, powers_per_position=1)
+SETTINGS = EvaluationSettings(positions=24)
 
 
 def record(gains: dict[str, float], **changes) -> ScoreRecord:

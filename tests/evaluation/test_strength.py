@@ -17,7 +17,7 @@ from entente.players.seeds import dice
 from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.runs import RunPaths
 
-SETTINGS = EvaluationSettings(positions=8, powers_per_position=2)
+SETTINGS = EvaluationSettings(positions=8)
 
 
 def score(who: str, positions, engine=None, tokens=None, opponents: str = "random"):

@@ -54,8 +54,8 @@ def test_the_last_line_is_the_promised_summary(trained):
     assert set(summary) >= PROMISED
     assert summary["steps"] == 2 and summary["orders_rejected"] == 0 and summary["max_policy_lag_seen"] == 0
     for name in ("base", "trained"):
-        assert summary[f"{name}_ci"] is None, "four positions are of fewer than six games"
-    assert summary["source_games"] <= summary["positions"] == 4
+        assert summary[f"{name}_ci"] is None, "two positions are of fewer than six games"
+    assert summary["source_games"] <= summary["positions"] == 2
     assert f"no interval: {format_count(summary['source_games'], 'source games')}, and an interval takes 6" in done.stderr
     assert Path(summary["run"]).name == "first" and json.loads((paths.root / "summary.json").read_text()) == summary
     assert "step 2/2" in done.stderr and "Traceback" not in done.stderr
