@@ -82,7 +82,7 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
     if left := open_rounds(paths, improve):
         settings = with_steps(stored)
         async with open_run(settings, resume=True, trains_alone=True) as resources:
-            published, point = resources.resume_point.last.published, dict[str, float]()
+            published, point = resources.resume_point.published, dict[str, float]()
             async with ProcessPool(usable_cores()) as teachers:
                 with open_log(resources, settings) as log, freeze_old_objects():
                     if published != BASE:
@@ -181,7 +181,7 @@ async def _learn(
 ) -> tuple[PolicyVersion, dict[str, float]]:
     """Train steps until the round's lessons are used up; returns the newest version, and the last step's metrics."""
     query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
-    resumed, newest, steps = resources.resume_point.last, student, improve.steps
+    resumed, newest, steps = resources.resume_point, student, improve.steps
     clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
     metrics = resumed.metrics if resumed.published == student else {}
     # A step whose ledger a kill left behind is repeated on its own rows, also when its lessons were the last.

@@ -41,8 +41,7 @@ from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.machine import apply_threads, environment
 from entente.telemetry.progress import reporter
 from entente.training.loss_name import try_loss
-from entente.training.messages import ResumePoint
-from entente.training.process import TrainerProcess
+from entente.training.process import TrainedStep, TrainerProcess
 from flows.build_state_cache import build_state_cache
 from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache
@@ -218,7 +217,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             plays=settings.plays,
             max_policy_lag=settings.storage.max_policy_lag,
         )
-        await asyncio.to_thread(control.serve, resume_point.last.published)
+        await asyncio.to_thread(control.serve, resume_point.published)
         resources = Resources(
             paths=paths,
             model=model,
@@ -288,7 +287,7 @@ def _cancelled_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_resume_point(settings: RunSettings, found: ResumePoint) -> None:
+def _check_resume_point(settings: RunSettings, found: TrainedStep) -> None:
     for sentence in found.set_aside:
         reporter().say(f"set aside: {sentence}")
     if found.step_done > settings.steps:

@@ -105,6 +105,6 @@ def open_log(resources: Resources, settings: RunSettings) -> MetricLog:
         configuration,
         keep_to=resume_point.step_done or -1,
     )
-    if resume_point.last.metrics and log.last_step < resume_point.step_done:
-        log.log(resume_point.step_done, resume_point.last.metrics)
+    if resume_point.metrics and log.last_step < resume_point.step_done:
+        log.log(resume_point.step_done, resume_point.metrics)
     return log

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from entente.records.policy_version import PolicyVersion
 from entente.rollouts.resources import RolloutResources
 from entente.telemetry.devices import GpuSampler
-from entente.training.messages import ResumePoint
-from entente.training.process import TrainerProcess
+from entente.training.process import TrainedStep, TrainerProcess
 from storage.control import ControlDesk
 
 
@@ -22,7 +21,7 @@ class Resources(RolloutResources):
     max_policy_lag: int
     """The staleness budget, versions."""
     trainer: TrainerProcess
-    resume_point: ResumePoint
+    resume_point: TrainedStep
     """State of the run when it was opened."""
     control: ControlDesk | None = None
     """Publishes the served version to processes that play for the run; None if there are none."""

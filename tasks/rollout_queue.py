@@ -224,7 +224,7 @@ class RolloutQueue:
     # -- opening and closing ---------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        newest = self._resources.resume_point.last.published
+        newest = self._resources.resume_point.published
         if newest == BASE:
             return self
         if self._depth == 1 and await self._serve_the_one_before(newest):

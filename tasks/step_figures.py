@@ -8,7 +8,7 @@ from entente.players.read_answer import AnswerCounts
 from entente.rollouts.figures import Figures, add_up
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, private_mib
 from entente.telemetry.metrics import METRICS
-from entente.training.messages import TrainedStep
+from entente.training.process import TrainedStep
 from tasks.resources import Resources
 from tasks.rollout_queue import StepRollouts
 

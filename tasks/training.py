@@ -9,8 +9,7 @@ import asyncio
 from prefect import task
 
 from entente.settings.run_settings import RunSettings
-from entente.telemetry.progress import reporter
-from entente.training.messages import TrainedStep, mismatch_warning
+from entente.training.process import TrainedStep
 from storage.lesson_shelf import LessonQuery
 from tasks.resources import Resources
 from tasks.rollout_queue import RolloutQueue
@@ -73,7 +72,4 @@ async def train_step(
     groups = resources.rollouts.start_groups if start_groups is None else start_groups
     with resources.spans.span("train"):
         # In a thread, because rollouts run on this event loop meanwhile.
-        trained = await asyncio.to_thread(resources.trainer.step, step, groups, lessons)
-    if sentence := mismatch_warning(step, trained.metrics):
-        reporter().say(sentence)
-    return trained
+        return await asyncio.to_thread(resources.trainer.step, step, groups, lessons)

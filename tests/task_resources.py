@@ -5,7 +5,7 @@ from typing import Any
 
 from entente.records.policy_version import BASE
 from entente.rollouts.settings import RolloutSettings
-from entente.training.messages import ResumePoint, TrainedStep
+from entente.training.process import TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
@@ -19,7 +19,7 @@ def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **g
         "model": run.parent,
         "seed": 5,
         "cache": StateCache(path=run.parent, settings=CacheSettings(), train=tuple(positions), held_out=()),
-        "resume_point": ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
+        "resume_point": TrainedStep(published=BASE, metrics={}),
         "max_policy_lag": 2,
         "provenance": {"run": run.name},
     }

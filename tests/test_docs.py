@@ -195,7 +195,7 @@ def test_the_operations_page_shows_no_command_that_is_not_there():
             from torch.distributed.run import get_args_parser
 
             given = get_args_parser().parse_args(words)
-            assert given.module and given.training_script == "entente.training.serve_steps", line
+            assert given.module and given.training_script == "entente.training.process", line
         elif tool == "buildah":
             assert words[-1] == "." and (ROOT / "Containerfile").is_file(), line
         elif tool == "kubectl":

@@ -1,11 +1,10 @@
 """A policy version: its number, the hash of its weights and its adapter folder; and what an adapter's two files are."""
 
+from collections.abc import Iterable, Mapping
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from entente.telemetry.errors import DataError
 from entente.telemetry.read_file import open_regular
@@ -44,20 +43,6 @@ class PolicyVersion:
 
     def __str__(self) -> str:
         return f"version {self.version} ({self.adapter_hash})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; a missing folder becomes the empty string."""
-        return {"version": self.version, "adapter": str(self.adapter or ""), "adapter_hash": self.adapter_hash}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "PolicyVersion":
-        """The inverse of `to_json`.
-
-        Raises:
-            KeyError: a field is missing.
-        """
-        folder = fields["adapter"]
-        return cls(version=fields["version"], adapter_hash=fields["adapter_hash"], adapter=Path(folder) if folder else None)
 
 
 BASE = PolicyVersion(version=BASE_VERSION, adapter_hash=BASE_HASH)

@@ -14,6 +14,8 @@ from statistics import median
 Figures = Mapping[str, float]
 LAG_AT_CAP_STEPS = 5
 """Steps in a row whose median policy lag equals the staleness budget."""
+MISMATCH_MEAN = 0.05
+"""Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
 MISMATCH_TIMES = 10.0
 """Bound of the mismatch's 99th percentile at lag 0, in multiples of its median over the steps."""
 NO_SPREAD_SHARE = 0.9
@@ -126,6 +128,12 @@ class Watch:
         return f"for {steps} steps half the rows were {self._max_lag} versions old, as stale as the budget allows"
 
     def _mismatch(self) -> str | None:
+        mean = self._last("train/log_ratio_lag0_mean")
+        if mean is not None and not mean <= MISMATCH_MEAN:
+            return (
+                f"trainer and engine differ by {mean:.2g} nats on average at lag 0, more than {MISMATCH_MEAN:g}: look for a "
+                "mask, a temperature, token ids or an adapter that only one of them has"
+            )
         values = self._values("train/log_ratio_lag0_p99")
         now = self._last("train/log_ratio_lag0_p99")
         if now is None or len(values) < 6:

@@ -83,7 +83,6 @@ METRICS: dict[str, Metric] = (
         log_ratio_lag0_max=("nats", "largest of it"),
         ratio_lag0_off_p50=("", "median of how far their ratio is from 1, in either direction"),
         ratio_lag0_off_p99=("", "99th percentile of it"),
-        mismatch_alarm=("", "1 where log_ratio_lag0_mean is beyond 0.05: trainer and engine do not compute the same policy"),
         learning_rate=("", "rate of the step's updates, by the schedule"),
         kl_p50=("nats", "median exact divergence from the base over the legal set"),
         kl_p99=("nats", "99th percentile of it"),

@@ -1,40 +1,112 @@
-"""The flow's side of the trainer process: starts it, sends requests, ends it.
+"""The trainer process: the flow's side, which starts it and sends requests, and the trainer's side, which answers them.
+
+    python -m entente.training.process                                     one process
+    torchrun --nproc-per-node 2 -m entente.training.process                several; the one of rank 0 answers
 
 The trainer runs in a child process, so a device fault becomes a failed task, and the trainer and the games do not share Python's
 interpreter lock. With several processes torchrun starts them, and ends them all when one ends. Flow and trainer exchange JSON
 lines over a socket pair, whose other end is the standard input of all of them. They end when the flow's end closes, also if the
 flow was killed.
+
+The flow can ask for the methods of `TrainerProcess` that `_operation` marks. The trainer answers each with its own method of the
+same name. The marked signature says how arguments and result travel as JSON, and is written nowhere else.
+
+Rank 0 alone selects rows and writes ledgers, checkpoints and adapters. The others compute shares of its updates
+(`entente/training/parallel.py`), and get everything that they need from it, so they read nothing but the base model.
 """
 
 import contextlib
 import json
+import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 import psutil
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
+from entente.records.policy_version import PolicyVersion
 from entente.telemetry import errors
 from entente.telemetry.cards import VARIABLE, Card
-from entente.telemetry.errors import EntenteError, TrainingError
-from entente.training.messages import ResumePoint, TrainedStep
+from entente.telemetry.child import end_with_parent
+from entente.telemetry.errors import EntenteError, InputError, TrainingError, disk_full
+from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from entente.training.settings import CARD_SHARE, TrainingSettings
+from storage.files import held
 from storage.ledger import Eligible
 from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
+if TYPE_CHECKING:  # the flow's side does not load torch
+    from entente.training.parallel import Peers
+    from entente.training.policy import Policy
+    from entente.training.trainer import Trainer
+
 ANSWERS_WITHIN_S = 3600.0
 """Seconds within which the trainer must answer a request, such as a step, before it is killed."""
 _ENDS_WITHIN_S = 10.0
 """Seconds that `close` waits for the child before it kills it. The run's files are safe against a kill."""
+_FORMER_TRAINER_S = 20.0
+"""Seconds to wait for the run's lock. A trainer whose parent was killed ends within a second, on a busy machine later."""
+_TORCHRUN_ENDS_S = 10.0
+"""Seconds to wait after an unexpected failure among several processes: if another one ended, torchrun ends this one before, and
+the flow gets the first failure instead of its consequence here."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_ARGUMENTS: dict[str, dict[str, TypeAdapter[Any]]] = {}
+"""The operations: name -> how each of its arguments is read from JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """A step that was trained and published; of a run that was opened, the newest one."""
+
+    published: PolicyVersion
+    """The policy version that the step made; its number is the step's. The base model before the first step."""
+    metrics: dict[str, float]
+    """Metrics of the step, by their names in `entente.telemetry.metrics`."""
+    set_aside: tuple[str, ...] = ()
+    """When a run was opened: one sentence for each damaged checkpoint that was skipped."""
+
+    @property
+    def step_done(self) -> int:
+        """The step's number; 0 before the first step."""
+        return self.published.version
+
+
+_TRAINED_STEP = TypeAdapter(TrainedStep)
+
+
+def _operation(declared: Callable[P, R]) -> Callable[P, R]:
+    """A method that calls the method of the same name of the trainer in the child."""
+    name, hints, bind = declared.__name__, get_type_hints(declared), signature(declared).bind
+    result = TypeAdapter(hints.pop("return"))
+    _ARGUMENTS[name] = {argument: TypeAdapter(hint) for argument, hint in hints.items()}
+
+    @wraps(declared)
+    def ask(*given: P.args, **named: P.kwargs) -> R:
+        arguments = dict(bind(*given, **named).arguments)
+        process = arguments.pop("self")
+        return result.validate_python(process.ask(name, arguments))
+
+    return ask
 
 
 def under_torchrun(processes: int) -> bool:
@@ -44,7 +116,7 @@ def under_torchrun(processes: int) -> bool:
 
 def trainer_command(processes: int) -> list[str]:
     """The command that starts a trainer of so many processes on this machine."""
-    trainer = [sys.executable, "-P", "-m", "entente.training.serve_steps"]
+    trainer = [sys.executable, "-P", "-m", "entente.training.process"]
     if not under_torchrun(processes):
         return trainer
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
@@ -83,7 +155,6 @@ class TrainerProcess:
             card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
             engine_dtype: number format in which the engine computes.
         """
-        self._engine_dtype = engine_dtype
         self._log, self._several = paths.trainer_log, under_torchrun(training.processes)
         self._answers_within_s, self._hung = ANSWERS_WITHIN_S, threading.Event()
         parent, child = socket.socketpair()
@@ -115,16 +186,10 @@ class TrainerProcess:
         child.close()
         self._socket = parent
         self._answers = parent.makefile("r", encoding="utf-8")
-        opening = {
-            "op": "open",
-            "run": str(paths.root),
-            "model": str(model),
-            "training": training.model_dump(mode="json"),
-            "storage": storage.model_dump(mode="json"),
-        }
-        self._resume_point: ResumePoint | None = None
+        self._opened: TrainedStep | None = None
+        opening = {"run": paths.root, "model": model, "training": training, "storage": storage, "engine_dtype": engine_dtype}
         try:
-            self._send(opening)
+            self._send("open", opening)
         except TrainingError:
             self.close()
             raise
@@ -134,36 +199,42 @@ class TrainerProcess:
         """Process id of the child."""
         return self._process.pid
 
-    def ready(self) -> ResumePoint:
-        """Wait until the child has loaded its model and the run's newest checkpoint; returns where the run continues."""
-        if self._resume_point is None:
-            self._resume_point = ResumePoint.from_json(self._receive())
-        return self._resume_point
+    def ready(self) -> TrainedStep:
+        """Wait until the child has loaded its model and the run's newest checkpoint; returns the step after which the run
+        continues."""
+        if self._opened is None:
+            self._opened = _TRAINED_STEP.validate_python(self._receive())
+        return self._opened
 
+    @_operation
     def fresh_rows(self) -> int:
         """See `Trainer.fresh_rows`."""
-        return int(self._ask({"op": "fresh_rows"})["rows"])
+        ...
 
+    @_operation
     def eligible(self, step: int, start_groups: int) -> Eligible:
         """See `Trainer.eligible`."""
-        return Eligible(**self._ask({"op": "eligible", "step": step, "start_groups": start_groups}))
+        ...
 
+    @_operation
     def retire(self, settings: RetentionSettings) -> int:
         """See `Trainer.retire`."""
-        return int(self._ask({"op": "retire", "settings": settings.model_dump(mode="json")})["freed"])
+        ...
 
+    @_operation
     def measure_mismatch(self) -> dict[str, float]:
-        """See `Trainer.measure_mismatch`; returns metrics."""
-        return self._ask({"op": "mismatch", "engine": self._engine_dtype})["metrics"]
+        """See `Trainer.measure_mismatch`."""
+        ...
 
+    @_operation
     def lessons_left(self, query: LessonQuery) -> int:
         """See `Trainer.lessons_left`."""
-        return int(self._ask({"op": "lessons_left", "lessons": asdict(query)})["left"])
+        ...
 
+    @_operation
     def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep:
         """See `Trainer.step`."""
-        message = {"op": "step", "step": step, "start_groups": start_groups, "lessons": lessons and asdict(lessons)}
-        return TrainedStep.from_json(self._ask(message))
+        ...
 
     def close(self) -> None:
         """Close the socket, which ends the child, and wait; kill the child if it does not end within seconds.
@@ -181,12 +252,14 @@ class TrainerProcess:
             self._kill()
             self._process.wait()
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """The child's result of an operation, as plain values."""
         self.ready()
-        self._send(message)
+        self._send(name, arguments)
         return self._receive()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, name: str, arguments: Mapping[str, Any]) -> None:
+        message = {"op": name, "arguments": to_jsonable_python(arguments)}
         try:
             # Not buffered, so that `close` has no unsent rest of a message to send.
             self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -194,7 +267,7 @@ class TrainerProcess:
             self._receive()  # raises why the child ended, if it said so
             raise self._ended_error() from error
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> Any:
         watch = threading.Timer(self._answers_within_s or threading.TIMEOUT_MAX, self._kill_hung_child)
         watch.daemon = True
         watch.start()
@@ -210,7 +283,7 @@ class TrainerProcess:
         if "error" in answer:
             kind = getattr(errors, answer["error"], EntenteError)
             raise kind(answer["sentence"])
-        return answer
+        return answer["result"]
 
     def _kill_hung_child(self) -> None:
         """Kill the child. The thread that waits for its answer then raises TrainingError."""
@@ -237,3 +310,118 @@ class TrainerProcess:
                 "the run, which repeats the step"
             )
         return TrainingError(f"the trainer process ended (exit code {code}); its last lines are in {self._log}")
+
+
+# -- in the child --------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serve the flow in the process of rank 0, and follow it in the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The run's files are safe against a kill, so the process may end at any time with its parent, and with the flow.
+    end_with_parent()
+    if os.environ.get("GROUP_RANK", "0") == "0":  # torchrun's number of this machine: the flow is on the first
+        threading.Thread(target=_end_with_flow, name="flow-watch", daemon=True).start()
+    keep_freed_memory()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    from entente.training.parallel import Peers
+
+    peers = Peers.join()
+    if peers is None or peers.leads:
+        _serve(socket.socket(fileno=0), peers)
+    else:
+        _follow(peers)
+
+
+def _end_with_flow() -> None:
+    """End this process when the flow closes its end of the socket."""
+    watch = select.poll()
+    watch.register(0, 0)  # only a hang-up is reported
+    while not any(event & select.POLLHUP for _, event in watch.poll()):
+        pass
+    os._exit(0)
+
+
+def _serve(connection: socket.socket, peers: "Peers | None") -> None:
+    """Answer the flow. An `EntenteError` is answered with its sentence. Any other exception is logged and answered, and ends the
+    process with exit code 1. So does any error if there are other processes, which may wait for the rest of a work.
+    """
+    stream = connection.makefile("rw", encoding="utf-8")
+    trainer, lock = None, ExitStack()
+    for line in stream:
+        message = json.loads(line)
+        name, arguments, ends = message["op"], message["arguments"], False
+        try:
+            if trainer is None:
+                trainer = _open(arguments, lock, peers)
+                result: Any = trainer.resume_point()
+            else:
+                read = {argument: _ARGUMENTS[name][argument].validate_python(value) for argument, value in arguments.items()}
+                result = getattr(trainer, name)(**read)
+            answer = {"result": to_jsonable_python(result)}
+        except EntenteError as error:
+            ends = peers is not None
+            answer = {"error": type(error).__name__, "sentence": str(error)}
+        except Exception as error:
+            ends = True
+            traceback.print_exc()
+            if peers is not None:
+                time.sleep(_TORCHRUN_ENDS_S)
+            known = disk_full(error) or TrainingError(f"the trainer failed unexpectedly: {type(error).__name__}: {error}")
+            answer = {"error": type(known).__name__, "sentence": str(known)}
+        try:
+            stream.write(json.dumps(answer) + "\n")
+            stream.flush()
+        except BrokenPipeError:
+            return
+        if ends:
+            sys.exit(1)
+        if name in ("open", "measure_mismatch") or arguments.get("step", 1) % GIVE_BACK_STEPS == 0:
+            give_back_memory()
+
+
+def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = None) -> "Trainer":
+    from entente.training.trainer import Trainer
+
+    paths = RunPaths(Path(opening["run"]))
+    # After a kill, the former trainer may still need a moment to end.
+    if not lock.enter_context(held(paths.trainer_lock, wait_s=_FORMER_TRAINER_S)):
+        raise InputError(f"another trainer works on run '{paths.root.name}': wait for it, or stop it")
+    if peers is not None:
+        peers.broadcast(opening)
+    policy, training = _load(opening, peers)
+    storage = StorageSettings.model_validate(opening["storage"])
+    return Trainer(paths, policy, training, storage, peers=peers, engine_dtype=opening["engine_dtype"])
+
+
+def _follow(peers: "Peers") -> None:
+    """Compute shares of the updates of rank 0 until it ends."""
+    from entente.training.parallel import follow
+    from entente.training.update import Updater
+
+    policy, training = _load(peers.broadcast(), peers)
+    follow(peers, policy.parameters(), Updater(policy, training, peers).compute)
+    os._exit(0)  # the group has ended, so nothing can be said to it any more
+
+
+def _load(opening: Mapping[str, Any], peers: "Peers | None") -> "tuple[Policy, TrainingSettings]":
+    """The policy of a run, on the GPU of this process if there are several."""
+    import torch
+
+    from entente.training.policy import Policy, choose_device
+
+    training = TrainingSettings.model_validate(opening["training"])
+    if peers is not None and choose_device(training.device).type == "cuda":
+        if torch.cuda.device_count() <= peers.local_rank:
+            raise InputError(
+                f"training.processes is {training.processes} but torch sees {torch.cuda.device_count()} GPUs here, and each "
+                "process needs one of its own: lower it"
+            )
+        torch.cuda.set_device(peers.local_rank)
+    return Policy(Path(opening["model"]), training, split_base=peers is not None and training.split_base), training
+
+
+if __name__ == "__main__":
+    from entente.training import process  # under its own name, by which the trainer's modules import it
+
+    process.main()

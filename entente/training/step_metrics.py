@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 
 from entente.training.branching import branching_counts
-from entente.training.messages import MISMATCH_ALARM
 from entente.training.objective import Accumulated, Gauges
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
@@ -127,15 +126,13 @@ def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> d
     gap = np.abs(first.log_ratio[batch.policy_versions[first.batch_row] == version].astype(np.float64))
     if not len(gap):
         return {}
-    mean = float(gap.mean())
     return {
-        "train/log_ratio_lag0_mean": mean,
+        "train/log_ratio_lag0_mean": float(gap.mean()),
         "train/log_ratio_lag0_p50": float(np.quantile(gap, 0.5)),
         "train/log_ratio_lag0_p99": float(np.quantile(gap, 0.99)),
         "train/log_ratio_lag0_max": float(gap.max()),
         "train/ratio_lag0_off_p50": float(np.quantile(np.expm1(gap), 0.5)),
         "train/ratio_lag0_off_p99": float(np.quantile(np.expm1(gap), 0.99)),
-        "train/mismatch_alarm": float(not mean <= MISMATCH_ALARM),
     }
 
 

@@ -16,10 +16,10 @@ import torch
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError, InputError, TrainingError
 from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
-from entente.training.messages import ResumePoint, TrainedStep, mismatch_warning
-from entente.training.mismatch import Mismatch, check_mismatch, measure_mismatch
+from entente.training.mismatch import check_mismatch, measure_mismatch
 from entente.training.parallel import Peers
 from entente.training.policy import Policy
+from entente.training.process import TrainedStep
 from entente.training.row_checks import find_trainable_rows, select_rows
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
@@ -67,11 +67,13 @@ class Trainer:
         storage: StorageSettings,
         *,
         peers: Peers | None = None,
+        engine_dtype: str = "float32",
     ) -> None:
         """Restore the newest whole checkpoint, and publish its version if that was not done.
 
         Args:
             peers: processes that share the updates.
+            engine_dtype: number format in which the rows are drawn.
 
         Raises:
             InputError: the checkpoint was made under other settings, or another release wrote the checkpoint.
@@ -81,6 +83,7 @@ class Trainer:
         self._policy = policy
         self._settings = training
         self._storage = storage
+        self._engine_dtype = engine_dtype
         self._updater = Updater(policy, training, peers)
         self._processes = 1 if peers is None else peers.size
         self._settings_hash = settings_hash(training)
@@ -120,10 +123,9 @@ class Trainer:
             return state
         return None
 
-    def resume_point(self) -> ResumePoint:
-        """The state from which the run continues."""
-        last = TrainedStep(published=self.published, metrics=self.metrics_done)
-        return ResumePoint(last=last, set_aside=tuple(self.set_aside))
+    def resume_point(self) -> TrainedStep:
+        """The step after which the run continues."""
+        return TrainedStep(published=self.published, metrics=self.metrics_done, set_aside=tuple(self.set_aside))
 
     def fresh_rows(self) -> int:
         """Number of rows that the trainer's version drew, at most MISMATCH_ROWS."""
@@ -136,11 +138,11 @@ class Trainer:
         found = self._index.eligible(self._query(step, start_groups))
         return replace(found, start_groups=start_groups) if step in self._to_repeat else found
 
-    def measure_mismatch(self, engine: str = "float32") -> Mismatch:
+    def measure_mismatch(self) -> dict[str, float]:
         """Compare stored behaviour logprobs with this policy's, on the newest rows that the trainer's version drew.
 
-        Args:
-            engine: number format of what drew them.
+        Returns:
+            The mismatch as metrics.
 
         Raises:
             TrainingError: there are no such rows, or the difference is above the limits of the settings.
@@ -150,9 +152,9 @@ class Trainer:
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
         batch, _ = self._drop_faulty_rows(self._index.gather(rows))
-        found = measure_mismatch(self._updater, batch, self._settings.dtype, engine)
+        found = measure_mismatch(self._updater, batch, self._settings.dtype, self._engine_dtype)
         check_mismatch(found, self.step_done)
-        return found
+        return found.metrics()
 
     def lessons_left(self, query: LessonQuery) -> int:
         """How many uses the lessons of a round still have. Those of steps to be repeated are spent."""
@@ -191,8 +193,6 @@ class Trainer:
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
-        if sentence := mismatch_warning(step, metrics):
-            logger.warning("%s", sentence)
         self.published = self._save(step, metrics, self._outcome(updates))
         self.step_done = step
         metrics["train/save_s"] = time.perf_counter() - updated

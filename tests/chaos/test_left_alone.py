@@ -104,7 +104,7 @@ class Servers:
         """Kill the flow's process, its trainer, or with "host" these and the worker, which begins again after a while."""
         flow = psutil.Process(self.records()[-1]["pid"])
         if what == "trainer":
-            kill(next(child for child in flow.children() if runs(child, "entente.training.serve_steps")).pid)
+            kill(next(child for child in flow.children() if runs(child, "entente.training.process")).pid)
         elif what == "flow":
             kill(flow.pid)
         else:

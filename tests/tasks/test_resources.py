@@ -7,7 +7,7 @@ from typing import Any
 
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.settings import RolloutSettings
-from entente.training.messages import ResumePoint, TrainedStep
+from entente.training.process import TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
@@ -34,7 +34,7 @@ def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: P
         paths=RunPaths(tmp_path), model=tmp_path, seed=0, rollouts=RolloutSettings(),
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
         host=host, engine=engine, tokens=nothing, trainer=nothing,
-        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
+        resume_point=TrainedStep(published=BASE, metrics={}),
         provenance={}, max_policy_lag=2,
     )  # fmt: skip
     asyncio.run(resources.serve(PolicyVersion(version=7, adapter=tmp_path, adapter_hash="hash")))

@@ -13,7 +13,7 @@ from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.figures import Figures
 from entente.rollouts.groups import Stretch
 from entente.telemetry.timing import Spans
-from entente.training.messages import ResumePoint, TrainedStep
+from entente.training.process import TrainedStep
 from storage.ledger import Eligible
 from storage.runs import RunPaths
 from tasks import rollout_queue
@@ -85,7 +85,7 @@ def queue(field: Field, depth: int, groups_per_task: int = 1) -> RolloutQueue:
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS),
         paths=RunPaths(Path("/nonexistent")),
-        resume_point=ResumePoint(last=TrainedStep(published=BASE, metrics={}), set_aside=()),
+        resume_point=TrainedStep(published=BASE, metrics={}),
         trainer=field,
         spans=Spans(),
     )
@@ -253,9 +253,7 @@ def test_a_run_goes_on_with_the_version_that_it_would_have_played(
         served.append(policy.version)
 
     last = TrainedStep(published=step(step_done) if step_done else BASE, metrics={})
-    resources: Any = SimpleNamespace(
-        rollouts=SimpleNamespace(start_groups=2), paths=None, resume_point=ResumePoint(last=last, set_aside=()), serve=serve
-    )
+    resources: Any = SimpleNamespace(rollouts=SimpleNamespace(start_groups=2), paths=None, resume_point=last, serve=serve)
     monkeypatch.setattr(rollout_queue, "read_adapter", lambda paths, version: step(version))
 
     async def opened(*, fails: bool) -> list[int]:

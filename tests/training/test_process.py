@@ -8,21 +8,84 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import psutil
 import pytest
 
+from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import InputError, TrainingError
-from entente.training import process, serve_steps
-from entente.training.process import TrainerProcess
+from entente.training import process
+from entente.training.process import TrainedStep, TrainerProcess
 from entente.training.settings import TrainingSettings
+from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
 from storage.files import held
-from storage.ledger import count_run
+from storage.ledger import Eligible, count_run
+from storage.lesson_shelf import LessonQuery
+from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
+
+
+LESSONS = LessonQuery(round="r", count=4, max_uses=2)
+OPERATIONS: dict[str, tuple[dict[str, Any], Any]] = {
+    "fresh_rows": ({}, 3),
+    "eligible": ({"step": 2, "start_groups": 8}, Eligible(start_groups=8, advantage_groups=20, expired=1)),
+    "retire": ({"settings": RetentionSettings()}, 2**40),
+    "measure_mismatch": ({}, {"mismatch/largest": 1e-6}),
+    "lessons_left": ({"query": LESSONS}, 7),
+    "step": (
+        {"step": 2, "start_groups": 8, "lessons": LESSONS},
+        TrainedStep(
+            published=PolicyVersion(version=2, adapter_hash="ab" * 16, adapter=Path("/runs/a/adapters/v000002")),
+            metrics={"train/loss": 0.1 + 0.2},
+        ),
+    ),
+}
+"""Arguments and a result of each."""
+
+
+def test_every_operation_reaches_the_trainer_and_its_result_comes_back_whole(tmp_path, monkeypatch):
+    """Both ends in this process: the child is a thread, and the trainer a double."""
+    assert set(OPERATIONS) == set(process._ARGUMENTS)
+    for name in OPERATIONS:
+        assert get_type_hints(getattr(Trainer, name)) == get_type_hints(getattr(TrainerProcess, name)), name
+    calls = []
+
+    class Double:
+        def resume_point(self) -> TrainedStep:
+            return TrainedStep(published=BASE, metrics={}, set_aside=("step 4 is damaged",))
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda **arguments: calls.append((name, arguments)) or OPERATIONS[name][1]
+
+    def serve(stdin: int) -> None:
+        with process.socket.socket(fileno=stdin) as connection:
+            process._serve(connection, None)
+
+    def start(_: object, stdin: int, **__: object) -> Any:
+        thread = Thread(target=serve, args=(os.dup(stdin),))
+        thread.start()
+        return SimpleNamespace(pid=0, wait=lambda timeout=None: thread.join(timeout))
+
+    monkeypatch.setattr(process.subprocess, "Popen", start)
+    monkeypatch.setattr(process, "_open", lambda *_: Double())
+    trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), tmp_path, SETTINGS, StorageSettings(), threads=1)
+    try:
+        opened = trainer.ready()
+        assert opened.set_aside == ("step 4 is damaged",) and opened.step_done == 0 and opened.published.adapter is None
+        for name, (arguments, result) in OPERATIONS.items():
+            assert getattr(trainer, name)(**arguments) == result and calls[-1] == (name, arguments)
+        assert trainer.step(2, 8).published.folder == Path("/runs/a/adapters/v000002")
+        assert calls[-1] == ("step", {"step": 2, "start_groups": 8})
+    finally:
+        trainer.close()
 
 
 @pytest.mark.system
@@ -63,9 +126,9 @@ def test_two_trainers_of_one_run_exclude_each_other_and_one_that_dies_is_reporte
         first.ready()
         with held(paths.trainer_lock) as free:
             assert not free, "the kernel holds it for the first"
-        monkeypatch.setattr(serve_steps, "_FORMER_TRAINER_S", 0.2)
+        monkeypatch.setattr(process, "_FORMER_TRAINER_S", 0.2)
         with ExitStack() as stack, pytest.raises(InputError, match="another trainer works on run 'run'"):
-            serve_steps._open({"run": str(paths.root)}, stack)
+            process._open({"run": str(paths.root)}, stack)
         os.kill(first.pid, signal.SIGKILL)
         os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie's other threads may hold the lock a moment longer
         with held(paths.trainer_lock) as free:

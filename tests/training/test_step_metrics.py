@@ -11,7 +11,6 @@ import pytest
 
 from entente.telemetry.metrics import check
 from entente.training.branching import SHARE, probed
-from entente.training.messages import MISMATCH_ALARM, mismatch_warning
 from entente.training.objective import Accumulated, Gauges
 from entente.training.step_metrics import (
     Update,
@@ -101,16 +100,7 @@ def test_lag_zero_figures_are_of_the_first_update_and_of_rows_that_the_trained_v
     second = gauges(2, [0], log_ratio=np.array([9.0], np.float32))
     found = lag_zero_metrics([update(first), update(second)], batch(), VERSION)
     assert found["train/log_ratio_lag0_mean"] == pytest.approx(0.02) and found["train/log_ratio_lag0_max"] == pytest.approx(0.03)
-    assert found["train/mismatch_alarm"] == 0 and mismatch_warning(1, found) == ""
     assert lag_zero_metrics([update(first)], batch(), VERSION + 1) == {}, "nothing was drawn by that version"
-
-
-@pytest.mark.parametrize("gap", [1.1 * MISMATCH_ALARM, -1.1 * MISMATCH_ALARM, float("nan")])
-def test_the_alarm_is_a_metric_and_a_sentence(gap: float):
-    seen = gauges(1, [0, 1], log_ratio=np.array([gap, gap], np.float32))
-    found = lag_zero_metrics([update(seen)], batch(), VERSION)
-    assert found["train/mismatch_alarm"] == 1
-    assert mismatch_warning(7, found).startswith("step 7: at lag 0 the log-probabilities of trainer and engine are")
 
 
 def test_lags_are_told_as_a_histogram_of_rows():
