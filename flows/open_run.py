@@ -31,7 +31,7 @@ from entente.inference.engine_cards import engine_dtype
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
 from entente.players.policy import Tokens
-from entente.settings.check_settings import check_settings
+from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import check_length, check_room
 from entente.settings.layers import check_prompts, check_resumed, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
@@ -40,7 +40,6 @@ from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.machine import apply_threads, environment
 from entente.telemetry.progress import reporter
-from entente.training.loss_name import try_loss
 from entente.training.process import TrainedStep, TrainerProcess
 from flows.build_state_cache import build_state_cache
 from flows.work_record import record_work
@@ -89,6 +88,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     if not resume:
         check_prompts(settings)  # of a model from the hub, once it is here
     cards = check_room(settings, trains=True)
+    apply_threads(settings.threads[0])  # a user's own loss loads torch
     try_loss(settings.training.loss)
     return cards
 

@@ -195,7 +195,7 @@ def test_a_run_whose_package_is_gone_can_still_be_read(tmp_path: Path):
     assert settings_of(paths).training.loss == "gone_package.losses:gone"
 
 
-def test_a_process_of_its_own_refuses_a_loss_before_anything_starts(entente, package):
+def test_a_dry_run_refuses_a_loss_that_cannot_be_loaded(entente, package):
     site = package({"broken.py": "import missing_module"})
     done = entente.process("train", "--dry-run", "--training.loss", "broken:part", PYTHONPATH=f"{ROOT}:{site}")
     assert done.returncode == 2 and list(entente.folder.iterdir()) == [site]

@@ -18,7 +18,7 @@ from entente.inference.engine_cards import unused_card
 from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
 from entente.players.policy import Tokens
 from entente.reports.read_run import read_run
-from entente.settings.check_settings import check_settings
+from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import (
     TINY,
     check_length,
@@ -34,7 +34,6 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import usable_cores
-from entente.training.loss_name import try_loss
 from entente.training.settings import KEEP_CHECKPOINTS
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions

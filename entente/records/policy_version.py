@@ -1,8 +1,8 @@
 """A policy version: its number, the hash of its weights and its adapter folder; and what an adapter's two files are."""
 
-from collections.abc import Iterable, Mapping
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -6,7 +6,8 @@ from entente.players.endpoint import read_endpoint
 from entente.rollouts.league import slots_for
 from entente.settings.run_settings import PipelineSettings, RunSettings
 from entente.telemetry.errors import InputError
-from entente.training.loss_name import check_loss_name
+from entente.telemetry.extensions import check_named
+from entente.training.settings import LOSSES
 from storage.rewards import check_blend
 from storage.runs import check_run_name
 from storage.settings import StorageSettings
@@ -64,11 +65,30 @@ def check_objective(settings: RunSettings) -> None:
         InputError: names it, its package if there is one, and the cure.
     """
     check_blend(settings.storage.blend)
-    check_loss_name(settings.training.loss)
+    try:
+        check_named("loss", settings.training.loss, LOSSES)
+    except InputError as error:
+        raise InputError(f"training.loss: {error}") from error
     if settings.storage.selection:
         from storage.index import check_selection  # DuckDB is loaded only where it is needed
 
         check_selection(settings.storage.selection)
+
+
+def try_loss(name: str) -> None:
+    """Load and try a user's own loss. This loads torch, which then takes no other number of threads.
+
+    Raises:
+        InputError: the loss cannot be used.
+    """
+    if name in LOSSES:
+        return
+    from entente.training.losses import policy_loss
+
+    try:
+        policy_loss(name)
+    except InputError as error:
+        raise InputError(f"training.loss: {error}") from error
 
 
 def _check_endpoints(settings: RunSettings) -> None:

@@ -1,11 +1,11 @@
-"""Policy losses: input and output, shared parts, a function for each, and the one that `training.loss` names.
+"""Policy losses: input and output, shared parts, a function NAME_loss for each, and the one that `training.loss` names.
 
 docs/training.md has the formulas. A loss returns one value per branching token and averages nothing. The caller adds the values
 and divides once by a constant of the whole update, so the loss does not depend on how an update is split into micro-batches. All
 tokens of a decision are in one micro-batch; losses over whole decisions need this.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from entente.telemetry.extensions import Misfit, check_arguments, check_named, load_part
-from entente.training.settings import DUAL_CLIP, OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
+from entente.training.settings import DUAL_CLIP, LOSSES, OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 DIVERGENCE = 0.2
 """With dppo: largest change of a token's probability that still gives a gradient, as in prime-rl."""
@@ -196,25 +196,17 @@ def gspo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, left_out=left_out)
 
 
-LOSSES: Mapping[str, PolicyLoss] = {
-    "cispo": PolicyLoss(of=cispo_loss, per_decision=False),
-    "clipped": PolicyLoss(of=clipped_loss, per_decision=False),
-    "dppo": PolicyLoss(of=dppo_loss, per_decision=False),
-    "gspo": PolicyLoss(of=gspo_loss, per_decision=True),
-    "sequence_mean": PolicyLoss(of=sequence_mean_loss, per_decision=True),
-}
-"""Built-in losses. `training.loss` may also name one of a user's own as `module:attribute`."""
-
-
 @cache
 def policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name, built-in or a user's own (docs/extending.md).
+    """The loss of that name, built-in or a user's own, `module:attribute` (docs/extending.md).
 
     Raises:
         InputError: there is no such loss, or it cannot be used.
     """
     check_named("loss", name, LOSSES)
-    return LOSSES[name] if name in LOSSES else load_part("loss", name, _accept)
+    if name in LOSSES:
+        return PolicyLoss(of=globals()[f"{name}_loss"], per_decision=LOSSES[name])
+    return load_part("loss", name, _accept)
 
 
 def _accept(found: PolicyLoss, _: str) -> PolicyLoss:

@@ -16,6 +16,9 @@ OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 region."""
 DUAL_CLIP = 3.0
 """Bound of ratio times |advantage| for negative advantages (dual-clip PPO: Ye et al. 2020, arXiv 1912.09729)."""
+LOSSES = {"cispo": False, "clipped": False, "dppo": False, "gspo": True, "sequence_mean": True}
+"""Built-in losses, and whether their sum is divided by decisions, not by branching tokens. The function NAME_loss
+of `entente/training/losses.py` computes it."""
 MAX_GRADIENT_NORM = 1.0
 """Longer gradients are scaled down to this: the field's usual guard against a rare large step. Adam divides by its own scale, so
 that another bound changes little."""

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from entente.training.losses import LOSSES, DrawnTokens
+from entente.training.losses import DrawnTokens
 from entente.training.masked_logprobs import MaskedLogprobs, exact_kl, legal_entropy
 from entente.training.objective import Gauges, Objective
-from entente.training.settings import TrainingSettings
+from entente.training.settings import LOSSES, TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
 
 VOCABULARY = 9
