@@ -21,6 +21,7 @@ import torch
 from benchmarks.entente_run import short_run
 from benchmarks.laptop_run import model_of, record_rows
 from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds
+from benchmarks.padded_rows import differences
 from benchmarks.trainer_arms import Steps, random_steps, update_rows
 from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape, made_up_batch
 from entente.decoding.architectures import read_architecture
@@ -29,9 +30,9 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from entente.training.first_guess import block_products
+from entente.training.micro_batches import plan
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, TrainingSettings
-from entente.training.trie_plan import plan
 from storage.gather import Batch
 
 TARGETS = {
@@ -204,12 +205,10 @@ def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float
 
 
 def exactness(case: Case, shape: Shape, *, seed: int) -> dict[str, float]:
-    """Differences of loss and gradient between packed and padded rows, in float32."""
-    steps, batch = random_steps(shape), made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
-    loss, gradient = steps.loss_and_gradient(steps.ours(layout="packed"), batch)
-    expected_loss, expected = steps.loss_and_gradient(steps.ours(layout="padded"), batch)
-    error = np.linalg.norm(gradient - expected) / np.linalg.norm(expected)
-    return {"loss_diff": abs(loss - expected_loss), "grad_rel_error": float(error)}
+    """`differences` between packed and padded rows, in float32."""
+    policy, batch = random_steps(shape).policy, made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
+    loss, gradient = differences(policy, batch, range(case.rows))
+    return {"loss_diff": loss, "grad_rel_error": gradient}
 
 
 def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:

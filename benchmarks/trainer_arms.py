@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.padded_rows import pad
 from benchmarks.trainer_cases import Shape, model_of, stir_adapter
-from entente.telemetry.errors import TrainingError
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater, share_rows
@@ -36,11 +36,7 @@ class Steps:
         stir_adapter(policy.parameters())
 
     def ours(self, **settings: Any) -> Step:
-        """Our step. `settings` replace training settings.
-
-        Raises:
-            TrainingError: the step used another layout than requested.
-        """
+        """Our step. `settings` replace training settings."""
         chosen = self.settings.model_copy(update=settings)
         updater = Updater(self.policy, chosen)
 
@@ -48,10 +44,7 @@ class Steps:
             self.policy.recompute(chosen.recompute)
             self.policy.model.zero_grad(set_to_none=True)
             updates = update_rows(batch, chosen)
-            loss = sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)
-            if updater.layout.fallback:
-                raise TrainingError(updater.layout.fallback)
-            return loss
+            return sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)
 
         return step
 
@@ -73,11 +66,6 @@ class Steps:
             return total
 
         return step
-
-    def loss_and_gradient(self, step: Step, batch: Batch) -> tuple[float, np.ndarray]:
-        """Loss of a step, and its gradient as one vector in float64."""
-        loss = step(batch)
-        return loss, gradient_of(self.policy.parameters())
 
 
 def random_steps(shape: Shape) -> Steps:
@@ -112,14 +100,10 @@ def _old_loss(model: Any, rows: dict[str, Tensor]) -> Tensor:
 
 def _padded(batch: Batch, rows: Sequence[int], device: torch.device) -> dict[str, Tensor]:
     """Rows padded on the right; columns of next tokens are one shorter."""
-    lengths = np.diff(batch.input_offsets)[list(rows)]
-    shape = (len(rows), int(lengths.max()))
-    ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    behaviour, completion = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    ids, mask = pad(batch, rows)
+    behaviour, completion = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.float32)
     for here, row in enumerate(rows):
-        length, prompt = int(lengths[here]), int(batch.prompt_lens[row])
-        ids[here, :length] = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
-        mask[here, :length] = 1
+        length, prompt = int(mask[here].sum()), int(batch.prompt_lens[row])
         first, last = batch.completion_offsets[row], batch.completion_offsets[row + 1]
         behaviour[here, prompt:length] = batch.behaviour_logprobs[first:last]
         completion[here, prompt:length] = 1

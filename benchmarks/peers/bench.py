@@ -24,9 +24,9 @@ from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.progress import reporter
+from entente.training.micro_batches import plan
 from entente.training.policy import Policy
 from entente.training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSettings
-from entente.training.trie_plan import plan
 from entente.training.update import Updater
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -92,7 +92,7 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
         "trl_step_s": median(spent["trl"] for spent in turns),
         "ours_step_s": median(spent["ours"] for spent in turns),
         "step_decisions": float(len(rows)),
-        "step_unique_token_share": sum(micro.tokens for micro in plan(batch, rows, updater.layout.tokens)) / len(batch.input_ids),
+        "step_unique_token_share": sum(micro.tokens for micro in plan(batch, rows, updater.tokens)) / len(batch.input_ids),
         "trl_step_rows_a_forward": float(loaded["rows_each"]),
     }
     return Outcome(benchmark="peers", metrics=metrics, targets={"trl_step": Target(at_least=1.0)})

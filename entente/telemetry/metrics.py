@@ -126,7 +126,6 @@ METRICS: dict[str, Metric] = (
         forward_s=("s", "forwards of it, those of the base included, as the host saw them"),
         backward_s=("s", "backwards of it, as the host saw them"),
         tokens_per_s=("tokens/s", "tokens over update_s"),
-        packed=("", "1 where rows were packed, 0 where each was padded"),
         refused_rows=("decisions", "at fault, left out with their advantage groups"),
         plan_s=("s", "cutting rows into micro-batches"),
         unique_tokens=("tokens", "tokens computed, shared prefixes once"),

@@ -2,9 +2,8 @@
 
     log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        z: logits, T: temperature of the row
 
-The softmax is computed in float32, also for a bfloat16 model. For order tokens, packed micro-batches multiply only the rows of
-the head whose ids are legal; padded micro-batches, which serve as the oracle, multiply the whole head. For thought tokens, whose
-legal sets are open, see entente/training/thought_logprobs.py.
+The softmax is computed in float32, also for a bfloat16 model. For order tokens only the rows of the head whose ids are legal are
+multiplied. For thought tokens, whose legal sets are open, see entente/training/thought_logprobs.py.
 
     KL_t = sum over a in L of pi(a) (log pi(a) - log ref(a))       H_t = - sum over a in L of pi(a) log pi(a)
 
@@ -12,8 +11,9 @@ Both are sums over the whole legal set L, which is small, so nothing is estimate
 (the policy with its adapter disabled) on the same rows and legal sets, without gradient. It is computed only if its weight is
 above 0. It is not the policy that drew the tokens.
 
-Hidden states of a packed micro-batch equal those of the padded rows, except for rounding. In the last layer only the positions
-that predict a branching token are computed. `uncovered_reason` names the models that need padded rows.
+Hidden states of a micro-batch equal those of its rows, each computed alone, except for rounding. In the last layer only the
+positions that predict a branching token are computed. Rotary frequencies follow from positions, which are those of the rows, so
+families that change them with the length of a sequence compute what they would compute for each row.
 """
 
 from collections.abc import Iterator
@@ -25,24 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entente.training.branching import BranchingTokens, PaddedRows, probed
+from entente.training.micro_batches import MicroBatch, probed
 from entente.training.packed_attention import RangeAttention, packed_attention_arguments
 from entente.training.thought_logprobs import chunk_rows, thought_figures
-from entente.training.trie_plan import PackedMicroBatch
 
+TokenFigures = dict[str, Tensor]
+"""Figures of the branching tokens from one forward, float32 [branching tokens]:
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedLogprobs:
-    """Figures of the branching tokens from one forward; float32 [branching tokens]. `chosen` and `kl` have a gradient."""
-
-    chosen: Tensor
-    """Log-probability, nats, of the drawn token over its legal set."""
-    entropy: Tensor
-    """Entropy over the legal set, nats; with gradient only if asked for."""
-    kl: Tensor | None
-    """Divergence from the reference over the legal set, nats; None without a reference."""
-    legal_mass: Tensor
-    """Probability of the legal set under the unmasked model; NaN for tokens that are not probed, such as all thought tokens."""
+- `chosen`: log-probability, nats, of the drawn token over its legal set; with gradient
+- `entropy`: entropy over the legal set, nats; with gradient only if asked for
+- `legal_mass`: probability of the legal set under the unmasked model; NaN for tokens that are not probed, as all thought tokens
+- `kl`: divergence from the reference over the legal set, nats; with gradient; absent without a reference
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +51,13 @@ class Reference:
 
 def masked_logprobs(
     causal: Any,
-    micro: BranchingTokens,
+    micro: MicroBatch,
     reference: Reference | None = None,
     *,
     entropy_gradient: bool = False,
     mass_gradient: bool = False,
-) -> MaskedLogprobs:
-    """Forward of a packed or a padded micro-batch.
+) -> TokenFigures:
+    """Forward of a micro-batch.
 
     Args:
         causal: the causal model inside the peft model.
@@ -72,58 +66,41 @@ def masked_logprobs(
         mass_gradient: compute the gradient of the legal mass too.
 
     Raises:
-        TypeError: `micro` is neither packed nor padded.
         ValueError: it has thought tokens, and the head is trained.
     """
     hidden, legal = _legal_logits(causal, micro)
     logprobs = torch.log_softmax(legal, dim=1)
     with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
         mass = _legal_mass(causal.lm_head, hidden, legal, micro)
-    chosen = torch.gather(logprobs, 1, to_device(micro.chosen, logprobs.device)[:, None])[:, 0]
-    entropy = legal_entropy(logprobs if entropy_gradient else logprobs.detach())
-    kl = None if reference is None else exact_kl(logprobs, reference.legal)
+    found = {
+        "chosen": torch.gather(logprobs, 1, to_device(micro.chosen, logprobs.device)[:, None])[:, 0],
+        "entropy": legal_entropy(logprobs if entropy_gradient else logprobs.detach()),
+        "legal_mass": mass,
+    }
+    if reference is not None:
+        found["kl"] = exact_kl(logprobs, reference.legal)
     if not micro.has_thought:
-        return MaskedLogprobs(chosen=chosen, entropy=entropy, kl=kl, legal_mass=mass)
+        return found
     states = None if reference is None else reference.thought_hidden
     thought = thought_figures(causal.lm_head, _pick(hidden, micro.in_thought), micro, states, entropy_gradient=entropy_gradient)
+    thought["legal_mass"] = torch.full_like(thought["chosen"], float("nan"))
     at = to_device(np.argsort(np.argsort(micro.in_thought, kind="stable")), hidden.device)
-
-    def merge(orders: Tensor, thoughts: Tensor) -> Tensor:
-        """The figures of all branching tokens, in their order."""
-        return torch.cat([orders, thoughts]).index_select(0, at)
-
-    return MaskedLogprobs(
-        chosen=merge(chosen, thought["chosen"]),
-        entropy=merge(entropy, thought["entropy"]),
-        kl=None if kl is None else merge(kl, thought["kl"]),
-        legal_mass=merge(mass, torch.full_like(thought["chosen"], float("nan"))),
-    )
+    return {name: torch.cat([orders, thought[name]]).index_select(0, at) for name, orders in found.items()}
 
 
-def reference_of(causal: Any, micro: BranchingTokens) -> Reference:
-    """Forward of a packed or a padded micro-batch through the base model; the caller has disabled adapter and gradients.
-
-    Raises:
-        TypeError: `micro` is neither packed nor padded.
-    """
+def reference_of(causal: Any, micro: MicroBatch) -> Reference:
+    """Forward of a micro-batch through the base model; the caller has disabled adapter and gradients."""
     hidden, legal = _legal_logits(causal, micro)
     return Reference(legal=torch.log_softmax(legal, dim=1), thought_hidden=_pick(hidden, micro.in_thought))
 
 
-def _legal_logits(causal: Any, micro: BranchingTokens) -> tuple[Tensor, Tensor]:
+def _legal_logits(causal: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
     """Hidden states [branching tokens, width]; and for the order tokens their logits after temperature, float32 [order tokens,
     largest legal set], -inf as padding."""
-    device = causal.lm_head.weight.device
-    if isinstance(micro, PackedMicroBatch):
-        shared = packed_hidden(causal, micro)
-        logits = legal_logits(causal.lm_head, shared, micro)
-        hidden = shared.index_select(0, to_device(micro.token_hidden, device))
-    elif isinstance(micro, PaddedRows):
-        hidden = _padded_hidden(causal, micro)
-        logits = causal.lm_head(_pick(hidden, ~micro.in_thought)).float()
-        logits = torch.gather(logits, 1, to_device(micro.legal_ids, device))
-    else:
-        raise TypeError(f"no forward is known for {type(micro).__name__}")
+    shared = packed_hidden(causal, micro)
+    device = shared.device
+    logits = legal_logits(causal.lm_head, shared, micro)
+    hidden = shared.index_select(0, to_device(micro.token_hidden, device))
     temperature = to_device(micro.temperature[~micro.in_thought], device)[:, None]
     return hidden, (logits / temperature).masked_fill(~to_device(micro.legal_mask, device), float("-inf"))
 
@@ -133,19 +110,7 @@ def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
     return hidden if which.all() else hidden.index_select(0, to_device(which.nonzero()[0], hidden.device))
 
 
-def uncovered_reason(model: Any) -> str | None:
-    """Why the packed forward cannot be used for this peft model, in one sentence; None if it can."""
-    causal = model.base_model.model
-    if type(causal.lm_head) is not torch.nn.Linear:
-        return "the adapter changes the head, of which the packed forward computes single rows"
-    rotary = getattr(causal.config, "rope_parameters", None) or {}
-    kinds = {each.get("rope_type") for each in (rotary, *rotary.values()) if isinstance(each, dict)}  # one, or one a layer type
-    if kinds & {"dynamic", "longrope"}:
-        return "the model's rotary frequencies depend on the length of its input, which packing changes"
-    return None
-
-
-def packed_hidden(causal: Any, micro: PackedMicroBatch) -> Tensor:
+def packed_hidden(causal: Any, micro: MicroBatch) -> Tensor:
     """Last hidden states [H, width] at `micro.hidden_at`; `causal` is the causal model inside the peft model."""
     device = causal.lm_head.weight.device
     attention = RangeAttention(micro, device)
@@ -187,7 +152,7 @@ def _last_products_at(causal: Any, at: Tensor, tokens: int) -> Iterator[None]:
         after.remove()
 
 
-def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: PackedMicroBatch) -> Tensor:
+def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: MicroBatch) -> Tensor:
     """Logits of the legal ids of the order tokens, float32 [D, K]. Only rows of the head whose ids are legal are computed."""
     device = hidden.device
     ids = to_device(micro.head_ids, device)
@@ -203,16 +168,7 @@ def to_device(values: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _padded_hidden(causal: Any, rows: PaddedRows) -> Tensor:
-    """Hidden states [B, width] from a right-padded forward."""
-    device = causal.lm_head.weight.device
-    hidden = causal.model(
-        input_ids=to_device(rows.input_ids, device), attention_mask=to_device(rows.attention_mask, device), use_cache=False
-    ).last_hidden_state
-    return hidden[to_device(rows.token_row, device), to_device(rows.token_position, device)]
-
-
-def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: BranchingTokens) -> Tensor:
+def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: MicroBatch) -> Tensor:
     """[order tokens]: legal mass of the probed tokens, from the whole head, a chunk of tokens at a time; NaN for the others."""
     (orders,) = (~micro.in_thought).nonzero()
     (probes,) = probed(micro.completion_index[orders]).nonzero()

@@ -76,6 +76,6 @@ def check_mismatch(found: Mismatch, version: int) -> None:
     if bad:
         raise TrainingError(
             f"trainer and engine disagree on version {version} over {found.tokens} tokens ({rule}): legal mask, temperature, "
-            f"token ids or weights differ between the two, or the engine computes in another format than {found.engine}; "
-            "the run does not start"
+            f"token ids or weights differ between the two, the engine computes in another format than {found.engine}, or one of "
+            "them computes wrongly here (`entente smoke` compares each with transformers); the run does not start"
         )

@@ -28,9 +28,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entente.training.branching import branching_counts, probed_tokens, thought_tokens
 from entente.training.losses import DrawnTokens, policy_loss
-from entente.training.masked_logprobs import MaskedLogprobs
+from entente.training.masked_logprobs import TokenFigures
+from entente.training.micro_batches import branching_counts, branching_indices, in_thought, probed
 from entente.training.settings import TrainingSettings
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
@@ -184,19 +184,20 @@ class Objective:
     @classmethod
     def of(cls, work: Work, settings: TrainingSettings) -> "Objective":
         """The loss of an update, with its constants."""
-        counts = branching_counts(work.batch, work.rows)
+        index, place = branching_indices(work.batch, np.asarray(work.rows, np.int64))
+        thought = in_thought(work.batch, index)
         lessons, taught = work.lessons, list(work.taught)
         return cls(
             settings=settings,
-            branching_tokens=int(counts.sum()),
-            thought_tokens=thought_tokens(work.batch, work.rows),
-            decisions=int((counts > 0).sum()),
-            probed_tokens=probed_tokens(work.batch, work.rows),
+            branching_tokens=len(index),
+            thought_tokens=int(thought.sum()),
+            decisions=len(np.unique(place)),
+            probed_tokens=int(probed(index[~thought]).sum()),
             teacher_tokens=0.0 if lessons is None else float(branching_counts(lessons.batch, taught) @ lessons.weights[taught]),
         )
 
     def add(
-        self, tokens: DrawnTokens, found: MaskedLogprobs, batch_row: np.ndarray, in_thought: np.ndarray
+        self, tokens: DrawnTokens, found: TokenFigures, batch_row: np.ndarray, in_thought: np.ndarray
     ) -> tuple[Tensor, Gauges]:
         """One micro-batch's part of the loss (a scalar with gradient), and figures of its tokens.
 
@@ -207,19 +208,18 @@ class Objective:
         kind = policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
-        slope = torch.full_like(found.entropy, float("nan"))
+        slope = torch.full_like(found["entropy"], float("nan"))
         if self.thought_tokens:
             (slope,) = torch.autograd.grad(loss, tokens.logprobs, retain_graph=True)
         if self.settings.entropy_weight:
-            loss = loss - self.settings.entropy_weight * found.entropy.sum() / self.branching_tokens
-        if found.kl is not None:
-            loss = loss + self.settings.kl_weight * found.kl.sum() / self.branching_tokens
+            loss = loss - self.settings.entropy_weight * found["entropy"].sum() / self.branching_tokens
+        if "kl" in found:
+            loss = loss + self.settings.kl_weight * found["kl"].sum() / self.branching_tokens
         if self.settings.legal_mass_weight and self.probed_tokens:
-            probed = torch.isfinite(found.legal_mass)
-            surprise = -torch.log(torch.where(probed, found.legal_mass, 1.0))
+            surprise = -torch.log(torch.nan_to_num(found["legal_mass"], nan=1.0))
             loss = loss + self.settings.legal_mass_weight * surprise.sum() / self.probed_tokens
-        kl = torch.full_like(slope, float("nan")) if found.kl is None else found.kl
-        figures = [tokens.logprobs - tokens.behaviour, found.entropy, found.legal_mass, kl, slope]
+        kl = found.get("kl", torch.full_like(slope, float("nan")))
+        figures = [tokens.logprobs - tokens.behaviour, found["entropy"], found["legal_mass"], kl, slope]
         guards = [policy.clipped_low, policy.clipped_high, policy.left_out]
         # Stacked, so that the device is read once instead of eight times.
         seen = torch.stack([figure.detach().float() for figure in (*figures, *guards)]).cpu().numpy()
@@ -236,10 +236,10 @@ class Objective:
             left_out=seen[7] > 0,
         )
 
-    def distil(self, found: MaskedLogprobs, weights: Tensor) -> Tensor:
+    def distil(self, found: TokenFigures, weights: Tensor) -> Tensor:
         """One micro-batch's part of the distillation loss, a scalar with gradient.
 
         Args:
             weights: float32 [tokens], the teacher's probability of the token's proposal.
         """
-        return -(1 / self.teacher_tokens) * (weights * found.chosen).sum()
+        return -(1 / self.teacher_tokens) * (weights * found["chosen"]).sum()

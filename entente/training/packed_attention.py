@@ -1,9 +1,9 @@
 """Attention over a forest of token paths in depth-first order: each token sees its ancestors and itself.
 
-In that order (`trie_plan`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the range,
-only ancestors of its first token. The forest is split into such ranges, at the boundaries with the lowest estimated cost; each
-range is one call of torch's fused attention over gathered keys. A sliding window is a bound on the distance of positions. After
-the last layer only some tokens are read, so there a range computes these tokens alone.
+In that order (`micro_batches.py`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the
+range, only ancestors of its first token. The forest is split into such ranges, at the boundaries with the lowest estimated cost;
+each range is one call of torch's fused attention over gathered keys. A sliding window is a bound on the distance of positions.
+After the last layer only some tokens are read, so there a range computes these tokens alone.
 
 The functions are registered in transformers' attention registry, so models and peft layers are not modified.
 """
@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from entente.training.trie_plan import PackedMicroBatch
+from entente.training.micro_batches import MicroBatch
 
 _NAME = "entente_packed"
 _CHUNK = 128
@@ -111,7 +111,7 @@ class RangeAttention:
     Queries are laid out as [key heads, T, heads / key heads, width], so that the rows of a range are a view.
     """
 
-    def __init__(self, micro: PackedMicroBatch, device: torch.device) -> None:
+    def __init__(self, micro: MicroBatch, device: torch.device) -> None:
         self._device, self._ranges = device, _ranges(micro, device)
         self._wanted: np.ndarray | None = None
         self._positions = micro.positions
@@ -266,7 +266,7 @@ def _rows(values: Tensor, part: _Range) -> Tensor:
     return values[:, part.begin : part.end].flatten(1, 2)[None]
 
 
-def _ranges(micro: PackedMicroBatch, device: torch.device) -> list[_Range]:
+def _ranges(micro: MicroBatch, device: torch.device) -> list[_Range]:
     """Split [0, T) into ranges of lowest total cost, by dynamic programming. A range may begin at a segment's start and
     every _CHUNK tokens after it."""
     total, leaves = len(micro.input_ids), micro.leaves

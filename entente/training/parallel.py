@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from entente.training.micro_batches import UniqueTokens
 from entente.training.objective import Work
-from entente.training.trie_plan import UniqueTokens
 from storage.gather import Batch
 
 _CLOSE_ENOUGH = 0.005

@@ -23,8 +23,8 @@ from entente.decoding.architectures import architecture_of, read_architecture
 from entente.decoding.model_files import longest_position
 from entente.decoding.weight_files import usual_mode
 from entente.telemetry.errors import DataError, InputError
-from entente.training.branching import BranchingTokens
-from entente.training.masked_logprobs import MaskedLogprobs, Reference, masked_logprobs, reference_of, uncovered_reason
+from entente.training.masked_logprobs import Reference, TokenFigures, masked_logprobs, reference_of
+from entente.training.micro_batches import MicroBatch
 from entente.training.settings import CARD_SHARE, TrainingSettings
 from entente.training.state_tensors import seed_generators
 
@@ -117,8 +117,8 @@ class Policy:
         """The adapter's parameters, in a fixed order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def masked_logprobs(self, micro: BranchingTokens, reference: Reference | None = None) -> MaskedLogprobs:
-        """Forward of a packed or padded micro-batch; see `entente.training.masked_logprobs`."""
+    def masked_logprobs(self, micro: MicroBatch, reference: Reference | None = None) -> TokenFigures:
+        """Forward of a micro-batch; see `entente.training.masked_logprobs`."""
         with self._autocast():
             return masked_logprobs(
                 self.model.base_model.model,
@@ -128,8 +128,8 @@ class Policy:
                 mass_gradient=self._settings.legal_mass_weight > 0,
             )
 
-    def reference(self, micro: BranchingTokens) -> Reference:
-        """Forward of a packed or padded micro-batch through the base model, without gradient."""
+    def reference(self, micro: MicroBatch) -> Reference:
+        """Forward of a micro-batch through the base model, without gradient."""
         with torch.no_grad(), self.model.disable_adapter(), self._autocast():
             return reference_of(self.model.base_model.model, micro)
 
@@ -148,10 +148,6 @@ class Policy:
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # transformers recomputes only in training mode. That changes nothing else, because dropout is 0.
         self.model.train()
-
-    def uncovered_reason(self) -> str | None:
-        """Why the packed forward cannot be used for this model, in one sentence; None if it can."""
-        return uncovered_reason(self.model)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """With a bfloat16 base, the adapter's products are computed in bfloat16 from its float32 weights."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from entente.decoding.open_set import excluded_ids
-from entente.training.branching import ranges
+from entente.training.micro_batches import ranges
 from storage.gather import Batch
 
 _ABOVE_ZERO = 1e-3

@@ -17,8 +17,8 @@ region."""
 DUAL_CLIP = 3.0
 """Bound of ratio times |advantage| for negative advantages (dual-clip PPO: Ye et al. 2020, arXiv 1912.09729)."""
 LOSSES = {"cispo": False, "clipped": False, "dppo": False, "gspo": True, "sequence_mean": True}
-"""Built-in losses, and whether their sum is divided by decisions, not by branching tokens. The function NAME_loss
-of `entente/training/losses.py` computes it."""
+"""Built-in losses, and whether their sum is divided by decisions, not by branching tokens. The function NAME_loss of
+`entente/training/losses.py` computes it."""
 MAX_GRADIENT_NORM = 1.0
 """Longer gradients are scaled down to this: the field's usual guard against a rare large step. Adam divides by its own scale, so
 that another bound changes little."""
@@ -70,7 +70,7 @@ class TinyModelSettings(Settings):
 
 
 class TrainingSettings(Settings):
-    """The GRPO step: LoRA, loss, optimiser and layout."""
+    """The GRPO step: LoRA, loss, optimiser and micro-batches."""
 
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     """Rank of the adapter."""
@@ -106,10 +106,8 @@ class TrainingSettings(Settings):
     """Weight of the exact KL divergence from the base model over legal sets; 0: off."""
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean of -log(legal mass) over the probed tokens; 0: off."""
-    layout: Literal["packed", "padded"] = "packed"
-    """Layout of a forward: packed computes shared prompt prefixes once; padded is slower, and is used if packed does not fit."""
     token_budget: Annotated[int, Field(ge=0)] = 0
-    """Unique tokens of a packed micro-batch; 0: a constant of the device; halved while memory runs out."""
+    """Unique tokens of a micro-batch; 0: a constant of the device; halved while memory runs out."""
     recompute: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -156,7 +154,7 @@ class TrainingSettings(Settings):
         return FINAL_SHARE + (1 - FINAL_SHARE) * left
 
 
-LAST_BITS = frozenset({"layout", "token_budget", "recompute"})
+LAST_BITS = frozenset({"token_budget", "recompute"})
 """Settings that only change rounding. They are not part of the hash, nor are settings that a resumed run may change."""
 
 

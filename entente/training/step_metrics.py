@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from entente.training.branching import branching_counts
+from entente.training.micro_batches import branching_counts
 from entente.training.objective import Accumulated, Gauges
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from entente.training.branching import BranchingTokens
+from entente.training.micro_batches import MicroBatch
 
 CHUNK_LOGITS = 2**24
 """Largest number of logits in a chunk, 64 MiB in float32; a chunk has at least one token."""
@@ -23,9 +23,9 @@ _OUTSIDE = -1e30
 
 
 def thought_figures(
-    head: Any, hidden: Tensor, micro: BranchingTokens, reference: Tensor | None, *, entropy_gradient: bool
+    head: Any, hidden: Tensor, micro: MicroBatch, reference: Tensor | None, *, entropy_gradient: bool
 ) -> dict[str, Tensor]:
-    """`chosen`, `entropy` and, with a reference, `kl` of the thought tokens, float32 [E], as in `MaskedLogprobs`; the first
+    """`chosen`, `entropy` and, with a reference, `kl` of the thought tokens, float32 [E], as in `TokenFigures`; the first
     and the last have a gradient if `hidden` has one.
 
     Args:

@@ -189,7 +189,7 @@ class Trainer:
         metrics |= selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
         metrics |= {"train/start_groups": float(len(set(keys_of(rows))))}
         metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
-        metrics |= {"train/refused_rows": float(refused + refused_lessons), "train/packed": float(self._updater.layout.packed)}
+        metrics |= {"train/refused_rows": float(refused + refused_lessons)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()

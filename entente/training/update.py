@@ -2,31 +2,38 @@
 
 The loss of an update is divided by constants of the whole update, so it does not depend on how the update is split into
 micro-batches. If loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
+
+The number of unique tokens in a micro-batch is a constant, halved while the memory does not hold one: then the update is computed
+again. Where several processes split the base it is never halved: they run their forwards together, so none may repeat one alone.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from entente.telemetry.errors import TrainingError
-from entente.training.branching import BranchingTokens, branching_counts, branching_tokens
-from entente.training.layout import Layout, MicroBatch
 from entente.training.losses import DrawnTokens, policy_loss
-from entente.training.masked_logprobs import MaskedLogprobs
+from entente.training.masked_logprobs import TokenFigures
+from entente.training.micro_batches import MicroBatch, branching_counts, plan
 from entente.training.objective import Accumulated, Gauges, Objective, Work, advantages_of
 from entente.training.parallel import Peers, lead
 from entente.training.policy import Policy
-from entente.training.settings import MAX_GRADIENT_NORM, TrainingSettings
+from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM, TrainingSettings
 from entente.training.step_metrics import Update
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 from storage.outcome import UpdateOutcome
 
 logger = logging.getLogger("entente.trainer")
+Result = TypeVar("Result")
+LEAST_TOKENS = 256
+"""Below so many unique tokens a micro-batch is not halved."""
 MAX_SKIPPED_UPDATES = 3
 """After so many skipped updates in a row the run stops: the fault is then not in one batch."""
 
@@ -36,7 +43,7 @@ class Updater:
 
     Attributes:
         policy: the policy that is trained.
-        layout: splits rows into micro-batches.
+        tokens: largest number of unique tokens in a micro-batch.
         optimiser: AdamW; its state is saved in checkpoints.
         skipped_in_a_row: updates since the last finite one; saved in checkpoints.
     """
@@ -51,7 +58,7 @@ class Updater:
         """
         self.policy = policy
         self._splits_base = peers is not None and settings.split_base
-        self.layout = Layout(policy, settings, fixed=self._splits_base)
+        self.tokens = settings.token_budget or (GPU_TOKENS if policy.device.type == "cuda" else CPU_TOKENS)
         policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
         self.optimiser = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
@@ -137,15 +144,12 @@ class Updater:
         return self._evaluate(work, rows) if work.advantages is None else self.gradient(work, rows, taught)
 
     def _evaluate(self, work: Work, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        self.layout.check(work.batch, work.rows)
         found = []
         with torch.no_grad():
             for micro, counts in self._cut(work.batch, work.rows, rows):
-                if not len(micro.batch_row):
-                    continue
-                logprobs = self.policy.masked_logprobs(micro)
+                chosen = self.policy.masked_logprobs(micro)["chosen"]
                 if counts:
-                    found.append((micro.completion_index, logprobs.chosen.cpu().numpy()))
+                    found.append((micro.completion_index, chosen.cpu().numpy()))
         return _join(found)
 
     def _cut(self, batch: Batch, all_rows: Sequence[int], rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
@@ -155,23 +159,45 @@ class Updater:
         Args:
             all_rows: the rows of all processes.
         """
-        found = [(micro, True) for micro in self.layout.cut(batch, rows)]
+        found = [(micro, True) for micro in plan(batch, rows, self.tokens)]
         if self._peers is None or not self._splits_base:
             return found
-        forwards = sum(len(micro.batch_row) > 0 for micro, _ in found)
-        missing = self._peers.most(forwards) - forwards
+        missing = self._peers.most(len(found)) - len(found)
         if not missing:
             return found
         branching = np.asarray(all_rows, np.int64)[branching_counts(batch, all_rows) > 0]
         shortest = branching[np.diff(batch.input_offsets)[branching].argmin()]
-        return [*found, *[(self.layout.cut(batch, [int(shortest)])[0], False)] * missing]
+        return [*found, *[(plan(batch, [int(shortest)], self.tokens)[0], False)] * missing]
 
     def gradient(self, work: Work, rows: Sequence[int], taught: Sequence[int]) -> Accumulated:
         """Compute the gradient of some or all rows of an update, and of its lessons, into the parameters."""
-        self.layout.check(work.batch, work.rows)
-        if work.lessons is not None:
-            self.layout.check(work.lessons.batch, work.taught)
-        return self.layout.within_memory(lambda: self._forward_and_backward(work, rows, taught))
+        return self.within_memory(lambda: self._forward_and_backward(work, rows, taught))
+
+    def within_memory(self, compute: Callable[[], Result]) -> Result:
+        """Call `compute`; if memory runs out, halve `tokens` and call it again.
+
+        Args:
+            compute: can be repeated after it failed.
+
+        Raises:
+            TrainingError: the smallest micro-batch does not fit into memory.
+        """
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                if self._splits_base or self.tokens <= LEAST_TOKENS:
+                    cure = "lower training.token_budget, or " if self._splits_base else "train a smaller model, or "
+                    raise TrainingError(
+                        f"a micro-batch of {self.tokens} unique tokens does not fit into the memory of {self.policy.device}: "
+                        f"{cure}set training.recompute to true"
+                    ) from error
+            # outside of the block above, where the exception keeps its frames' tensors alive
+            gc.collect()
+            if self.policy.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.tokens = max(LEAST_TOKENS, self.tokens // 2)
+            logger.warning("out of memory: micro-batches hold %d unique tokens from here on", self.tokens)
 
     def _forward_and_backward(self, work: Work, rows: Sequence[int], taught: Sequence[int]) -> Accumulated:
         """Gradients are zeroed first. Micro-batches of lessons come last, so those of rollouts are the same with and without
@@ -208,15 +234,15 @@ class Updater:
             backward_s=float(seconds[1]),
         )
 
-    def _drawn(self, micro: BranchingTokens, found: MaskedLogprobs, work: Work) -> DrawnTokens:
+    def _drawn(self, micro: MicroBatch, found: TokenFigures, work: Work) -> DrawnTokens:
         """The input of the policy loss for a micro-batch."""
         assert work.advantages is not None
         device, anchor, advantages = self.policy.device, None, work.advantages[micro.batch_row]
         if work.anchors is not None:
             stored = torch.from_numpy(work.anchors[micro.completion_index]).to(device)
-            anchor = torch.where(torch.isfinite(stored), stored, found.chosen.detach())
+            anchor = torch.where(torch.isfinite(stored), stored, found["chosen"].detach())
         return DrawnTokens(
-            logprobs=found.chosen,
+            logprobs=found["chosen"],
             behaviour=torch.from_numpy(micro.behaviour).to(device),
             advantages=torch.from_numpy(advantages).to(device),
             decisions=torch.from_numpy(micro.batch_row).to(device),
@@ -242,9 +268,6 @@ def _backward(
     backwards, grow."""
     losses = []
     for micro, counts in parts:
-        if len(micro.batch_row) == 0:
-            losses.append(0.0)
-            continue
         began = time.perf_counter()
         loss = loss_of(micro, counts)
         forwarded = time.perf_counter()
@@ -267,4 +290,4 @@ def share_rows(batch: Batch | None, shares: int) -> list[list[int]]:
     if batch is None:
         return [[] for _ in range(shares)]
     found = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
-    return [rows if branching_tokens(batch, rows) else [] for rows in found]
+    return [rows if branching_counts(batch, rows).any() else [] for rows in found]

@@ -21,6 +21,7 @@ from entente.inference.torch_engine import TorchEngine
 from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import version_in
 from entente.telemetry.errors import EngineError
+from entente.training.micro_batches import plan
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater
@@ -67,13 +68,10 @@ def batch_of(requests: Sequence[GenerationRequest], found: Sequence[Generation])
 def train_one_step(folder: Path, requests: Sequence[GenerationRequest], found: Sequence[Generation], target: Path) -> Path:
     """The adapter after one step on these decisions. Trainer and engine must agree on them first."""
     policy, batch = Policy(folder, SETTINGS), batch_of(requests, found)
-    updater = Updater(policy, SETTINGS)
     with torch.no_grad():
-        for micro in updater.layout.cut(batch, range(len(requests))):
-            drawn = policy.masked_logprobs(micro).chosen.numpy()
-            np.testing.assert_allclose(drawn, micro.behaviour, atol=BOUND)
-    assert updater.layout.packed, updater.layout.fallback
-    (update,) = updater.updates(batch)
+        for micro in plan(batch, range(len(requests)), 4096):
+            np.testing.assert_allclose(policy.masked_logprobs(micro)["chosen"].numpy(), micro.behaviour, atol=BOUND)
+    (update,) = Updater(policy, SETTINGS).updates(batch)
     assert not update.skipped
     policy.save_adapter(target)
     check_adapter(version_in(target, 1), folder, 8)

@@ -14,7 +14,7 @@ from benchmarks.trainer_cases import Case, made_up_batch
 from entente.decoding.architectures import architecture_of
 from entente.inference.memory_plan import ModelShape, trainer_gpu_memory
 from entente.training.masked_logprobs import masked_logprobs
-from entente.training.trie_plan import PackedMicroBatch, plan
+from entente.training.micro_batches import MicroBatch, plan
 
 RANK = 16
 CLASSES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "gemma3_text": Gemma3TextConfig}
@@ -50,7 +50,7 @@ def model_without_memory(family: str, sizes: Mapping[str, Any], dtype: torch.dty
     return model, ModelShape(**fields, parameters=frozen, stored=str(dtype).removeprefix("torch."))
 
 
-def packed(positions: int) -> PackedMicroBatch:
+def packed(positions: int) -> MicroBatch:
     """A packed micro-batch of six forks for each of so many positions."""
     batch = made_up_batch(Case(positions=positions, forks=6), vocabulary=4096)
     (micro,) = plan(batch, range(len(batch.returns)), 10**6)

@@ -92,12 +92,10 @@ def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, 
     )
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model, layout: str):
+def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model):
     """Along the gradient itself, where a wrong sign, weight, mask or divisor would show."""
-    settings = SETTINGS.model_copy(update={"layout": layout})
-    policy, lessons = stirred(model, settings), lessons_of(paths)
-    done = accumulated(policy, settings, paths, drawn=False, taught=True)
+    policy, lessons = stirred(model, SETTINGS), lessons_of(paths)
+    done = accumulated(policy, SETTINGS, paths, drawn=False, taught=True)
     assert sum(done.losses) == pytest.approx(looped_loss(policy, lessons), rel=1e-5) and done.distil == sum(done.losses)
     weights = policy.parameters()
     direction = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in weights]
@@ -113,7 +111,7 @@ def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model, la
 
 def test_the_loss_of_lessons_does_not_depend_on_the_micro_batches(paths, model):
     found = []
-    for cut in ({"token_budget": 300}, {"token_budget": 8192}, {"layout": "padded"}):
+    for cut in ({"token_budget": 300}, {"token_budget": 8192}):
         settings = SETTINGS.model_copy(update=cut)
         policy = stirred(model, settings)
         done = accumulated(policy, settings, paths, drawn=True, taught=True)

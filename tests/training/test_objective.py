@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from entente.training.losses import DrawnTokens
-from entente.training.masked_logprobs import MaskedLogprobs, exact_kl, legal_entropy
+from entente.training.masked_logprobs import TokenFigures, exact_kl, legal_entropy
 from entente.training.objective import Gauges, Objective
 from entente.training.settings import LOSSES, TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
@@ -77,7 +77,7 @@ class Update:
         assert logits.grad is not None
         return total, logits.grad, Gauges.join(seen)
 
-    def forward(self, logits: torch.Tensor, base: torch.Tensor | None, at: list[int]) -> tuple[DrawnTokens, MaskedLogprobs]:
+    def forward(self, logits: torch.Tensor, base: torch.Tensor | None, at: list[int]) -> tuple[DrawnTokens, TokenFigures]:
         legal = self.legal(logits, at)
         mass = (legal.logsumexp(1) - logits[at].logsumexp(1)).exp()
         logprobs = legal.log_softmax(1)
@@ -89,13 +89,9 @@ class Update:
             decisions=torch.tensor([self.decisions[place] for place in at]),
         )
         probed = torch.tensor([self.probed[place] for place in at])
-        found = MaskedLogprobs(
-            chosen=chosen,
-            entropy=legal_entropy(logprobs),
-            kl=None if base is None else exact_kl(logprobs, self.legal(base, at).log_softmax(1)),
-            legal_mass=torch.where(probed, mass, torch.full_like(mass, math.nan)),
-        )
-        return tokens, found
+        masses = torch.where(probed, mass, torch.full_like(mass, math.nan))
+        found = {"chosen": chosen, "entropy": legal_entropy(logprobs), "legal_mass": masses}
+        return tokens, found if base is None else found | {"kl": exact_kl(logprobs, self.legal(base, at).log_softmax(1))}
 
     def legal(self, logits: torch.Tensor, at: list[int]) -> torch.Tensor:
         """Logits of the legal tokens, -inf beyond a set."""

@@ -1,6 +1,5 @@
-"""The packed forward says what the padded one says, for every model that it covers, and refuses the others."""
+"""The packed forward says what the padded one says, for every model."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from entente.training import layout, packed_attention
-from entente.training.branching import pad
-from entente.training.masked_logprobs import packed_hidden, uncovered_reason
+from benchmarks.padded_rows import TOLERANCES, differences, padded_logprobs
+from entente.training import packed_attention
+from entente.training.masked_logprobs import packed_hidden
+from entente.training.micro_batches import plan
 from entente.training.packed_attention import RangeAttention
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
-from entente.training.trie_plan import plan
 from entente.training.update import Updater
 from tests.training.batches import VOCABULARY, three_levels
 
@@ -78,12 +77,11 @@ def gradient_of(policy: Policy) -> torch.Tensor:
     return torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])
 
 
-def step(policy: Policy, batch: Any, **change: Any) -> tuple[float, torch.Tensor, Updater]:
+def step(policy: Policy, batch: Any, **change: Any) -> tuple[float, torch.Tensor]:
     """Loss and gradient of all rows as training computes them."""
-    updater = Updater(policy, SETTINGS.model_copy(update=change))
     advantages = (batch.returns - batch.returns.mean()).astype(np.float32)
-    found = updater.accumulate(batch, range(len(batch.returns)), advantages)
-    return sum(found.losses), gradient_of(policy), updater
+    found = Updater(policy, SETTINGS.model_copy(update=change)).accumulate(batch, range(len(batch.returns)), advantages)
+    return sum(found.losses), gradient_of(policy)
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -91,50 +89,63 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def test_the_padded_forward_is_the_policy_over_the_legal_set_at_the_temperature_of_the_row():
+def test_both_forwards_are_the_policy_over_the_legal_set_at_the_temperature_of_the_row():
     """Against the model as transformers has it, one token at a time."""
     policy, batch = policy_of(base()), three_levels()
-    micro, expected = pad(batch, range(len(batch.returns))), []
+    (micro,) = plan(batch, range(len(batch.returns)), 4096)
+    expected = {}
     with torch.no_grad():
-        found = policy.masked_logprobs(micro).chosen.numpy()
-        for row, place in zip(micro.batch_row, micro.completion_index, strict=True):
+        packed = dict(zip(micro.completion_index.tolist(), policy.masked_logprobs(micro)["chosen"].tolist(), strict=True))
+        padded = {}
+        for index, logprobs in padded_logprobs(policy, batch, range(len(batch.returns))):
+            padded |= dict(zip(index.tolist(), logprobs.tolist(), strict=True))
+        for row, place in zip(micro.batch_row, micro.completion_index.tolist(), strict=True):
             ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].astype(np.int64)
             before = int(batch.prompt_lens[row] + place - batch.completion_offsets[row])
             legal = batch.legal_ids[batch.legal_offsets[place] : batch.legal_offsets[place + 1]].tolist()
             logits = policy.model(input_ids=torch.tensor(ids[None, :before])).logits[0, -1, legal].double()
             over = torch.log_softmax(logits / float(batch.temperatures[row]), 0)
-            expected.append(float(over[legal.index(ids[before])]))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+            expected[place] = float(over[legal.index(ids[before])])
+    assert packed == pytest.approx(expected, abs=1e-5) and padded == pytest.approx(expected, abs=1e-5)
 
 
-FORMS: dict[str, dict[str, Any]] = {
-    "qwen2": {"kv_heads": 4},
-    "qwen3": {"tied": False, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
-    "llama": {"kv_heads": 1},
-    "mistral": {"sliding_window": 6},
-    "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 48}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {"kv_heads": 4}),
+    "qwen3": ("qwen3", {"tied": False, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "llama": ("llama", {"kv_heads": 1}),
+    "mistral": ("mistral", {"sliding_window": 6}),
+    "gemma3_text": (
+        "gemma3_text",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16},
+    ),
+    "qwen3_moe": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    "dynamic rotary frequencies": ("llama", {"rope_parameters": DYNAMIC}),
+    "longrope": ("llama", {"rope_parameters": LONGROPE}),
 }
 
 
-@pytest.mark.parametrize("kind", FORMS)
-def test_packed_and_padded_have_the_same_loss_and_gradient(kind: str):
-    policy, batch = policy_of(base(kind, initializer_range=0.1, **FORMS[kind])), three_levels()
-    padded, oracle, plain = step(policy, batch, layout="padded")
-    packed, gradient, updater = step(policy, batch)
-    assert updater.layout.packed and not updater.layout.fallback and not plain.layout.packed
-    assert abs(packed - padded) <= 1e-6 and apart(gradient, oracle) <= 1e-5
-    assert float(oracle.norm()) > 1e-3
-    if "sliding_window" in FORMS[kind]:
-        unbounded = policy_of(base(kind, initializer_range=0.1, **{**FORMS[kind], "sliding_window": 100}))
-        assert apart(step(unbounded, batch)[1], oracle) > 1e-3, "the window changes nothing, so this test says nothing"
+@pytest.mark.parametrize(("family", "form"), FORMS.values(), ids=FORMS)
+def test_packed_and_padded_have_the_same_loss_and_gradient(family: str, form: dict[str, Any]):
+    """Together the rows are longer than any model here reads, so positions count and not places."""
+    policy, batch = policy_of(base(family, initializer_range=0.1, **form)), three_levels(positions=6)
+    (micro,) = plan(batch, range(len(batch.returns)), 4096)
+    assert micro.tokens > policy.row_limits[1] >= micro.positions.max()
+    loss, gradient = differences(policy, batch, range(len(batch.returns)))
+    assert loss <= 1e-6 and gradient <= 1e-5
+    if "sliding_window" in form:
+        unbounded = policy_of(base(family, initializer_range=0.1, **{**form, "sliding_window": 100}))
+        gradients = [step(each, batch)[1] for each in (policy, unbounded)]
+        assert apart(*gradients) > 1e-3, "the window changes nothing, so this test says nothing"
 
 
 @pytest.mark.parametrize("budget", [1, 45])
 def test_the_gradient_does_not_depend_on_the_budget(budget):
     policy, batch = policy_of(base()), three_levels(positions=3)
-    whole, oracle, _ = step(policy, batch, token_budget=4096)
-    cut, gradient, _ = step(policy, batch, token_budget=budget)
+    whole, oracle = step(policy, batch, token_budget=4096)
+    cut, gradient = step(policy, batch, token_budget=budget)
     assert abs(cut - whole) <= 1e-6 and apart(gradient, oracle) <= 1e-5
 
 
@@ -208,53 +219,9 @@ def test_no_gathered_key_is_kept_for_the_backward_on_a_gpu(monkeypatch: pytest.M
     assert sum(kept) == sum(values.numel() for values in given)
 
 
-def test_what_is_not_covered_is_padded_and_says_why():
-    rotary = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-    policy, batch = policy_of(base("llama", rope_parameters=rotary)), three_levels()
-    _, _, updater = step(policy, batch)
-    assert not updater.layout.packed and "rotary frequencies depend on the length" in updater.layout.fallback
-
-
-def test_an_adapter_on_the_head_is_not_covered():
-    from peft import LoraConfig, get_peft_model
-
-    model = get_peft_model(base(tied=False), LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
-    assert "adapter changes the head" in (uncovered_reason(model) or "")
-
-
-def test_a_packed_forward_that_is_wrong_is_found_at_the_start_and_not_used(monkeypatch):
-    """One visible token too many, as a wrong mask has it."""
-    policy, batch = policy_of(base()), three_levels()
-    _, oracle, _ = step(policy, batch, layout="padded")
-    honest = layout.plan
-
-    def wrong(*arguments: Any) -> Any:
-        made = honest(*arguments)
-        leaves = [np.where(np.arange(len(m.segment_leaves)) == 1, len(m.input_ids), m.segment_leaves) for m in made]
-        return tuple(replace(m, segment_leaves=to) for m, to in zip(made, leaves, strict=True))
-
-    monkeypatch.setattr(layout, "plan", wrong)
-    _, gradient, updater = step(policy, batch)
-    assert not updater.layout.packed and "rows are padded" in updater.layout.fallback and "allowed" in updater.layout.fallback
-    assert torch.equal(gradient, oracle)
-
-
-def broken(*_: Any) -> None:
-    raise RuntimeError("no kernel")
-
-
-def test_a_packed_forward_that_breaks_altogether_does_not_end_the_run(monkeypatch):
-    policy, batch = policy_of(base()), three_levels()
-    monkeypatch.setattr(RangeAttention, "__call__", broken)
-    _, _, updater = step(policy, batch)
-    assert not updater.layout.packed and "it failed with RuntimeError" in updater.layout.fallback
-
-
-def test_in_bfloat16_the_two_paths_are_close_and_the_check_passes():
+def test_in_bfloat16_the_two_forwards_are_close():
     settings = SETTINGS.model_copy(update={"dtype": "bfloat16"})
     policy, batch = policy_of(base().to(torch.bfloat16), settings), three_levels()
-    packed, gradient, updater = step(policy, batch, dtype="bfloat16")
-    padded, oracle, _ = step(policy, batch, dtype="bfloat16", layout="padded")
-    assert updater.layout.packed, updater.layout.fallback
-    assert abs(packed - padded) < 5e-3 and apart(gradient, oracle) < 0.1
+    found = differences(policy, batch, range(len(batch.returns)))
+    assert all(difference <= allowed for difference, allowed in zip(found, TOLERANCES["cpu", "bfloat16"], strict=True))
     assert all(weight.dtype == torch.float32 for weight in policy.parameters())

@@ -135,7 +135,7 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
 
 @pytest.mark.slow
 def test_more_processes_than_groups_come_to_the_update_of_one(small: Path, tmp_path: Path):
-    settings = {"advantage_scale": "batch", "layout": "padded"}
+    settings = {"advantage_scale": "batch"}
     (more,) = run(small, tmp_path / "more", 8, settings | {"split_base": True})
     assert_same_update(two_updates(small, tmp_path / "one", settings), more)
 

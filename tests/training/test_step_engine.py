@@ -1,15 +1,19 @@
 """What may not change a gradient does not: too little memory, recomputation, compiled blocks. What is not finite is named."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
 from entente.telemetry.errors import TrainingError
+from entente.training import update
 from entente.training.policy import Policy
-from entente.training.settings import TrainingSettings
+from entente.training.settings import CPU_TOKENS, GPU_TOKENS, TrainingSettings
 from entente.training.trainer import Trainer
-from entente.training.update import Updater
+from entente.training.update import LEAST_TOKENS, Updater
 from storage.ledger import read_ledger
 from storage.settings import StorageSettings
 
@@ -42,19 +46,47 @@ def test_an_update_that_runs_out_of_memory_half_way_is_done_again_in_halves_with
     """With a card that holds out for one forward and backward of a larger budget, so that some of the gradient stands already."""
     expected = gradient_of(updater_for(), batch)
     small, done = updater_for(token_budget=1024), []
-    small.layout._checked = True
     honest = type(small.policy).masked_logprobs
 
     def with_little_memory(self, micro, reference):
-        if small.layout.tokens > 128 and (small.layout.tokens > 256 or small.layout.tokens in done):
+        if small.tokens > 128 and (small.tokens > 256 or small.tokens in done):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        done.append(small.layout.tokens)
+        done.append(small.tokens)
         return honest(self, micro, reference)
 
-    monkeypatch.setattr("entente.training.layout.LEAST_TOKENS", 64)
+    monkeypatch.setattr("entente.training.update.LEAST_TOKENS", 64)
     monkeypatch.setattr(type(small.policy), "masked_logprobs", with_little_memory)
     assert off(gradient_of(small, batch), expected) < 1e-6
-    assert small.layout.tokens == 128 and done.count(256) == 1 and done.count(128) > 2
+    assert small.tokens == 128 and done.count(256) == 1 and done.count(128) > 2
+
+
+def budget_of(tokens: int, device: str = "cpu", *, splits: bool = False) -> Updater:
+    """An updater whose policy is on a device that need not be here."""
+    policy: Any = SimpleNamespace(device=torch.device(device), parameters=lambda: [torch.nn.Parameter(torch.zeros(1))])
+    peers: Any = object() if splits else None
+    return Updater(policy, TrainingSettings(token_budget=tokens, split_base=splits), peers)
+
+
+@pytest.mark.parametrize(("device", "given", "expected"), [("cpu", 0, CPU_TOKENS), ("cuda", 0, GPU_TOKENS), ("cuda", 700, 700)])
+def test_a_budget_that_is_given_is_used(device: str, given: int, expected: int):
+    assert budget_of(given, device).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("updater", "refusal"),
+    [
+        pytest.param(budget_of(4096), rf"{LEAST_TOKENS} unique tokens does not fit .* training.recompute", id="smallest"),
+        # Processes that split the base run their forwards together, so none repeats one alone.
+        pytest.param(budget_of(0, splits=True), r"4096 unique tokens does not fit .* training.token_budget", id="split base"),
+    ],
+)
+def test_what_does_not_fit_into_memory_is_an_error_with_a_cure(updater: Updater, refusal: str, monkeypatch: pytest.MonkeyPatch):
+    def out_of_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(update.gc, "collect", lambda: 0)  # seconds, in a process with many modules
+    with pytest.raises(TrainingError, match=refusal):
+        updater.within_memory(out_of_memory)
 
 
 def blocks_run(updater: Updater) -> list[int]:
@@ -63,14 +95,12 @@ def blocks_run(updater: Updater) -> list[int]:
     return runs
 
 
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_recomputation_runs_blocks_twice_and_changes_the_gradient_by_rounding_alone(batch, layout: str):
-    plain, thrifty = updater_for(layout=layout), updater_for(layout=layout, recompute=True)
-    gradient_of(plain, batch), gradient_of(thrifty, batch)  # the first step checks itself
+def test_recomputation_runs_blocks_twice_and_changes_the_gradient_by_rounding_alone(batch):
+    plain, thrifty = updater_for(), updater_for(recompute=True)
     once, twice = blocks_run(plain), blocks_run(thrifty)
     kept, again = gradient_of(plain, batch), gradient_of(thrifty, batch)
     assert np.linalg.norm(again - kept) <= 1e-5 * np.linalg.norm(kept)
-    assert len(twice) == 2 * len(once) > 0 and not thrifty.layout.fallback
+    assert len(twice) == 2 * len(once) > 0
 
 
 def test_decisions_of_an_update_that_is_not_finite_are_logged_and_three_stop_the_run(

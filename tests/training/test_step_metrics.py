@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from entente.telemetry.metrics import check
-from entente.training.branching import SHARE, probed
+from entente.training.micro_batches import PROBED_SHARE, probed
 from entente.training.objective import Accumulated, Gauges
 from entente.training.step_metrics import (
     Update,
@@ -127,10 +127,10 @@ def test_rates_are_tokens_over_the_seconds_of_the_updates():
 @pytest.mark.parametrize("length", [50, 400, 3000])
 def test_every_stretch_of_a_batch_has_its_share_of_probes(first: int, length: int):
     share = probed(np.arange(first, first + length)).mean()
-    assert abs(share - SHARE) < 3 / length + 0.01
+    assert abs(share - PROBED_SHARE) < 3 / length + 0.01
 
 
 def test_the_choice_is_that_of_exact_arithmetic():
     golden = Fraction(0.6180339887498949)
-    exact = [(place * golden) % 1 < Fraction(SHARE) for place in range(2000)]
+    exact = [(place * golden) % 1 < Fraction(PROBED_SHARE) for place in range(2000)]
     assert probed(np.arange(2000)).tolist() == exact

@@ -11,10 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from entente.decoding.open_set import open_set
 from entente.training import thought_logprobs
-from entente.training.branching import branching_tokens, pad, probed, probed_tokens, thought_tokens
+from entente.training.micro_batches import branching_counts, plan, probed
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
-from entente.training.trie_plan import plan
 from entente.training.update import Updater
 from storage.gather import Batch
 from tests.training.batches import VOCABULARY, three_levels, with_thoughts
@@ -101,19 +100,14 @@ def naive() -> Naive:
     return found
 
 
-@pytest.mark.parametrize(
-    ("loss", "layout"),
-    [*((loss, "packed") for loss in sorted(ORACLES)), ("clipped", "padded")],
-)
-def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, layout: str, naive: Naive):
+@pytest.mark.parametrize("loss", sorted(ORACLES))
+def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, naive: Naive):
     terms = {"kl_weight": 0.3, "entropy_weight": 0.1, "legal_mass_weight": 0.2}
-    settings = SETTINGS.model_copy(update=terms | {"loss": loss, "layout": layout})
+    settings = SETTINGS.model_copy(update=terms | {"loss": loss})
     policy, batch = thinking_policy(settings), naive.batch
     advantages = (batch.returns - batch.returns.mean()).astype(np.float32)
     expected, gradient = naive.step(settings, advantages)
-    updater = Updater(policy, settings)
-    found = updater.accumulate(batch, range(len(batch.returns)), advantages)
-    assert updater.layout.packed == (layout == "packed")
+    found = Updater(policy, settings).accumulate(batch, range(len(batch.returns)), advantages)
     assert sum(found.losses) == pytest.approx(expected, abs=1e-5)
     assert apart(gradient_of(policy).double(), gradient) < 1e-5
     seen, order = found.gauges, np.argsort(found.gauges.batch_row, kind="stable")
@@ -128,34 +122,30 @@ def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, 
     slopes = np.array([part.slope for part in naive.parts(loss, advantages)])
     np.testing.assert_allclose(seen.slope[order], slopes, atol=1e-5)
     assert not np.isfinite(seen.legal_mass[seen.in_thought]).any()
-    assert np.isfinite(seen.legal_mass).sum() == len(naive.probes()) == probed_tokens(batch, range(len(batch.returns))) > 0
+    assert np.isfinite(seen.legal_mass).sum() == len(naive.probes()) > 0
     assert slopes[naive.thoughts].any() and slopes[~np.array(naive.thoughts)].any(), "one part taught nothing"
 
 
 def test_thought_tokens_are_counted_as_branching_tokens_and_take_no_list_of_ids():
     batch = thinking_batch()
-    rows, plain = range(len(batch.returns)), three_levels()
+    plain = three_levels()
     at = np.concatenate([np.arange(first, first + 3) for first in batch.completion_offsets[:-1]])
     thoughts = int(np.minimum(np.diff(batch.completion_offsets), 3).sum())
-    assert thought_tokens(batch, rows) == thoughts and thought_tokens(plain, rows) == 0
     beyond = np.setdiff1d(np.arange(len(batch.behaviour_logprobs)), at)
-    assert branching_tokens(batch, rows) >= thoughts + int((np.diff(plain.legal_offsets)[beyond] > 1).sum())
-    for micro in (*plan(batch, rows, 4096), pad(batch, rows)):
-        assert micro.in_thought.sum() == len(micro.thought_ids) == len(micro.end) == thoughts
-        assert len(micro.legal_ids) == len(micro.chosen) == len(micro.batch_row) - thoughts
-        assert micro.legal_ids.shape[1] <= 5
-        assert {(*ids, end) for ids, end in zip(micro.excluded.tolist(), micro.end, strict=True)} == {
-            (7, 7, 7, 60),
-            (8, 21, 60, 64),
-        }
+    branching = thoughts + int((np.diff(plain.legal_offsets)[beyond] > 1).sum())
+    (micro,) = plan(batch, range(len(batch.returns)), 4096)
+    assert branching_counts(batch, range(len(batch.returns))).sum() == len(micro.batch_row) == branching
+    assert micro.in_thought.sum() == len(micro.thought_ids) == len(micro.end) == thoughts
+    assert len(micro.legal_ids) == len(micro.chosen) == branching - thoughts and micro.legal_ids.shape[1] <= 5
+    assert {(*ids, end) for ids, end in zip(micro.excluded.tolist(), micro.end, strict=True)} == {(7, 7, 7, 60), (8, 21, 60, 64)}
 
 
 def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(monkeypatch):
     terms = {"kl_weight": 0.3, "entropy_weight": 0.1}
     policy, batch = thinking_policy(SETTINGS.model_copy(update=terms)), thinking_batch()
-    whole, oracle, _ = step(policy, batch, **terms)
+    whole, oracle = step(policy, batch, **terms)
     monkeypatch.setattr(thought_logprobs, "CHUNK_LOGITS", 5 * VOCABULARY)
-    chunked, gradient, _ = step(policy, batch, **terms)
+    chunked, gradient = step(policy, batch, **terms)
     assert abs(chunked - whole) <= 1e-6 and apart(gradient, oracle) <= 1e-6
 
 
@@ -179,10 +169,10 @@ def test_no_more_logits_than_a_chunk_are_in_one_tensor(monkeypatch):
     model, batch = base(), thinking_batch()
     model.resize_token_embeddings(vocabulary, mean_resizing=False)  # no other dimension has this size
     policy = policy_of(model, SETTINGS.model_copy(update=terms))
-    probes = probed_tokens(batch, range(len(batch.returns)))
+    (micro,) = plan(batch, range(len(batch.returns)), 4096)
+    probes = int(probed(micro.completion_index[~micro.in_thought]).sum())
     monkeypatch.setattr(thought_logprobs, "CHUNK_LOGITS", 2 * vocabulary + 1)
     updater = Updater(policy, SETTINGS.model_copy(update=terms | {"token_budget": 4096}))
-    updater.layout._checked = True  # its padded forward makes logits of every order token
     with LargestLogits(model.lm_head.weight) as largest:
         updater.accumulate(batch, range(len(batch.returns)), batch.returns.astype(np.float32))
-    assert largest.rows == 2 < probes < thought_tokens(batch, range(len(batch.returns)))
+    assert largest.rows == 2 < probes < micro.in_thought.sum()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from entente.training.micro_batches import plan
 from entente.training.objective import leave_one_out
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
@@ -123,13 +124,12 @@ def test_the_reference_is_the_base_and_not_the_sampler(paths, model):
     """With the adapter off the policy is the base, whose rows these are: the divergence is that from version 0."""
     settings = SETTINGS.model_copy(update={"kl_weight": 0.1})
     policy, batch = stirred(model, settings), batch_of(paths)
-    updater = Updater(policy, settings)
-    micro = updater.layout.cut(batch, range(len(batch.returns)))[0]
+    micro = plan(batch, range(len(batch.returns)), 4096)[0]
     base = policy.reference(micro)
     torch.testing.assert_close(base.legal, Policy(model, settings).reference(micro).legal, rtol=0, atol=1e-6)
     assert not base.legal.requires_grad
-    divergence = policy.masked_logprobs(micro, base).kl
-    assert divergence is not None and divergence.requires_grad and float(divergence.detach().max()) > 1e-3
+    divergence = policy.masked_logprobs(micro, base)["kl"]
+    assert divergence.requires_grad and float(divergence.detach().max()) > 1e-3
 
 
 def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(paths, model):

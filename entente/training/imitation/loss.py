@@ -16,8 +16,8 @@ import torch
 
 from entente.training.imitation.examples import Example, predicts_all, predicts_orders
 from entente.training.masked_logprobs import packed_hidden
+from entente.training.micro_batches import MicroBatch, plan
 from entente.training.settings import CPU_TOKENS
-from entente.training.trie_plan import PackedMicroBatch, plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,11 @@ def backward(model: Any, examples: Sequence[Example], prompt_weight: float) -> t
     return total, tokens
 
 
-def _weighted_sum(model: Any, states: torch.Tensor, micro: PackedMicroBatch, weights: np.ndarray) -> torch.Tensor:
+def _weighted_sum(model: Any, states: torch.Tensor, micro: MicroBatch, weights: np.ndarray) -> torch.Tensor:
     """The sum of weighted cross-entropies over a micro-batch's tokens.
 
     Args:
-        states: [H, width] as in `PackedMicroBatch`.
+        states: [H, width] as in `MicroBatch`.
         weights: float64 [B].
     """
     vocabulary = model.config.vocab_size

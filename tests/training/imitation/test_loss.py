@@ -11,7 +11,7 @@ from entente.decoding.codec import Codec
 from entente.training.imitation import loss
 from entente.training.imitation.examples import Example, predicts_all
 from entente.training.imitation.loss import backward, measure
-from entente.training.trie_plan import plan
+from entente.training.micro_batches import plan
 
 
 @pytest.fixture

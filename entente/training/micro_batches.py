@@ -1,4 +1,4 @@
-"""Plans packed micro-batches: a token prefix that several decisions share is stored once.
+"""Plans micro-batches of an update: a token prefix that several decisions share is stored once.
 
 The decisions of a batch are sorted by their tokens. Each then adds only the tokens after the prefix that it shares with the
 decision before it. Concatenated, these tokens are the trie of the decisions in depth-first order; rules, board, power and
@@ -10,6 +10,10 @@ exactly if k <= q < leave[k].
 - A subtree that fits stays in one micro-batch; otherwise its prefix is repeated.
 - Tokens from the last branching token of a decision on are left out: no prediction needs them.
 - Equal rows give an equal plan.
+
+A token is branching if its legal set holds more than one id; the loss is a sum over these tokens. A forced token has probability
+1 under any weights, so it has no loss and no gradient. The legal set of an order token is a list of ids, that of a thought token
+an open set (entente/decoding/open_set.py). No list of the ids of an open set is ever made.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +22,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from entente.training.branching import BranchingTokens, branching_fields, branching_indices, positions_of, ranges
+from entente.decoding.open_set import excluded_ids
 from storage.gather import Batch
+
+PROBED_SHARE = 1 / 8
+"""Share of the branching tokens of orders whose legal mass is computed."""
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedMicroBatch(BranchingTokens):
+class MicroBatch:
     """A forest of token paths in depth-first order, and their branching tokens.
 
-    T: tokens; S: segments; H: tokens whose hidden state is needed; L: distinct legal ids; B, D, K and V as in `BranchingTokens`.
-    A segment is a maximal run of tokens at which no path splits off.
+    T: tokens; S: segments, maximal runs of tokens at which no path splits off; H: tokens whose hidden state is needed; L:
+    distinct legal ids. B: branching tokens, of which D are order tokens, whose largest legal set has K ids, and E thought tokens.
+    A branching token is listed once for each decision that drew it. Order tokens and thought tokens each keep the order of the B
+    tokens.
     """
 
     input_ids: np.ndarray
@@ -42,10 +52,32 @@ class PackedMicroBatch(BranchingTokens):
     """int64 [H], ascending: tokens whose hidden state predicts a branching token."""
     token_hidden: np.ndarray
     """int64 [B]: index into `hidden_at` for each branching token; decisions with an equal prefix share it."""
+    batch_row: np.ndarray
+    """int64 [B]: row in the whole batch. The tokens of a row are adjacent and in order."""
+    completion_index: np.ndarray
+    """int64 [B]: index into the completion positions of the whole batch."""
+    in_thought: np.ndarray
+    """bool [B]: True for thought tokens."""
+    behaviour: np.ndarray
+    """float32 [B]: behaviour logprob, nats."""
+    temperature: np.ndarray
+    """float32 [B]."""
+    legal_ids: np.ndarray
+    """int64 [D, K]: the legal set. Padding repeats its first id."""
+    legal_mask: np.ndarray
+    """bool [D, K]: False for padding."""
+    chosen: np.ndarray
+    """int64 [D]: column of the drawn token in `legal_ids`."""
     head_ids: np.ndarray
     """int64 [L], ascending: ids that are legal for any order token; for order tokens only these rows of the head are computed."""
     legal_columns: np.ndarray
     """int64 [D, K]: index of each of `legal_ids` in `head_ids`."""
+    thought_ids: np.ndarray
+    """int64 [E]: the drawn token of each thought token."""
+    excluded: np.ndarray
+    """int64 [E, X]: the ids that its open set leaves out. Padding repeats its first."""
+    end: np.ndarray
+    """int64 [E]: the end of its open set."""
 
     @property
     def tokens(self) -> int:
@@ -56,6 +88,11 @@ class PackedMicroBatch(BranchingTokens):
     def leaves(self) -> np.ndarray:
         """int64 [T]: end (exclusive) of each token and its descendants."""
         return np.repeat(self.segment_leaves, np.diff(self.segment_starts))
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether any of the tokens is a thought token."""
+        return len(self.thought_ids) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +113,7 @@ class _Paths:
         return _Paths(self.rows[places], self.lengths[places], shared)
 
 
-def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> tuple[PackedMicroBatch, ...]:
+def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> tuple[MicroBatch, ...]:
     """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens. Rows without a branching token are left out.
 
     Raises:
@@ -180,7 +217,7 @@ def _pieces(shared: np.ndarray, low: int, high: int, tokens: Callable[[int, int]
         yield begin, high
 
 
-def _micro_batch(batch: Batch, paths: _Paths) -> PackedMicroBatch:
+def _micro_batch(batch: Batch, paths: _Paths) -> MicroBatch:
     fresh = paths.lengths - paths.shared
     ends = np.cumsum(fresh)
     starts = ends - fresh
@@ -188,11 +225,11 @@ def _micro_batch(batch: Batch, paths: _Paths) -> PackedMicroBatch:
     segment_starts, segment_leaves = _segments(paths.shared.tolist(), paths.lengths.tolist(), starts.tolist(), total)
     index, place = branching_indices(batch, paths.rows)
     batch_row = paths.rows[place]
-    fields = branching_fields(batch, batch_row, index)
+    fields = _token_fields(batch, batch_row, index)
     before = positions_of(batch, batch_row, index) - 1
     hidden_at, token_hidden = np.unique(_places(paths, starts, before, place), return_inverse=True)
     head_ids, legal_columns = np.unique(fields["legal_ids"], return_inverse=True)
-    return PackedMicroBatch(
+    return MicroBatch(
         **fields,
         input_ids=batch.input_ids[ranges(batch.input_offsets[paths.rows] + paths.shared, fresh)].astype(np.int64),
         positions=ranges(paths.shared, fresh),
@@ -246,3 +283,94 @@ def _places(paths: _Paths, starts: np.ndarray, depths: np.ndarray, owner: np.nda
         first, end = bounds[number], bounds[number + 1]
         found[first:end] = trail[depths[first:end]]
     return found
+
+
+# -- branching tokens ------------------------------------------------------------------------------------------------------
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The integers of the ranges [start, start + length), concatenated."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def branching_counts(batch: Batch, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Branching tokens of each row, int64 [rows]."""
+    before = np.concatenate([[0], np.cumsum(np.diff(batch.legal_offsets) > 1)])
+    rows = np.asarray(rows, np.int64)
+    return before[batch.completion_offsets[rows + 1]] - before[batch.completion_offsets[rows]]
+
+
+def in_thought(batch: Batch, completion_index: np.ndarray) -> np.ndarray:
+    """Which of these branching tokens are thought tokens, bool [tokens]."""
+    return batch.legal_ids[batch.legal_offsets[completion_index]] < 0
+
+
+def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The branching tokens of `rows`, in the order of the rows.
+
+    Returns:
+        completion_index: int64 [B].
+        place: int64 [B]: index into `rows` of the token's row.
+    """
+    starts = batch.completion_offsets[rows]
+    lengths = batch.completion_offsets[rows + 1] - starts
+    index = ranges(starts, lengths)
+    place = np.repeat(np.arange(len(rows)), lengths)
+    branching = batch.legal_offsets[index + 1] - batch.legal_offsets[index] > 1
+    return index[branching], place[branching]
+
+
+def positions_of(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarray) -> np.ndarray:
+    """Position of each completion token in its row, counted from the start of the prompt; int64 [B]."""
+    return batch.prompt_lens[batch_row] + completion_index - batch.completion_offsets[batch_row]
+
+
+def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarray) -> dict[str, np.ndarray]:
+    """The fields of a `MicroBatch` for these tokens of the batch.
+
+    Raises:
+        ValueError: a drawn token is not in its own legal set.
+    """
+    thought = in_thought(batch, completion_index)
+    first = batch.legal_offsets[completion_index]
+    sizes = (batch.legal_offsets[completion_index + 1] - first)[~thought]
+    column = np.arange(int(sizes.max()) if len(sizes) else 1)
+    legal_mask = column[None, :] < sizes[:, None]
+    legal_ids = batch.legal_ids[first[~thought, None] + np.where(legal_mask, column[None, :], 0)].astype(np.int64)
+    drawn = batch.input_ids[batch.input_offsets[batch_row] + positions_of(batch, batch_row, completion_index)]
+    open_sizes = (batch.legal_offsets[completion_index + 1] - first)[thought]
+    excluded = excluded_ids(batch.legal_ids, first[thought], open_sizes)
+    end = batch.legal_ids[first[thought] + 1].astype(np.int64)
+    thought_ids = drawn[thought].astype(np.int64)
+    if outside := int(((thought_ids[:, None] == excluded).any(1) | (thought_ids >= end)).sum()):
+        raise ValueError(f"{outside} drawn tokens are not in their own open sets")
+    return {
+        "batch_row": batch_row,
+        "completion_index": completion_index,
+        "in_thought": thought,
+        "legal_ids": legal_ids,
+        "legal_mask": legal_mask,
+        "chosen": _column_of(drawn[~thought], legal_ids, legal_mask),
+        "thought_ids": thought_ids,
+        "excluded": excluded,
+        "end": end,
+        "behaviour": batch.behaviour_logprobs[completion_index].astype(np.float32),
+        "temperature": batch.temperatures[batch_row].astype(np.float32),
+    }
+
+
+def _column_of(drawn: np.ndarray, legal_ids: np.ndarray, legal_mask: np.ndarray) -> np.ndarray:
+    """Column of each drawn token in `legal_ids`, int64 [B]."""
+    hit = (legal_ids == drawn[:, None]) & legal_mask
+    if not hit.any(axis=1).all():
+        raise ValueError(f"{int((~hit.any(axis=1)).sum())} drawn tokens are not in their own legal sets")
+    return hit.argmax(axis=1)
+
+
+def probed(completion_index: np.ndarray) -> np.ndarray:
+    """bool [positions]: which of these completion positions of a batch are probed for their legal mass, which needs the logits of
+    the whole vocabulary: token c is if frac(c * golden ratio) < 1 / 8. Multiples of the golden ratio are spread evenly (Weyl), so
+    every part of a batch is sampled. The choice depends only on the token's place in the batch, not on how an update is split.
+    """
+    return np.mod(np.asarray(completion_index, np.float64) * _GOLDEN, 1.0) < PROBED_SHARE

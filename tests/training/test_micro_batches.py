@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entente.training.branching import branching_tokens
-from entente.training.trie_plan import PackedMicroBatch, plan
+from entente.training.micro_batches import MicroBatch, branching_counts, plan
 from tests.training.batches import batch_of, three_levels
 
 ROWS = st.lists(
@@ -16,7 +15,7 @@ ROWS = st.lists(
 )
 
 
-def paths(micro: PackedMicroBatch) -> list[tuple[int, ...]]:
+def paths(micro: MicroBatch) -> list[tuple[int, ...]]:
     """Tokens from the root to each token, by the rule of the layout alone."""
     place = np.arange(len(micro.input_ids))
     sees = (place[None, :] <= place[:, None]) & (place[:, None] < micro.leaves[None, :])
@@ -62,7 +61,7 @@ def test_any_rows_are_laid_out_once_and_can_be_read_back(rows, budget):
         assert (np.diff(micro.segment_starts) > 0).all()
         assert (micro.segment_leaves[1:] != micro.segment_leaves[:-1]).all(), "a segment is cut where nothing branches"
     assert sorted(seen) == branching_of(batch)
-    assert branching_tokens(batch, range(len(rows))) == len(seen)
+    assert branching_counts(batch, range(len(rows))).sum() == len(seen)
 
 
 @settings(max_examples=60)

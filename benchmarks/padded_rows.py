@@ -1,0 +1,99 @@
+"""Padded rows, the oracle of the packed forward: every row for itself, over the whole head, with each legal set written out.
+
+It shares no code with the forward that trains, and is several times slower. Only tests and measurements use it: a run compares
+its packed forward with the engine.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entente.training.micro_batches import plan
+from entente.training.policy import Policy
+from storage.gather import Batch
+
+TOLERANCES = {
+    ("cpu", "float32"): (1e-5, 1e-4),
+    ("cuda", "float32"): (1e-4, 1e-3),
+    ("cpu", "bfloat16"): (0.02, 0.1),
+    ("cuda", "bfloat16"): (0.05, 0.2),
+}
+"""By device and dtype, the largest `differences`. In float32 on a CPU a tiny model rounds to 1e-6 of the gradient, the 30 blocks
+of SmolLM2 to 1.1e-5. In bfloat16 the two forwards round differently: 1e-4 and 2e-2 are usual for a small model, more for a deep
+one."""
+ROWS_EACH = 32
+"""Rows of a forward."""
+Logprobs = tuple[np.ndarray, Tensor]
+"""Branching tokens: int64 [B], their completion positions in the batch; float32 [B], their log-probabilities, with gradient."""
+
+
+def differences(policy: Policy, batch: Batch, rows: Sequence[int], token_budget: int = 4096) -> tuple[float, float]:
+    """How far packed micro-batches of `rows` are from padded rows, in a mean of log-probabilities in which each token has another
+    weight: with equal weights, swapped tokens would not be noticed.
+
+    Returns:
+        The difference of the mean, nats per branching token; and of its gradient, the norm over that of the padded one.
+    """
+    micro_batches = plan(batch, rows, token_budget)
+    packed = ((micro.completion_index, policy.masked_logprobs(micro)["chosen"]) for micro in micro_batches)
+    (one, gradient), (other, expected) = (
+        _weighted_mean(policy, parts) for parts in (packed, padded_logprobs(policy, batch, rows))
+    )
+    return abs(one - other), float((gradient - expected).norm() / expected.norm())
+
+
+def _weighted_mean(policy: Policy, parts: Iterable[Logprobs]) -> tuple[float, Tensor]:
+    """The mean, and its gradient [adapter weights]."""
+    weights, total, count = policy.parameters(), 0.0, 0
+    gradient = torch.zeros(sum(weight.numel() for weight in weights), device=policy.device)
+    for index, logprobs in parts:
+        part = (logprobs * torch.from_numpy(np.cos(index).astype(np.float32)).to(policy.device)).sum()
+        gradient += torch.cat([each.flatten() for each in torch.autograd.grad(part, weights)])
+        total += float(part.detach())
+        count += len(index)
+    return total / count, gradient / count
+
+
+def padded_logprobs(policy: Policy, batch: Batch, rows: Sequence[int]) -> Iterator[Logprobs]:
+    """The branching tokens of `rows`, a forward of `ROWS_EACH` rows at a time, in order."""
+    causal: Any = policy.model.base_model.model
+    for first in range(0, len(rows), ROWS_EACH):
+        some = rows[first : first + ROWS_EACH]
+        ids, mask = (torch.from_numpy(values).to(policy.device) for values in pad(batch, some))
+        found = [token for number, row in enumerate(some) for token in _branching_tokens(batch, number, row)]
+        if not found:
+            continue
+        index, number, position, legal = zip(*found, strict=True)
+        with torch.autocast(policy.device.type, torch.bfloat16, enabled=causal.lm_head.weight.dtype == torch.bfloat16):
+            states = causal.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            logits = causal.lm_head(states[number, np.array(position) - 1]).float()
+        heat = torch.from_numpy(batch.temperatures[[some[each] for each in number]]).to(policy.device)
+        sets = torch.zeros_like(logits, dtype=torch.bool)
+        for token, allowed in enumerate(legal):
+            sets[token, allowed] = True
+        over = torch.log_softmax((logits / heat[:, None]).masked_fill(~sets, float("-inf")), dim=1)
+        yield np.array(index), over[range(len(index)), ids[number, position]]
+
+
+def _branching_tokens(batch: Batch, number: int, row: int) -> Iterator[tuple[int, int, int, list[int]]]:
+    """Completion position, `number`, position in the row, and legal ids of each."""
+    for place in range(batch.completion_offsets[row], batch.completion_offsets[row + 1]):
+        legal = batch.legal_ids[batch.legal_offsets[place] : batch.legal_offsets[place + 1]].tolist()
+        if legal[0] < 0:  # an open set
+            legal = [token for token in range(legal[1]) if token not in (-1 - legal[0], *legal[2:])]
+        if len(legal) > 1:
+            yield place, number, int(batch.prompt_lens[row] + place - batch.completion_offsets[row]), legal
+
+
+def pad(batch: Batch, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows padded on the right with 0: token ids, int64 [rows, longest], and their mask, 0 for padding."""
+    lengths = np.diff(batch.input_offsets)[list(rows)]
+    ids = np.zeros((len(rows), int(lengths.max())), np.int64)
+    mask = np.zeros_like(ids)
+    for here, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        ids[here, :length] = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
+        mask[here, :length] = 1
+    return ids, mask
