@@ -10,9 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import torch
 
+from entente.decoding.open_set import open_sets
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError, InputError, TrainingError
 from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
@@ -20,7 +22,6 @@ from entente.training.mismatch import check_mismatch, measure_mismatch
 from entente.training.parallel import Peers
 from entente.training.policy import Policy
 from entente.training.process import TrainedStep
-from entente.training.row_checks import find_trainable_rows, select_rows
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
     Update,
@@ -151,7 +152,7 @@ class Trainer:
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
-        batch, _ = self._drop_faulty_rows(self._index.gather(rows))
+        batch, _ = self._without_faulty_rows(rows, self._index.gather(rows))
         found = measure_mismatch(self._updater, batch, self._settings.dtype, self._engine_dtype)
         check_mismatch(found, self.step_done)
         return found.metrics()
@@ -173,15 +174,16 @@ class Trainer:
         began = time.perf_counter()
         if step in self._to_repeat:
             rows, counts = self._read_ledger(step), {}
-            batch, taught = self._gather_recorded(step, rows)
+            chosen = recorded_lessons(rows)
+            batch, taught = self._gather_recorded(step, rows, chosen)
         else:
             choice, batch = self._choose_and_gather(step, start_groups)
             chosen, taught = self._choose_lessons(step, lessons)
             rows, counts = choice.rows, choice.counts
             self._record(step, choice, chosen)
         selected = time.perf_counter()
-        batch, refused = self._drop_faulty_rows(batch)
-        taught, refused_lessons = self._drop_faulty_lessons(taught)
+        batch, refused = self._without_faulty_rows(rows, batch)
+        taught, refused_lessons = self._without_faulty_lessons(chosen, taught)
         rate = self._updater.set_rate(step)
         updates = list(self._updater.updates(batch, taught))
         updated = time.perf_counter()
@@ -203,21 +205,30 @@ class Trainer:
         self._index.refresh()
         return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
 
-    def _drop_faulty_rows(self, batch: Batch) -> tuple[Batch, int]:
-        """The batch without faulty rows and their groups, and the number of faulty rows."""
-        kept, faults = find_trainable_rows(batch, *self._policy.row_limits)
-        for decision, why in faults:
-            logger.warning("decision %d is not trained on, nor is its advantage group: %s", decision, why)
-        return select_rows(batch, kept) if faults else batch, len(faults)
+    def _without_faulty_rows(self, rows: pa.Table, batch: Batch) -> tuple[Batch, int]:
+        """The batch of `rows` without faulty ones and the rest of their advantage groups, whose mean would be wrong; and the
+        number of faulty rows."""
+        faults = self._faults(batch)
+        if not faults:
+            return batch, 0
+        out, groups = np.isin(np.arange(len(batch.returns)), faults), batch.advantage_groups
+        out |= (groups >= 0) & np.isin(groups, groups[out])
+        return self._index.gather(rows.filter(pa.array(~out))), len(faults)
 
-    def _drop_faulty_lessons(self, taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
-        """The lessons without a faulty row, and the number of faulty rows."""
-        if taught is None:
-            return None, 0
-        kept, faults = find_trainable_rows(taught.batch, *self._policy.row_limits)
-        for lesson, why in faults:
-            logger.warning("lesson %d is not trained on: %s", lesson, why)
-        return LessonBatch(batch=select_rows(taught.batch, kept), weights=taught.weights[kept]), len(faults)
+    def _without_faulty_lessons(self, lessons: Sequence[LessonRef], taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
+        """The batch of `lessons` without those of which a proposal is faulty, and the number of faulty proposals."""
+        if taught is None or not (faults := self._faults(taught.batch)):
+            return taught, 0
+        out = set(taught.batch.advantage_groups[faults].tolist())
+        kept = [lesson for number, lesson in enumerate(lessons) if number not in out]
+        return self._shelf.gather(kept) if kept else None, len(faults)
+
+    def _faults(self, batch: Batch) -> list[int]:
+        """The faulty rows of a batch; each is logged."""
+        faults = find_faults(batch, *self._policy.row_limits)
+        for row, why in faults.items():
+            logger.warning("decision or lesson %d is not trained on, nor is its group: %s", batch.decision_ids[row], why)
+        return list(faults)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Selection, Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
@@ -287,9 +298,8 @@ class Trainer:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
         return rows
 
-    def _gather_recorded(self, step: int, rows: pa.Table) -> tuple[Batch, LessonBatch | None]:
+    def _gather_recorded(self, step: int, rows: pa.Table, lessons: Sequence[LessonRef]) -> tuple[Batch, LessonBatch | None]:
         """The rows and lessons that a step's ledger names."""
-        lessons = recorded_lessons(rows)
         try:
             return self._index.gather(rows), self._shelf.gather(lessons) if lessons else None
         except DataError as error:
@@ -324,3 +334,34 @@ class Trainer:
             processes=self._processes,
             torch=torch.__version__,
         )
+
+
+def find_faults(batch: Batch, vocabulary: int, longest: int) -> dict[int, str]:
+    """Rows that this run cannot train on, and why: what depends on its model, or on a reward of the user's own. All else was
+    checked when the rows were published.
+
+    Args:
+        vocabulary: number of the model's token ids.
+        longest: tokens of the longest sequence that it reads.
+    """
+    lengths, positions = np.diff(batch.input_offsets), np.diff(batch.completion_offsets)
+    row_of_position = np.repeat(np.arange(len(lengths)), positions)
+    ids, legal = batch.input_ids, batch.legal_ids
+    foreign = (legal >= vocabulary) | (legal < -vocabulary)
+    ends = batch.legal_offsets[:-1][open_sets(legal, batch.legal_offsets)] + 1  # an open set holds ids below its end
+    foreign[ends] = legal[ends] > vocabulary
+    row_of_legal = np.repeat(row_of_position, np.diff(batch.legal_offsets))
+
+    def rows_of(owner: np.ndarray, bad: np.ndarray) -> np.ndarray:
+        return np.bincount(owner[bad], minlength=len(lengths)) > 0
+
+    beyond = rows_of(np.repeat(np.arange(len(lengths)), lengths), (ids < 0) | (ids >= vocabulary)) | rows_of(
+        row_of_legal, foreign
+    )
+    checks = {
+        f"it is longer than the {longest} tokens that the model reads": lengths > longest,
+        f"it holds token ids beyond the model's vocabulary of {vocabulary}": beyond,
+        "a behaviour log-probability is not a finite number": rows_of(row_of_position, ~np.isfinite(batch.behaviour_logprobs)),
+        "its return is not a finite number": ~np.isfinite(batch.returns),
+    }
+    return {row: why for why, bad in reversed(checks.items()) for row in np.flatnonzero(bad).tolist()}

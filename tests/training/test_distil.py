@@ -197,13 +197,13 @@ def test_a_recorded_lesson_that_was_damaged_stops_the_step_with_a_sentence(paths
 
 
 def test_a_faulty_proposal_keeps_its_whole_lesson_out(paths, model):
-    lessons = lessons_of(paths)
+    lessons, chosen = lessons_of(paths), LessonShelf(paths, 0).choose(replace(QUERY, count=3))
     ids = lessons.batch.input_ids.copy()
     ids[lessons.batch.input_offsets[1]] = 10**6
     faulty = replace(lessons, batch=replace(lessons.batch, input_ids=ids))
-    kept, faults = trainer_of(paths, model)._drop_faulty_lessons(faulty)
+    kept, faults = trainer_of(paths, model)._without_faulty_lessons(chosen, faulty)
     assert kept is not None and faults == 1
-    assert set(kept.batch.advantage_groups.tolist()) == {1, 2}
+    assert set(kept.batch.decision_ids.tolist()) == {lesson.lesson_id for lesson in chosen[1:]}
     assert kept.weights.tolist() == lessons.weights[lessons.batch.advantage_groups > 0].tolist()
 
 

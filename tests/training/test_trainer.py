@@ -109,14 +109,14 @@ def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, mode
     assert np.corrcoef(advantages, moved[at])[0, 1] > 0.3
 
 
-def test_a_row_at_fault_is_counted_and_the_step_goes_on_without_its_group(paths, model, monkeypatch):
-
-    honest, seen = Index.gather, []
+def test_a_faulty_row_is_counted_and_the_step_goes_on_without_its_group(paths, model, monkeypatch):
+    honest, seen, faulty = Index.gather, [], []
 
     def damaged(self, rows):
         batch = honest(self, rows)
+        faulty.append(faulty[0] if faulty else int(batch.decision_ids[1]))
         logprobs = batch.behaviour_logprobs.copy()
-        logprobs[batch.completion_offsets[1]] = float("nan")
+        logprobs[batch.completion_offsets[:-1][batch.decision_ids == faulty[0]]] = float("nan")
         return replace(batch, behaviour_logprobs=logprobs)
 
     accumulate = Updater.accumulate
