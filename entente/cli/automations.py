@@ -6,19 +6,17 @@ An automation only reports: a run without heartbeats, a run to recover, an alert
 run's files and decides what to do. An automation that a user switched off stays off.
 """
 
-import json
 import os
 import sys
-import time
-import urllib.error
-import urllib.request
-from base64 import b64encode
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from entente.cli.prefect_server import check_address
-from entente.cli.server_key import open_url
+from entente.cli.prefect_server import check_address, prefect_client
 from entente.telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 WHOLE_MACHINE = "whole-machine"
 """Work queue of prefect.yaml for runs that use all cores; one run at a time."""
@@ -29,38 +27,39 @@ NOTIFIED = "entente-alerts"
 RECOVERED = ("prefect.flow-run.Crashed", "prefect.flow-run.Failed", "prefect.flow-run.TimedOut")
 """Events after which a training run is recovered."""
 
-Ask = Callable[..., Any]
-"""`ask(path, body, method)` returns the server's answer."""
-ANSWERS_WITHIN_S = 60.0
-"""Seconds in which the server must answer: on a busy machine SQLite may be locked for many seconds."""
+ANSWERS_WITHIN_S, TRIES_AGAIN = 30.0, 3
+"""Seconds in which the server must answer, and how often it is asked again: on a busy machine SQLite may be locked for many
+seconds."""
 
 
-def apply(ask: Ask) -> list[str]:
+def apply(client: "SyncPrefectClient") -> list[str]:
     """Create and update the server's automations; one line for each that was changed."""
-    deployments = {f"{each['entrypoint']}": each["id"] for each in ask("deployments/filter", {})}
+    from prefect.events.schemas.automations import AutomationCore
+
+    deployments = {each.entrypoint: each.id for each in client.read_deployments()}
     recovery = deployments.get("flows/recover_training.py:recover_training")
     wanted = [crash_silent_runs()]
     if recovery:
-        wanted.append(recover_lost_runs(recovery))
-    wanted += pass_on_alerts(_notification_block(ask))
-    there = {each["name"]: each for each in ask("automations/filter", {})}
+        wanted.append(recover_lost_runs(str(recovery)))
+    wanted += pass_on_alerts(_notification_block(client))
+    there = {each.name: each for each in client.read_automations()}
     lines = []
-    for each in wanted:
-        found = there.get(each["name"])
+    for each in map(AutomationCore.model_validate, wanted):
+        found = there.get(each.name)
         if found is None:
-            ask("automations/", each)
-            lines.append(f"{each['name']}: made")
-        elif not _contains(found, {name: value for name, value in each.items() if name != "enabled"}):
-            ask(f"automations/{found['id']}", each | {"enabled": found["enabled"]}, "PUT")
-            lines.append(f"{each['name']}: brought up to date")
+            client.create_automation(each)
+            lines.append(f"{each.name}: made")
+        elif AutomationCore.model_validate(found.model_dump()) != (kept := each.model_copy(update={"enabled": found.enabled})):
+            client.update_automation(found.id, kept)
+            lines.append(f"{each.name}: brought up to date")
     return lines
 
 
-def limit_queue(ask: Ask, pool: str) -> bool:
+def limit_queue(client: "SyncPrefectClient", pool: str) -> bool:
     """Limit the queue for whole machines to one run, unless it has a limit. Returns whether it was changed."""
-    for queue in ask(f"work_pools/{pool}/queues/filter", {}):
-        if queue["name"] == WHOLE_MACHINE and queue["concurrency_limit"] is None:
-            ask(f"work_pools/{pool}/queues/{WHOLE_MACHINE}", {"concurrency_limit": 1}, "PATCH")
+    for queue in client.read_work_queues(work_pool_name=pool):
+        if queue.name == WHOLE_MACHINE and queue.concurrency_limit is None:
+            client.update_work_queue(queue.id, concurrency_limit=1)
             return True
     return False
 
@@ -147,61 +146,37 @@ def pass_on_alerts(block: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def asker(api: str) -> Ask:
-    """A function that calls the server at `api` with the key in PREFECT_API_AUTH_STRING, if there is one.
+@contextmanager
+def server_client() -> Iterator["SyncPrefectClient"]:
+    """Prefect's client of the server at PREFECT_API_URL, with the key in PREFECT_API_AUTH_STRING, if there is one.
 
-    It raises `InputError` where the server does not answer within `ANSWERS_WITHIN_S`.
+    Raises:
+        InputError: from the block: the server does not answer, or refuses.
     """
+    import httpx
+    from prefect.exceptions import PrefectException
 
-    headers = {"content-type": "application/json"}
-    if key := os.environ.get("PREFECT_API_AUTH_STRING"):
-        headers["authorization"] = f"Basic {b64encode(key.encode()).decode()}"
-
-    def ask(path: str, body: Mapping[str, Any] | None = None, method: str = "POST", tries: int = 5) -> Any:
-        request = urllib.request.Request(
-            f"{api}/{path}",
-            data=json.dumps(body or {}).encode() if method != "GET" else None,
-            headers=headers,
-            method=method,
-        )
-        try:
-            with open_url(request, ANSWERS_WITHIN_S) as answer:
-                content = answer.read()
-        except urllib.error.HTTPError as refused:
-            # 503: SQLite is locked for some seconds on a busy machine.
-            if refused.code != 503 or tries == 1:
-                raise
-            time.sleep(1)
-            return ask(path, body, method, tries - 1)
-        except OSError as error:
-            reason = getattr(error, "reason", error)
-            raise InputError(
-                f"the Prefect server at {api} does not answer ({reason}): the machine may be very busy; processes that were "
-                "started keep running, so try again, and see its log"
-            ) from error
-        return json.loads(content) if content else None
-
-    return ask
+    address, key = os.environ["PREFECT_API_URL"], os.environ.get("PREFECT_API_AUTH_STRING", "")
+    try:
+        with prefect_client(address, key, within_s=ANSWERS_WITHIN_S, retries=TRIES_AGAIN) as client:
+            yield client
+    except (httpx.HTTPStatusError, PrefectException) as refused:
+        what = refused.response.status_code if isinstance(refused, httpx.HTTPStatusError) else type(refused).__name__
+        raise InputError(f"the Prefect server at {address} refuses a request ({what}): see its log, then try again") from refused
+    except httpx.HTTPError as error:
+        raise InputError(
+            f"the Prefect server at {address} does not answer ({error}): the machine may be very busy; processes that were "
+            "started keep running, so try again, and see its log"
+        ) from error
 
 
 def _automation(name: str, description: str, trigger: Mapping[str, Any], actions: list[dict[str, Any]]) -> dict[str, Any]:
     return {"name": name, "description": description, "enabled": True, "trigger": dict(trigger), "actions": actions}
 
 
-def _notification_block(ask: Ask) -> str | None:
-    blocks = ask("block_documents/filter", {"include_secrets": False})
-    return next((each["id"] for each in blocks if each["name"] == NOTIFIED), None)
-
-
-def _contains(found: Any, wanted: Any) -> bool:
-    """Whether the server's object has all the wanted values; the server adds fields that were left out."""
-    if isinstance(wanted, Mapping):
-        return isinstance(found, Mapping) and all(name in found and _contains(found[name], wanted[name]) for name in wanted)
-    if isinstance(wanted, list):
-        if isinstance(found, list) and all(isinstance(each, str) for each in wanted):
-            return sorted(found) == sorted(wanted)
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(_contains, found, wanted))
-    return found == wanted
+def _notification_block(client: "SyncPrefectClient") -> str | None:
+    blocks = client.read_block_documents(include_secrets=False)
+    return next((str(each.id) for each in blocks if each.name == NOTIFIED), None)
 
 
 def main() -> int:
@@ -210,8 +185,9 @@ def main() -> int:
         if not (api := os.environ.get("PREFECT_API_URL")):
             raise InputError("set PREFECT_API_URL to the server's address, such as http://server.internal:4200/api")
         check_address(api)
-        for line in apply(asker(api)) or ["all are there"]:
-            print(f"automations     {line}")
+        with server_client() as client:
+            for line in apply(client) or ["all are there"]:
+                print(f"automations     {line}")
     except InputError as error:
         print(error, file=sys.stderr)
         return error.exit_code

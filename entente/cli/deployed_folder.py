@@ -4,20 +4,23 @@ Two checkouts have deployments of the same names. Deploying the second to the se
 recovery of the first one's runs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from entente.telemetry.errors import InputError
 
+if TYPE_CHECKING:
+    from prefect.client.schemas.responses import DeploymentResponse
+
 _STEP = "prefect.deployments.steps.set_working_directory"
 """Step of a deployment that names the folder in which a worker starts its runs."""
 
 
-def check_folder(address: str, entrypoints: Iterable[str], deployments: Iterable[Mapping[str, Any]], *, moved: bool) -> None:
+def check_folder(address: str, entrypoints: Iterable[str], deployments: Iterable["DeploymentResponse"], *, moved: bool) -> None:
     """Check that the server's deployments of these entrypoints run in the working folder, or are not there yet.
 
     Args:
@@ -26,7 +29,7 @@ def check_folder(address: str, entrypoints: Iterable[str], deployments: Iterable
     Raises:
         InputError: they run in another folder.
     """
-    steps = (step for each in deployments if each["entrypoint"] in set(entrypoints) for step in each["pull_steps"] or ())
+    steps = (step for each in deployments if each.entrypoint in set(entrypoints) for step in each.pull_steps or ())
     for folder in sorted({step[_STEP]["directory"] for step in steps if _STEP in step}):
         if Path(folder).resolve() != Path.cwd() and not (moved and not Path(folder).exists()):
             raise InputError(

@@ -10,19 +10,20 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from entente.cli.environment import LOOPBACK
 from entente.cli.prefect_database import check_database
-from entente.cli.server_key import open_url, send_key, want_key
+from entente.cli.server_key import send_key, want_key
 from entente.telemetry.errors import InputError
 from storage.files import check_writable, held
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 _ANSWERS_WITHIN_S = 10.0
 _HANDS_OVER_WITHIN_S = 10.0
@@ -115,7 +116,8 @@ def _check(address: str) -> None:
 
     given = get_current_settings().api
     check_address(address)
-    if not given.key and not accepts(address, given.auth_string.get_secret_value() if given.auth_string else ""):
+    key = given.auth_string.get_secret_value() if given.auth_string else ""
+    if not given.key and who_answers(address, key) == "refuses":
         raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
 
 
@@ -125,37 +127,64 @@ def check_address(address: str) -> None:
     Raises:
         InputError: it does not; with the address that was meant, if one answers there.
     """
+    import httpx
+
     try:
-        if not address.endswith("/") and _ask(address, _ANSWERS_WITHIN_S):
+        if not address.endswith("/") and who_answers(address) != "other":
             return
-    except (OSError, ValueError, HTTPException) as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InputError(
-            f"no Prefect server answers at {address} ({_reason(error)}): start it with `prefect server start`, "
+            f"no Prefect server answers at {address} ({error}): start it with `prefect server start`, "
             "or unset PREFECT_API_URL to have one for the length of the command"
         ) from error
     meant = f"{urlsplit(address).scheme}://{urlsplit(address).netloc}/api"
     try:
-        cure = f"set PREFECT_API_URL to {meant}" if _ask(meant, _ANSWERS_WITHIN_S) else ""
-    except OSError:
+        cure = f"set PREFECT_API_URL to {meant}" if who_answers(meant) != "other" else ""
+    except httpx.HTTPError:
         cure = ""
     cure = cure or "set PREFECT_API_URL to the server's address with /api at its end, or unset it"
     raise InputError(f"what answers at {address} is not the API of a Prefect server: {cure}")
 
 
-def accepts(address: str, key: str) -> bool:
-    """Whether the server at `address` accepts this key; an empty key: requests without one."""
-    basic = {"Authorization": f"Basic {b64encode(key.encode()).decode()}"} if key else {}
-    request = urllib.request.Request(f"{address}/admin/version", headers=basic)
-    try:
-        open_url(request, _ANSWERS_WITHIN_S).close()
-    except urllib.error.HTTPError as answer:
-        answer.close()
-        return answer.code not in (401, 403)
-    return True
+def who_answers(address: str, key: str = "", within_s: float = _ANSWERS_WITHIN_S) -> Literal["accepts", "refuses", "other"]:
+    """Whether a Prefect server answers at `address` and accepts `key`; an empty key: requests without one.
+
+    Raises:
+        httpx.HTTPError: nothing answers, or with an error of the server's own.
+        httpx.InvalidURL: `address` is none.
+    """
+    import httpx
+
+    with prefect_client(address, key, within_s=within_s, retries=0) as client:
+        try:
+            client.api_version()
+        except httpx.HTTPStatusError as refused:
+            code = refused.response.status_code
+            if code >= 500:
+                raise httpx.RemoteProtocolError(f"it answers with {code}") from refused
+            return "refuses" if code in (401, 403) else "other"
+        except ValueError:  # no JSON
+            return "other"
+    return "accepts"
+
+
+@contextmanager
+def prefect_client(address: str, key: str, *, within_s: float, retries: int) -> Iterator["SyncPrefectClient"]:
+    """Prefect's client of the server at `address`, whose key is empty if it wants none."""
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    # What is sent to this machine, such as the key, never goes through a proxy that the environment names.
+    http = {"timeout": within_s, "trust_env": urlsplit(address).hostname not in LOOPBACK}
+    retried = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries})
+    with retried, SyncPrefectClient(address, auth_string=key or None, httpx_settings=http) as client:
+        yield client
 
 
 def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     """Return once the server of `process`, which writes `log`, answers at `address`."""
+    import httpx
+
     limit = _limit_s()
     until = time.monotonic() + limit
     while True:
@@ -165,13 +194,12 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> 
                 f"`entente doctor` looks for what does not fit, {log} has all"
             )
         try:
-            _ask(address, 1.0)
+            who_answers(address, within_s=1.0)
             return
-        except OSError as error:
+        except httpx.HTTPError as error:
             if time.monotonic() > until:
                 raise InputError(
-                    f"the Prefect server did not answer within {limit:g} s ({_reason(error)}): "
-                    f"give it more with {_STARTS_WITHIN_S}"
+                    f"the Prefect server did not answer within {limit:g} s ({error}): give it more with {_STARTS_WITHIN_S}"
                 ) from error
             time.sleep(0.1)
 
@@ -194,22 +222,6 @@ def _last_words(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
     return (errors or lines or ["it said nothing"])[-1].strip()
-
-
-def _ask(address: str, timeout_s: float) -> bool:
-    """Whether the server that answers at `address` is Prefect's, or asks for a login."""
-    try:
-        with open_url(urllib.request.Request(f"{address}/health"), timeout_s) as answer:
-            return answer.read(16).strip() == b"true"
-    except urllib.error.HTTPError as answer:
-        answer.close()
-        if answer.code >= 500:
-            raise OSError(f"it answers with {answer.code}") from answer
-        return answer.code in (401, 403)
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", error))
 
 
 def _reload_settings() -> None:

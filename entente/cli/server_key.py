@@ -6,8 +6,6 @@ workers send it to servers on this machine only. If the user has set Prefect's o
 
 import os
 import secrets
-import urllib.request
-from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,13 +30,6 @@ def send_key(address: str) -> None:
         os.environ[_SENT] = given
     elif urlsplit(address).hostname in LOOPBACK and key_file().is_file():
         os.environ[_SENT] = _read()
-
-
-def open_url(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
-    """Like `urllib.request.urlopen`, but what is sent to this machine, such as the key, never goes through a proxy."""
-    # By environment variables alone urllib cannot exempt an IPv6 address, and httpx fails for the spelling that urllib wants.
-    without = [urllib.request.ProxyHandler({})] if urlsplit(request.full_url).hostname in LOOPBACK else []
-    return urllib.request.build_opener(*without).open(request, timeout=timeout_s)
 
 
 def want_key() -> str:

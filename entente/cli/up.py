@@ -13,21 +13,24 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import psutil
 from cyclopts import Parameter
 
-from entente.cli.automations import apply, asker, limit_queue
+from entente.cli.automations import apply, limit_queue, server_client
 from entente.cli.deployed_folder import check_folder, folder_behind
-from entente.cli.server_key import key_file, open_url, send_key, want_key
+from entente.cli.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 WORKER_WITHIN_S = 180.0
 ENDS_WITHIN_S = 30.0
@@ -78,19 +81,21 @@ def up(
     address = _server(port)
     os.environ[_API] = f"{address}/api"
     moved = any(each.what == "server" and each.process() for each in _started())
-    check_folder(address, [each["entrypoint"] for each in described], _ask("deployments/filter"), moved=moved)
-    for each in pools:
-        _pool(each)
-    _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
-    _prefect("deploy", "--all", "--no-prompt")
-    ask = asker(os.environ[_API])
-    if limit_queue(ask, pool):
-        _say("limit", "one run at a time that wants the whole machine")
-    for line in apply(ask) or ["all are there"]:
-        _say("automations", line)
-    names = {(each["entrypoint"], each["name"]): f"{each['flow']}/{each['name']}" for each in _deployments()}
-    _say("deployments", ", ".join(sorted(names.values())))
-    _worker(pool)
+    with server_client() as client:
+        check_folder(address, [each["entrypoint"] for each in described], client.read_deployments(), moved=moved)
+        for each in pools:
+            _pool(client, each)
+        _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
+        _prefect("deploy", "--all", "--no-prompt")
+        if limit_queue(client, pool):
+            _say("limit", "one run at a time that wants the whole machine")
+        for line in apply(client) or ["all are there"]:
+            _say("automations", line)
+        flows = {flow.id: flow.name for flow in client.read_flows()}
+        deployed = client.read_deployments()
+        names = {(each.entrypoint, each.name): f"{flows[each.flow_id]}/{each.name}" for each in deployed}
+        _say("deployments", ", ".join(sorted(names.values())))
+        _worker(client, pool)
     key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
     print(f"\n{address}/dashboard")
     if key and key_file().is_file() and key_file().read_text().strip() == key:
@@ -135,20 +140,20 @@ def _say(what: str, words: str) -> None:
 def _server(port: int) -> str:
     """Address of the running server, which is started now if there is none."""
     from entente.cli.prefect_database import check_database
-    from entente.cli.prefect_server import accepts, check_home, wait_until_up
+    from entente.cli.prefect_server import check_home, wait_until_up, who_answers
 
     given = os.environ.get(_API, "").rstrip("/").removesuffix("/api")
     address = given or f"http://127.0.0.1:{port}"
     reason = _why_not_prefect(f"{address}/api")
     if not reason:
         send_key(address)
-        if not accepts(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")):
+        if who_answers(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")) == "refuses":
             folder = "" if given else folder_behind(port)
             if folder and folder != str(Path.cwd()):
                 raise InputError(f"port {port} has the Prefect server of another folder, '{folder}': choose another with --port")
             raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
         _say("server", f"answers at {address}")
-        if accepts(f"{address}/api", ""):
+        if who_answers(f"{address}/api") == "accepts":
             print("                without a key, so whoever reaches it can run programs as you: begin it by `entente up`, or")
             print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
         return address
@@ -182,15 +187,15 @@ def _deployments_in_file() -> list[dict[str, Any]]:
         raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {said}") from error
 
 
-def _pool(name: str) -> None:
-    if any(pool["name"] == name for pool in _ask("work_pools/filter")):
+def _pool(client: "SyncPrefectClient", name: str) -> None:
+    if any(pool.name == name for pool in client.read_work_pools()):
         _say("work pool", f"{name} is there")
         return
     _prefect("work-pool", "create", name, "--type", "process")
     _say("work pool", f"{name} made")
 
 
-def _worker(pool: str) -> None:
+def _worker(client: "SyncPrefectClient", pool: str) -> None:
     running = next((each for each in _started() if each.what == "worker" and each.process()), None)
     if running is not None:
         _say("worker", f"at work (process {running.pid})")
@@ -199,17 +204,12 @@ def _worker(pool: str) -> None:
     words = ["-m", "prefect", "worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"]
     process = _start("worker", words, log, {})
     until = time.monotonic() + WORKER_WITHIN_S
-    while not any(each["status"] == "ONLINE" for each in _ask(f"work_pools/{pool}/workers/filter")):
+    while not any(each.status == "ONLINE" for each in client.read_workers_for_work_pool(pool)):
         if process.poll() is not None or time.monotonic() > until:
             said = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
             raise InputError(f"the worker did not come up: {said.strip()}; {log} has all")
         time.sleep(0.2)
     _say("worker", f"started (process {process.pid}, {log})")
-
-
-def _deployments() -> list[dict[str, Any]]:
-    flows = {flow["id"]: flow["name"] for flow in _ask("flows/filter")}
-    return [{**each, "flow": flows[each["flow_id"]]} for each in _ask("deployments/filter")]
 
 
 def _prefect(*words: str) -> None:
@@ -264,34 +264,37 @@ def _cancelled(worker: psutil.Process) -> Iterator[None]:
         yield
         return
     os.environ |= {name: value for name, value in worker.environ().items() if name in (_API, "PREFECT_API_AUTH_STRING")}
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Cancelled, Cancelling
+
     try:
-        ask = asker(os.environ[_API])
-        for each in ids:
-            ask(f"flow_runs/{each}/set_state", {"state": {"type": "CANCELLING"}})
-    except (InputError, OSError) as error:
+        with server_client() as client:
+            for each in ids:
+                client.set_flow_run_state(each, Cancelling())
+    except InputError as error:
         _say("runs", f"not cancelled, so recovery may continue them after the next `entente up`: {error}")
         yield
         return
     yield
-    for run in ask("flow_runs/filter", {"flow_runs": {"id": {"any_": ids}}}):
-        if run["state_type"] != "COMPLETED":
-            ended = {"type": "CANCELLED", "message": "ended by `entente down`: resume it with `entente train --resume`"}
-            ask(f"flow_runs/{run['id']}/set_state", {"state": ended, "force": True})
-            _say("run", f"{run['name']} cancelled")
-
-
-def _ask(path: str) -> list[dict[str, Any]]:
-    """All objects of a kind, from the server."""
-    return asker(os.environ[_API])(path)
+    with server_client() as client:
+        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[*map(UUID, ids)]))):
+            if run.state_type is not StateType.COMPLETED:
+                ended = Cancelled(message="ended by `entente down`: resume it with `entente train --resume`")
+                client.set_flow_run_state(run.id, ended, force=True)
+                _say("run", f"{run.name} cancelled")
 
 
 def _why_not_prefect(address: str) -> str:
     """Why there is no Prefect server at `address`; '' if there is one."""
+    import httpx
+
+    from entente.cli.prefect_server import who_answers
+
     try:
-        with open_url(urllib.request.Request(f"{address}/health"), 5) as answer:
-            return "" if answer.read().strip() == b"true" else "its health is not what Prefect says"
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "reason", error))
+        return "" if who_answers(address, within_s=5) != "other" else "its version is not what Prefect says"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return str(error)
 
 
 def _environment() -> dict[str, str]:

@@ -5,23 +5,21 @@ a name. The only help from outside is what a host gives its services: a worker t
 """
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import httpx
 import psutil
 import pytest
 
-from entente.cli.automations import asker
-from entente.telemetry.errors import InputError
 from storage.runs import RunPaths
 from tests.chaos.audit_run import audit
 from tests.command import Entente, end_processes_of, runs
+from tests.prefect_api import asker
 from tests.waiting import free_port, kill, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,11 +70,10 @@ class Servers:
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server answers; a busy one is asked again."""
-        with mock.patch.dict(os.environ, PREFECT_API_AUTH_STRING=(self._home / "key").read_text().strip()):
-            ask = asker(f"http://127.0.0.1:{self._port}/api")
+        ask = asker(f"http://127.0.0.1:{self._port}/api", (self._home / "key").read_text().strip())
 
         def answer() -> list[Any]:
-            with suppress(InputError):
+            with suppress(httpx.HTTPError):
                 return [ask(path, body)]
             return []
 

@@ -1,8 +1,11 @@
 """The automations as data, and how they are brought to a server; a real server takes them in tests/cli/test_up.py."""
 
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prefect.events.schemas.automations import Automation, AutomationCore
 
 from entente.cli.automations import (
     NOTIFIED,
@@ -13,60 +16,69 @@ from entente.cli.automations import (
     pass_on_alerts,
 )
 
+RECOVERY = SimpleNamespace(entrypoint="flows/recover_training.py:recover_training", id=UUID(int=1))
+
 
 class Server:
-    """Answers as Prefect's does, as far as it is asked."""
+    """Prefect's client as far as it is asked: what is there, and what was made or changed."""
 
-    def __init__(self, **there: list[dict[str, Any]]) -> None:
-        self.there, self.changed = there, list[tuple[str, str, Any]]()
+    def __init__(self, **there: list[Any]) -> None:
+        self.there, self.made, self.changed = there, list[AutomationCore](), list[tuple[Any, Any]]()
 
-    def __call__(self, path: str, body: Any = None, method: str = "POST") -> Any:
-        if path.endswith("/filter"):
-            return self.there.get(path.split("/")[-2], [])
-        self.changed.append((method, path, body))
-        return None
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("read_"):
+            return lambda **_: self.there.get(name.removeprefix("read_"), [])
+        raise AttributeError(name)
+
+    def create_automation(self, automation: AutomationCore) -> None:
+        self.made.append(automation)
+
+    def update_automation(self, number: UUID, automation: AutomationCore) -> None:
+        self.changed.append((number, automation))
+
+    def update_work_queue(self, number: UUID, **values: Any) -> None:
+        self.changed.append((number, values))
 
 
-def test_what_is_there_and_the_same_is_left_alone_whatever_else_the_server_says_of_it():
-    deployment = {"entrypoint": "flows/recover_training.py:recover_training", "id": "d1"}
-    server = Server(deployments=[deployment])
-    assert len(apply(server)) == 4
-    made = [body | {"id": str(number), "tags": [], "enabled": True} for number, (_, _, body) in enumerate(server.changed)]
-    again = Server(deployments=[deployment], automations=made)
-    assert apply(again) == [] and again.changed == []
+def stored(*automations: AutomationCore) -> list[Automation]:
+    return [Automation(id=UUID(int=number), **each.model_dump()) for number, each in enumerate(automations)]
+
+
+def test_what_is_there_and_the_same_is_left_alone():
+    server: Any = Server(deployments=[RECOVERY])
+    assert len(apply(server)) == len(server.made) == 4
+    again: Any = Server(deployments=[RECOVERY], automations=stored(*server.made))
+    assert apply(again) == [] and again.made == again.changed == []
 
 
 def test_what_differs_is_brought_up_to_date_and_stays_switched_off():
-    stale = crash_silent_runs() | {"id": "7", "enabled": False, "description": "of an earlier version"}
-    server = Server(automations=[stale])
+    stale = AutomationCore.model_validate(crash_silent_runs() | {"enabled": False, "description": "of an earlier version"})
+    server: Any = Server(automations=stored(stale))
     assert apply(server)[0].endswith("brought up to date")
-    (method, path, body) = server.changed[0]
-    assert (method, path, body["enabled"], body["description"]) == (
-        "PUT",
-        "automations/7",
-        False,
-        crash_silent_runs()["description"],
-    )
+    ((number, now),) = server.changed
+    assert (number, now.enabled, now.description) == (UUID(int=0), False, crash_silent_runs()["description"])
 
 
 def test_without_the_recovery_s_deployment_no_automation_names_it():
-    server = Server()
+    server: Any = Server()
     apply(server)
-    assert not any("look after" in body["name"] for _, _, body in server.changed)
+    assert server.made and not any("look after" in each.name for each in server.made)
 
 
-@pytest.mark.parametrize("block", [None, "b1"], ids=["nobody is told", "a block is there"])
-def test_alerts_go_to_a_notification_block_if_there_is_one(block: str | None):
-    blocks = [{"name": "other", "id": "b0"}, *([{"name": NOTIFIED, "id": block}] if block else [])]
-    server = Server(block_documents=blocks)
+@pytest.mark.parametrize("block", [None, UUID(int=7)], ids=["nobody is told", "a block is there"])
+def test_alerts_go_to_a_notification_block_if_there_is_one(block: UUID | None):
+    blocks = [SimpleNamespace(name="other", id=UUID(int=6)), *([SimpleNamespace(name=NOTIFIED, id=block)] if block else [])]
+    server: Any = Server(block_documents=blocks)
     apply(server)
-    alerts = [body for _, _, body in server.changed if body["name"] in {each["name"] for each in pass_on_alerts(block)}]
-    kinds = {action["type"] for each in alerts for action in each["actions"]}
-    assert kinds == ({"send-notification"} if block else {"do-nothing"}) and len(alerts) == 2
-    assert all(action.get("block_document_id") == block for each in alerts for action in each["actions"])
+    alerts = [each for each in server.made if each.name in {own["name"] for own in pass_on_alerts(None)}]
+    actions = [action for each in alerts for action in each.actions]
+    assert {action.type for action in actions} == ({"send-notification"} if block else {"do-nothing"}) and len(alerts) == 2
+    assert all(getattr(action, "block_document_id", None) == block for action in actions)
 
 
 @pytest.mark.parametrize(("limit", "set_now"), [(None, True), (3, False)], ids=["no limit yet", "somebody's limit"])
 def test_the_queue_for_whole_machines_is_limited_unless_somebody_did(limit: int | None, set_now: bool):
-    server = Server(queues=[{"name": WHOLE_MACHINE, "concurrency_limit": limit}])
-    assert limit_queue(server, "local") == set_now and bool(server.changed) == set_now
+    queue = SimpleNamespace(name=WHOLE_MACHINE, concurrency_limit=limit, id=UUID(int=2))
+    server: Any = Server(work_queues=[queue])
+    assert limit_queue(server, "local") == set_now
+    assert server.changed == ([(queue.id, {"concurrency_limit": 1})] if set_now else [])

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,8 +28,8 @@ server.serve_forever()
 """
 
 
-def deployed(folder: str | Path, entrypoint: str = ENTRYPOINT) -> dict[str, Any]:
-    return {"entrypoint": entrypoint, "pull_steps": [{STEP: {"directory": str(folder)}}]}
+def deployed(folder: str | Path, entrypoint: str = ENTRYPOINT) -> Any:
+    return SimpleNamespace(entrypoint=entrypoint, pull_steps=[{STEP: {"directory": str(folder)}}])
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_those_of_this_folder_are_brought_up_to_date(here: Path, folder: str, mo
 
 
 def test_other_projects_on_the_same_server_do_not_matter(here: Path):
-    images = {"entrypoint": ENTRYPOINT, "pull_steps": None}
+    images: Any = SimpleNamespace(entrypoint=ENTRYPOINT, pull_steps=None)
     check_folder("http://127.0.0.1:4200", [ENTRYPOINT], [deployed(here.parent / "other", "flow.py:etl"), images], moved=False)
 
 

@@ -5,7 +5,6 @@ import os
 import socket
 import stat
 import threading
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,8 @@ import httpx
 import pytest
 
 from entente.cli.environment import LOOPBACK, prepare_environment
-from entente.cli.server_key import key_file, open_url, send_key, want_key
+from entente.cli.prefect_server import who_answers
+from entente.cli.server_key import key_file, send_key, want_key
 from entente.telemetry.errors import InputError
 
 SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
@@ -120,15 +120,15 @@ def answering(host: str) -> Iterator[tuple[int, list[str]]]:
         server.shutdown()
 
 
-def by_urllib(url: str) -> None:
-    open_url(urllib.request.Request(url, headers={"Authorization": "Basic key"}), 10).close()
-
-
 def by_httpx(url: str) -> None:
-    httpx.get(url, headers={"Authorization": "Basic key"})
+    httpx.get(f"{url}/admin/version", headers={"Authorization": "Basic YTpr"})
 
 
-@pytest.mark.parametrize("send", [by_urllib, by_httpx])
+def by_prefect(url: str) -> None:
+    assert who_answers(url, "a:k") == "other"
+
+
+@pytest.mark.parametrize("send", [by_prefect, by_httpx])
 @pytest.mark.parametrize(
     "given", [{}, {"no_proxy": "a.example, b.example"}, {"NO_PROXY": "a.example"}, {"no_proxy": "*"}], ids=str
 )
@@ -146,7 +146,7 @@ def test_what_is_sent_to_this_machine_never_passes_a_proxy(
         for host in LOOPBACK if Path("/proc/net/if_inet6").exists() else LOOPBACK[:2]:
             with answering("::1" if host == "::1" else "127.0.0.1") as (port, heard):
                 send(f"http://[{host}]:{port}/api" if ":" in host else f"http://{host}:{port}/api")
-                assert heard == ["/api Basic key"] and overheard == []
+                assert heard == ["/api/admin/version Basic YTpr"] and overheard == []
         for name in ("no_proxy", "NO_PROXY"):
             hosts = os.environ[name].split(",")
             assert len(hosts) == len({*hosts}) and (hosts == ["*"] or {*LOOPBACK, socket.gethostname().lower()} < {*hosts})

@@ -13,14 +13,16 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import UUID
 
 import psutil
 import pytest
 
 from entente.cli import automations, up
-from entente.cli.automations import WHOLE_MACHINE, asker
+from entente.cli.automations import WHOLE_MACHINE, server_client
 from entente.telemetry.errors import InputError
 from tests.command import Entente
+from tests.prefect_api import asker
 from tests.waiting import free_port, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,8 +96,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
         assert answered(f"{api}/deployments/filter", said)[0] == 401, "nobody without the key is told anything"
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     assert answered(f"{api}/deployments/filter", preflight, "OPTIONS")[1] is None, "no other page may ask"
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", key)
-    ask = asker(api)
+    ask = asker(api, key)
     found = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
     assert {each["work_pool_name"] for each in found.values()} == {"local"}
     assert len(found) == 5 and all(f"/{each['name']}" in first.stdout for each in found.values())
@@ -163,10 +164,13 @@ signal.pause()
 """A worker with the processes of two flow runs, and one that is none."""
 
 
+MINE, DONE = str(UUID(int=1)), str(UUID(int=2))
+
+
 class Api(http.server.BaseHTTPRequestHandler):
     """The part of Prefect's API that `down` asks; keeps the states that it sets and whether the worker then lived."""
 
-    states: ClassVar[dict[str, str]] = {"mine": "RUNNING", "done": "RUNNING"}
+    states: ClassVar[dict[str, str]] = {MINE: "RUNNING", DONE: "RUNNING"}
     asked: ClassVar[list[tuple[str, str, bool]]] = []
     broken = False
 
@@ -174,16 +178,20 @@ class Api(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         worker = worker_of(Path(os.environ["PREFECT_HOME"]))
         alive = psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
-        answer: Any = {}
+        answer: Any = {"state": None, "status": "ACCEPT", "details": {"type": "accept_details"}}
         if self.path.endswith("/set_state"):
             run = self.path.split("/")[-2]
             self.asked.append((run, body["state"]["type"], alive))
-            self.states[run] = "COMPLETED" if run == "done" else body["state"]["type"]
+            self.states[run] = "COMPLETED" if run == DONE else body["state"]["type"]
         else:
-            answer = [{"id": run, "name": run, "state_type": self.states[run]} for run in body["flow_runs"]["id"]["any_"]]
+            runs = body["flow_runs"]["id"]["any_"]
+            answer = [{"id": run, "name": run, "flow_id": run, "state_type": self.states[run]} for run in runs]
         self.send_response(404 if self.broken else 200)
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
+
+    def do_GET(self) -> None:
+        self.send_error(404)  # it has no CSRF tokens
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -196,7 +204,7 @@ def worker_of(home: Path) -> int:
 
 @pytest.fixture
 def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
-    """A worker that `entente up` recorded, whose flow runs "mine" and "done" are known to an API; the second one ends in time."""
+    """A worker that `entente up` recorded, whose flow runs MINE and DONE are known to an API; the second one ends in time."""
     api = type("Asked", (Api,), {"states": {**Api.states}, "asked": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), api)
     thread = threading.Thread(target=server.serve_forever)
@@ -205,7 +213,7 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]
     monkeypatch.setattr(up, "ENDS_WITHIN_S", 0.5)  # its runs do not end by themselves
     log = folder / ".prefect" / "worker.log"
     more = {"PREFECT_API_URL": f"http://127.0.0.1:{server.server_port}/api", "PREFECT_API_AUTH_STRING": "entente:key"}
-    process = up._start("worker", ["-c", WORKER, "mine", "done"], log, more)
+    process = up._start("worker", ["-c", WORKER, MINE, DONE], log, more)
     wait_until(lambda: "begun" in log.read_text())
     yield api
     for each in (process, *psutil.Process(process.pid).children()) if process.poll() is None else ():
@@ -218,9 +226,9 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]
 
 def test_runs_in_the_worker_are_cancelled_before_it_ends_so_that_no_recovery_starts_them_again(folder: Path, worker: type[Api]):
     done = Entente(folder)("down")
-    assert done.returncode == 0 and "mine cancelled" in done.stdout and "worker          ended" in done.stdout, done
-    assert sorted(worker.asked[:2]) == [("done", "CANCELLING", True), ("mine", "CANCELLING", True)]
-    assert worker.asked[2:] == [("mine", "CANCELLED", False)], "what was done by then stays done"
+    assert done.returncode == 0 and f"{MINE} cancelled" in done.stdout and "worker          ended" in done.stdout, done
+    assert sorted(worker.asked[:2]) == [(MINE, "CANCELLING", True), (DONE, "CANCELLING", True)]
+    assert worker.asked[2:] == [(MINE, "CANCELLED", False)], "what was done by then stays done"
 
 
 def test_a_server_that_cannot_cancel_them_is_said_and_the_worker_ends(folder: Path, worker: type[Api]):
@@ -256,10 +264,11 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
 
 def test_a_server_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(automations, "ANSWERS_WITHIN_S", 0.5)
+    monkeypatch.setattr(automations, "TRIES_AGAIN", 0)
     with socket.socket() as silent:  # it listens, and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(InputError, match=r"the Prefect server at http://127\.0\.0\.1:\d+/api does not answer \(timed out\)"):
-            asker(f"http://127.0.0.1:{silent.getsockname()[1]}/api")("flows/filter")
-    with pytest.raises(InputError, match=r"does not answer .*refused"):
-        asker(f"http://127.0.0.1:{free_port()}/api")("flows/filter")
+        for port in (silent.getsockname()[1], free_port()):
+            monkeypatch.setenv("PREFECT_API_URL", address := f"http://127.0.0.1:{port}/api")
+            with pytest.raises(InputError, match=f"the Prefect server at {address} does not answer"), server_client() as client:
+                client.read_flows()

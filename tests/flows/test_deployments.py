@@ -10,23 +10,22 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import httpx
 import pytest
 import yaml
 
 from entente.cli import environment
-from entente.cli.automations import SILENT_S, asker, crash_silent_runs
+from entente.cli.automations import SILENT_S, crash_silent_runs
 from entente.settings.layers import layered_settings
-from entente.telemetry.errors import InputError
 from flows.recover_training import SILENT
 from state_cache.settings import CacheSettings
 from state_cache.store import open_cache, version_name
 from tests.command import end_processes_of
+from tests.prefect_api import asker
 from tests.test_deploy import DEPLOYMENTS, PODS, TEMPLATE
 from tests.waiting import free_port, wait_for
 
@@ -42,8 +41,7 @@ class Prefect:
     def __init__(self, folder: Path, runs_root: Path, **environment: str) -> None:
         self.port = free_port()
         api = f"http://127.0.0.1:{self.port}/api"
-        with mock.patch.dict(os.environ, PREFECT_API_AUTH_STRING=KEY):
-            self.ask = asker(api)
+        self.ask = asker(api, KEY)
         self.home = folder / "prefect-home"
         self._folder = folder
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -83,7 +81,7 @@ class Prefect:
     def healthy(self) -> bool:
         try:
             return bool(self.ask("health", method="GET"))
-        except (InputError, OSError):
+        except httpx.HTTPError:
             return False
 
     def end(self) -> list[str]:
@@ -217,10 +215,9 @@ def test_the_setup_job_makes_pool_deployments_and_automations(deployed: Any):
     }
     assert sum(each["name"].startswith("Entente: ") for each in prefect.ask("automations/filter", {})) == 4
     # A field that the template lacks is refused when the run is created, not by Kubernetes.
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    with pytest.raises(httpx.HTTPStatusError) as refused:
         prefect.ask(f"deployments/{found['train']['id']}/create_flow_run", {"job_variables": {"cpu": 4}})
-    with refused.value as answer:
-        assert answer.code == 422 and "cpu" in answer.read().decode()
+    assert refused.value.response.status_code == 422 and "cpu" in refused.value.response.text
 
 
 def as_variables(table: dict[str, Any], prefix: str = "PREFECT") -> dict[str, str]:
