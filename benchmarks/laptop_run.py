@@ -51,7 +51,7 @@ def record_rows(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch,
         TrainingError: the run failed, or its last step had nothing to train on.
     """
     with short_run(settings, arguments, STEPS) as (_, paths):
-        index = open_index(paths, blend=settings.storage.blend, discount=settings.storage.discount)
+        index = open_index(paths, settings.storage)
         rows = read_ledger(paths, last_step(paths))
         if rows is None or not rows.num_rows:
             raise TrainingError("the last step of the recorded run had no rows: give another --seed")

@@ -18,13 +18,13 @@ from entente.telemetry.errors import InputError
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
+from storage.settings import StorageSettings
 from storage.shards import publish_shard
 
 STEP_SHARDS = 12
 """Start groups of a step, each in its own shard: 504 rows."""
 GATHERED_SHARDS = 64
-MAX_POLICY_LAG = 16
+STORAGE = StorageSettings(max_policy_lag=16)
 TARGETS = {
     "choose_1e6_ms": Target(at_most=100.0),
     "choose_1e6_over_1e4": Target(at_most=6.0),
@@ -57,14 +57,14 @@ def _choosing(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, f
     many = run_with_history(folder / "many", round(1e6 * scale), shard_groups=100, seed=seed)
     for paths in (few, many):
         use_some_rows(paths)
-    opening, index_of_many = timed(lambda: opened(Index(many, oldest=VERSIONS - 1 - MAX_POLICY_LAG)))
-    indexes = {few: opened(Index(few, oldest=VERSIONS - 1 - MAX_POLICY_LAG)), many: index_of_many}
+    oldest = VERSIONS - 1 - STORAGE.max_policy_lag
+    opening, index_of_many = timed(lambda: opened(Index(many, STORAGE, oldest=oldest)))
+    indexes = {few: opened(Index(few, STORAGE, oldest=oldest)), many: index_of_many}
     times: dict[RunPaths, list[float]] = {few: [], many: []}
     for step in range(rounds + 1):
         for paths, index in indexes.items():
-            query = step_query(step)
-            took, chosen = timed(lambda index=index, query=query: index.select_batch(query))
-            require_found(chosen.rows.num_rows, f"a selection among the rows of {paths.root.name}")
+            took, (chosen, _) = timed(lambda index=index, step=step: _choose(index, step))
+            require_found(chosen.num_rows, f"a selection among the rows of {paths.root.name}")
             if step:  # the first one warms up
                 times[paths].append(took)
     return {
@@ -96,15 +96,9 @@ def use_some_rows(paths: RunPaths) -> None:
     write_ledger(paths, VERSIONS - 1, rows, {})
 
 
-def step_query(step: int) -> SelectionQuery:
-    """The query of a step by the newest version of a run with a history."""
-    return SelectionQuery(
-        step=VERSIONS + step,
-        policy_version=VERSIONS - 1,
-        max_policy_lag=MAX_POLICY_LAG,
-        start_groups=STEP_SHARDS,
-        seed=0,
-    )
+def _choose(index: Index, step: int) -> tuple[pa.Table, dict[str, int]]:
+    """The rows of a step by the newest version of a run with a history."""
+    return index.select_batch(VERSIONS + step, policy_version=VERSIONS - 1, start_groups=STEP_SHARDS)
 
 
 def opened(index: Index) -> Index:

@@ -112,9 +112,9 @@ class Run:
         from entente.reports.replayed import read_game
         from entente.settings.find_model import model_or_none
 
-        root, storage = self.paths.root.parent, self.settings.storage
+        root = self.paths.root.parent
         model = model_or_none(self.settings, root, self.paths.root.name)
-        return Frame(replay_html(read_game(self.paths, game, model, blend=storage.blend, discount=storage.discount), root))
+        return Frame(replay_html(read_game(self.paths, game, model, self.settings.storage), root))
 
     @cached_property
     def _connection(self) -> "DuckDBPyConnection":

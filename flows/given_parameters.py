@@ -1,7 +1,8 @@
 """The parameters of a flow run: its name is made of them, and those of a deployment are checked.
 
-Anyone who reaches Prefect's server can give such parameters. So they may contain no shell command. Folders of runs and addresses
-must be listed on the machine, where its Prefect worker is started. Everything else is a plain name inside the folder of runs.
+Anyone who reaches Prefect's server can give such parameters. So they may contain no shell command and no SQL. Folders of runs and
+addresses must be listed on the machine, where its Prefect worker is started. Everything else is a plain name inside the folder of
+runs.
 A flow run that `entente` starts itself, and a subflow, is not checked.
 """
 
@@ -91,6 +92,8 @@ def check_given(
 def _check_settings(settings: RunSettings, runs_root: Path) -> None:
     inference = settings.inference
     _check_root(settings.runs_root)
+    if settings.storage.selection:
+        raise _refused("storage.selection", "its SQL is run without limits; leave it out, or begin the run with `entente train`")
     for run in filter(None, (settings.run, settings.cache.from_run)):
         check_name(run, "run")
     _check_endpoints(settings.rollouts.endpoints)

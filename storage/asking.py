@@ -7,9 +7,10 @@ looks as in DuckDB's own client.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -18,7 +19,10 @@ from entente.telemetry.errors import InputError
 from storage.index import open_index
 from storage.run_views import VIEWS, ReadThought, TokenText, make_views
 from storage.runs import RunPaths
+from storage.settings import StorageSettings
 
+THREAD = "entente-question"
+_Found = TypeVar("_Found")
 Form = Literal["arrow", "table", "csv", "json", "parquet"]
 _FLOATS = {"float", "double"}
 _PLAIN = _FLOATS | {
@@ -37,9 +41,9 @@ GIB = 2**30
 
 def connect(
     run_dir: Path,
+    storage: StorageSettings | None = None,
     *,
-    blend: Mapping[str, float] | None = None,
-    discount: float = 1.0,
+    seed: int = 0,
     memory_gib: float | None = None,
     token_text: TokenText = lambda token: None,
     read_thought: ReadThought = lambda tokens: None,
@@ -47,15 +51,15 @@ def connect(
     """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
 
     Args:
-        blend: weights of the reward components in the column "return"; None: centres alone.
-        discount: discount factor of the return.
+        storage: blend and discount of the column "return", and the rules of `standings`; None: the defaults.
+        seed: of `uniform` in `candidates`.
         memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
         token_text, read_thought: text of tokens and thoughts; see `storage/run_views.py`.
     """
     paths = RunPaths(Path(run_dir))
     if not paths.shards.is_dir():
         raise InputError(f"{run_dir} is not a run: it has no folder 'shards'; give a folder such as runs/<name>.")
-    index = open_index(paths, blend=blend, discount=discount, threads=0, keep_rows=True)
+    index = open_index(paths, storage, seed=seed, threads=0, keep_rows=True)
     make_views(index, paths, token_text, read_thought)
     connection = index.connection
     connection.execute("SET temp_directory = ''")
@@ -113,6 +117,31 @@ def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.Duc
         return connection.sql(question)
     except duckdb.Error as error:
         raise InputError(_refusal(str(error).strip())) from error
+
+
+def run_interruptible(
+    connection: duckdb.DuckDBPyConnection, work: Callable[[duckdb.DuckDBPyConnection], _Found], *, seconds: float, late: str
+) -> _Found:
+    """The result of `work`, which asks the connection, and which a signal, Ctrl-C or a time limit can end.
+
+    DuckDB runs in C, and Python handles no signal meanwhile. So the query runs in a thread, and the caller's thread waits where
+    signal handlers run. An exception there interrupts the query.
+
+    Raises:
+        InputError: it takes longer than `seconds`; the sentence is `late`.
+        Exception: what the work, or a signal handler, raised.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+    answer = pool.submit(work, connection)
+    try:
+        return answer.result(timeout=seconds)
+    except TimeoutError as error:
+        raise error if answer.done() else InputError(late) from None
+    finally:
+        while not answer.done():  # an interrupt before the query has begun has no effect
+            connection.interrupt()
+            wait([answer], timeout=0.05)
+        pool.shutdown()
 
 
 def _convert(answer: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRelation:

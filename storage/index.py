@@ -1,20 +1,25 @@
-"""The index of a run: an in-memory DuckDB with the facts of its rows, without tokens.
+"""The index of a run: an in-memory DuckDB with the facts of its rows, without tokens; and the choice of a step's rows.
 
 Shards and ledgers are the truth. Any process may build its own index at any time, without locks, while others write. A trainer's
 index holds the shards within its staleness budget: their metadata name their newest policy version, older ones are not read, and
 a shard whose rows have all become too old leaves. Without `oldest` an index holds every shard, as for a query over the run.
 
 Every byte of a shard and of its plies is verified when its facts are read, and again when rows are gathered from it. A damaged
-shard is set aside with a sentence (`refused`). A damaged ledger is an error, because it decides which rows are used. Selection is
-deterministic: it depends on the held shards, the ledgers and the query.
+shard is set aside with a sentence (`refused`). A damaged ledger is an error, because it decides which rows are used.
+
+`select_batch.sql` defines the choice. The same shards, ledgers, settings and step give the same rows in the same order, in any
+process and with any number of threads.
 
 Tables: `decisions`, `advantage_groups`, `plies`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their columns
 come from an empty instance of what is inserted, so schema and tables always agree. DuckDB neither holds nor returns token lists,
 and nothing here writes into the run. An index is for one thread at a time.
 """
 
+import json
+import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +32,19 @@ from entente.telemetry.errors import DataError
 from storage.arrow_files import DECISION_SCHEMA, map_arrow, to_table
 from storage.gather import Batch, MappedShards, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
+from storage.own_selection import ask_for_start_groups
 from storage.rewards import check_blend, decision_facts, ply_facts
 from storage.runs import RunPaths
-from storage.selection import Selection, SelectionQuery, eligible, make_standings, select
+from storage.settings import StorageSettings
 from storage.shards import NO_ROWS, Shard, describe_shard, open_plies, shard_names
+
+logger = logging.getLogger("entente.storage")
 
 _SHARDS_PER_INSERT = 256
 """An insert costs more than its rows."""
 _TABLES = ("decisions", "advantage_groups", "plies", "batches")
+STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
+_SELECT_SQL = Path(__file__).with_name("select_batch.sql").read_text()
 _GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
 _GROUPS_VIEW = """
 CREATE VIEW "groups" AS
@@ -58,9 +68,9 @@ class Index:
     def __init__(
         self,
         paths: RunPaths,
+        storage: StorageSettings | None = None,
         *,
-        blend: Mapping[str, float] | None = None,
-        discount: float = 1.0,
+        seed: int = 0,
         threads: int = 1,
         oldest: int | None = None,
         only: Collection[str] | None = None,
@@ -69,8 +79,8 @@ class Index:
         """Create an empty index; `refresh` fills it.
 
         Args:
-            blend: weight of each reward component in a decision's return; None: centres alone.
-            discount: factor per later decision of the same power in the fork.
+            storage: how returns are computed, and what a step may train on; None: the defaults.
+            seed: seed of the draw.
             threads: threads of DuckDB; 0: one per core. With more than one, DuckDB's idle threads make the allocator return the
                 free memory of the whole process several times a second. A trainer then spent a tenth of its CPU time on getting
                 its activations' pages back from the kernel.
@@ -82,9 +92,9 @@ class Index:
         Raises:
             InputError: the blend names an unknown component.
         """
-        self._weights = {"centres_gained": 1.0} if blend is None else {name: float(weight) for name, weight in blend.items()}
-        check_blend(self._weights)
-        self._paths, self._oldest, self._only, self._discount = paths, oldest, only, float(discount)
+        self._storage, self._seed = storage or StorageSettings(), seed
+        check_blend(self._storage.blend)
+        self._paths, self._oldest, self._only = paths, oldest, only
         self._mapped = MappedShards(paths.shards)
         self._held: dict[str, Shard] = {}
         self._steps: set[int] = set()
@@ -108,6 +118,13 @@ class Index:
         self._with(_recorded(0, ROWS_SCHEMA.empty_table()), "CREATE TABLE batches AS FROM given")
         self.connection.execute("CREATE TABLE refused (shard VARCHAR, sentence VARCHAR)")
         self.connection.execute(_GROUPS_VIEW)
+        self._standings, candidates, draw, self._chosen_rows = self.connection.extract_statements(_SELECT_SQL)
+        self._set(max_policy_lag=self._storage.max_policy_lag, max_uses=self._storage.max_uses, seed=self._seed)
+        self._set(step=1, policy_version=0)
+        self.connection.execute(self._standings)
+        self.connection.execute(candidates)
+        if not self._storage.selection:
+            self.connection.execute(draw)
 
     def _with(self, given: pa.Table, *statements: str) -> None:
         """Run the statements while `given` is a table."""
@@ -117,7 +134,7 @@ class Index:
         self.connection.unregister("given")
 
     def _facts(self, shard: str, decisions: pa.Table, plies: pa.Table) -> tuple[pa.Table, pa.Table]:
-        return decision_facts(decisions, shard, self._weights, self._discount), ply_facts(plies, shard)
+        return decision_facts(decisions, shard, self._storage.blend, self._storage.discount), ply_facts(plies, shard)
 
     def refresh(self) -> int:
         """Take in new ledgers and shards; returns the number of new decisions."""
@@ -197,22 +214,62 @@ class Index:
             rest = f"FROM {table} WHERE shard NOT IN (SELECT unnest(?::VARCHAR[]))"
             self.connection.execute(f"CREATE OR REPLACE TABLE {table} AS {rest}", [names])
 
-    def select_batch(self, query: SelectionQuery) -> Selection:
-        """Rows for one step, as `select_batch.sql` defines them. Call `refresh` first to include new shards."""
-        self._judge(query)
-        return select(self.connection, query, self._left)
+    def select_batch(self, step: int, *, policy_version: int, start_groups: int) -> tuple[pa.Table, dict[str, int]]:
+        """Choose rows for one step. Call `refresh` first to include new shards.
 
-    def eligible(self, query: SelectionQuery) -> Eligible:
+        Args:
+            step: the step that will use the rows; part of the draw's seed.
+            policy_version: version that the trainer holds; the lag is counted from it.
+            start_groups: maximum number. There may be fewer, or none.
+
+        Returns:
+            The rows in the order of the batch, with the columns of `ledger.ROWS_SCHEMA`; what they were chosen by is in their
+            metadata. And the advantage groups of all shards that the index has held by standing (`select_batch.sql`), where
+            eligible = chosen + waiting.
+        """
+        self.judge(step, policy_version)
+        self._set(start_groups=start_groups)
+        self._ask_user()
+        rows = self.connection.sql(self._chosen_rows.query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+        found = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
+        counts = {name: found.get(name, 0) + self._left[name] for name in STANDINGS}
+        chosen = len(rows["advantage_group"].unique())
+        if self._storage.selection and counts["eligible"] and not chosen:
+            logger.warning("storage.selection returns none of the start groups that step %d can train on", step)
+        asked = {"step": step, "policy_version": policy_version, "start_groups": start_groups, "seed": self._seed}
+        asked |= self._storage.model_dump(include={"max_policy_lag", "max_uses", "selection"})
+        rule = {"select_batch.sql": sha256(_SELECT_SQL.encode()).hexdigest()[:16], "duckdb": duckdb.__version__}
+        rows = rows.replace_schema_metadata({"selection": json.dumps(asked), **rule})
+        return rows, {**counts, "chosen": chosen, "waiting": counts["eligible"] - chosen}
+
+    def eligible(self, step: int, *, policy_version: int) -> Eligible:
         """How much `select_batch` could choose from. Call `refresh` first to include new shards."""
-        self._judge(query)
-        return eligible(self.connection, query, self._left)
+        self.judge(step, policy_version)
+        self._ask_user()
+        counted = """
+            SELECT
+                count(*),
+                coalesce(sum(advantage_groups), 0),
+                (SELECT count(*) FROM standings WHERE standing = 'expired' AND has_spread)
+            FROM wanted
+        """
+        ((start_groups, advantage_groups, expired),) = self.connection.sql(counted).fetchall()
+        return Eligible(
+            start_groups=start_groups,
+            advantage_groups=advantage_groups,
+            expired=expired + self._left["expired_with_spread"],
+        )
 
-    def _judge(self, query: SelectionQuery) -> None:
-        """Make the table `standings`; then shards that are too old for this query and any later one leave."""
-        make_standings(self.connection, query)
+    def judge(self, step: int, policy_version: int) -> None:
+        """Make the table `standings`, which the view `candidates` reads, for a step of a trainer at this version.
+
+        Then shards leave that are too old for this step and any later one.
+        """
+        self._set(step=step, policy_version=policy_version)
+        self.connection.execute(self._standings)
         if self._oldest is None:
             return
-        self._oldest = max(self._oldest, query.policy_version - query.max_policy_lag)
+        self._oldest = max(self._oldest, policy_version - self._storage.max_policy_lag)
         going = [name for name, shard in self._held.items() if shard.newest_version < self._oldest]
         if not going:
             return
@@ -223,6 +280,16 @@ class Index:
             self._left["expired_with_spread"] += groups if standing == "expired" and has_spread else 0
         self.connection.execute(f"DELETE FROM standings {them}", [going])
         self._drop(going)
+
+    def _ask_user(self) -> None:
+        """Make `wanted` by the user's own SQL, if there is one; else it is the draw."""
+        if self._storage.selection:
+            self.connection.register("wanted", ask_for_start_groups(self.connection, self._storage.selection))
+
+    def _set(self, **values: int) -> None:
+        """Set variables of `select_batch.sql`."""
+        for name, value in values.items():
+            self.connection.execute(f"SET VARIABLE {name} = {value}")
 
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most `limit` complete rows of exactly this version, as a selection without advantage groups (-1)."""
@@ -248,15 +315,10 @@ class Index:
             self._refuse(error.shard, str(error))
             raise
 
-    def fetch(self, query: str, values: Mapping[str, object] | None = None) -> list[tuple]:
-        """The rows of a query over the tables."""
-        return self.connection.sql(query, params=dict(values or {})).fetchall()
 
-
-def check_selection(selection: str) -> None:
-    """Check that a query of `storage.selection` can be run, over no candidates."""
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=1, seed=0, selection=selection)
-    Index(RunPaths(Path())).eligible(query)
+def check_selection(storage: StorageSettings) -> None:
+    """Check that the SQL of `storage.selection` runs, over no candidates."""
+    Index(RunPaths(Path()), storage).eligible(1, policy_version=0)
 
 
 def _recorded(step: int, rows: pa.Table) -> pa.Table:
@@ -265,8 +327,8 @@ def _recorded(step: int, rows: pa.Table) -> pa.Table:
     return pa.table({**first, **{name: rows[name] for name in rows.column_names}})
 
 
-def open_index(paths: RunPaths, **how: Any) -> Index:
+def open_index(paths: RunPaths, storage: StorageSettings | None = None, **how: Any) -> Index:
     """An index that knows the files of a run as they are now; arguments as for `Index`."""
-    index = Index(paths, **how)
+    index = Index(paths, storage, **how)
     index.refresh()
     return index

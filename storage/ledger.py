@@ -46,7 +46,7 @@ def ledger_path(paths: RunPaths, step: int) -> Path:
 
 
 def write_ledger(paths: RunPaths, step: int, rows_table: pa.Table, metadata: Mapping[str, str]) -> bool:
-    """Record the rows of `step` in their order; False if another trainer has recorded it, whose ledger is kept.
+    """Record the rows of `step` in their order, with their metadata and these; False if another trainer did so before.
 
     Raises:
         DataError: `rows_table` lacks a column of `ROWS_SCHEMA`, so the step could not be repeated.
@@ -55,7 +55,12 @@ def write_ledger(paths: RunPaths, step: int, rows_table: pa.Table, metadata: Map
     if missing := [name for name in ROWS_SCHEMA.names if name not in rows_table.column_names]:
         raise DataError(f"{path} cannot be written without {', '.join(missing)}; give the rows of a selection.")
     rows = rows_table.select(ROWS_SCHEMA.names).cast(ROWS_SCHEMA).combine_chunks()
-    return write_arrow(rows, path, {**metadata, "step": str(step)})
+    return write_arrow(rows, path, {**metadata_of(rows_table), **metadata, "step": str(step)})
+
+
+def count_start_groups(rows: pa.Table) -> int:
+    """Number of start groups of the rows of a step."""
+    return len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
 
 
 def read_ledger(paths: RunPaths, step: int) -> pa.Table | None:

@@ -5,7 +5,6 @@ Token lists stay in the mapped shards until a query reads them. `storage/asking.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,16 @@ import pyarrow as pa
 from duckdb.func import ARROW, SPECIAL
 
 from entente.telemetry.errors import DataError
-from storage.arrow_files import DECISION_SCHEMA, LESSON_SCHEMA, metadata_of
+from storage.arrow_files import DECISION_SCHEMA, LESSON_SCHEMA
 from storage.files import folders_in, names_in
 from storage.index import Index
-from storage.ledger import last_step, read_ledger
+from storage.ledger import last_step
 from storage.lessons import open_lessons
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery, make_standings
 
 VIEWS = (
-    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "metrics",
-    "devices", "refused", "trained", "thoughts", "lessons",
+    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "candidates",
+    "metrics", "devices", "refused", "trained", "thoughts", "lessons",
 )  # fmt: skip
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
@@ -42,7 +40,8 @@ _THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
 def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_thought: ReadThought) -> None:
     """Make the views beside the tables of an index that keeps its rows."""
     connection = index.connection
-    make_standings(connection, _next_query(paths))
+    newest = last_step(paths)
+    index.judge(newest + 1, policy_version=newest)
     tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
     for name, rows in {
         "payload": _stacked(tables, _LISTS),
@@ -88,15 +87,6 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
     """These columns of all shards as one table, without a copy."""
     wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
-
-
-def _next_query(paths: RunPaths) -> SelectionQuery:
-    """The query of the next step, with the settings of the newest one."""
-    step = last_step(paths)
-    newest = read_ledger(paths, step)
-    if newest is not None and "selection" in (metadata := metadata_of(newest)):
-        return replace(SelectionQuery.from_json(metadata["selection"]), step=step + 1, policy_version=step)
-    return SelectionQuery(step=step + 1, policy_version=step, max_policy_lag=2, start_groups=1, seed=0)
 
 
 def _lessons(paths: RunPaths, index: Index) -> pa.Table:

@@ -28,7 +28,7 @@ units, influence and threats, which follow from centres, and its bonus for rank.
 
 
 _LONGEST_QUERY = 16_384
-"""Largest size of the file of a query in bytes. Settings and each ledger hold its text."""
+"""Largest size of a file of SQL in bytes. Settings and each ledger hold its text."""
 
 
 def query_text(given: Any) -> Any:
@@ -55,7 +55,7 @@ class StorageSettings(Settings):
     max_uses: Annotated[int, Field(ge=1)] = 1
     """Steps that may train on one advantage group."""
     selection: Annotated[str, BeforeValidator(query_text)] = ""
-    """A query that chooses the start groups of a step: a .sql file, or its text; empty: the draw."""
+    """SQL of yours that chooses the start groups of a step: a .sql file, which is run without limits; empty: the draw."""
 
     @field_validator("blend", mode="before")
     @classmethod

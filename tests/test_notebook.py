@@ -52,7 +52,7 @@ def test_no_shard_is_opened_before_rows_are_asked(stored_run: RunPaths):
 def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(stored_run: RunPaths):
     root = stored_run.root.parent
     settings = entente.run("before", runs_root=root).settings
-    with connect(stored_run.root, blend=settings.storage.blend, discount=settings.storage.discount) as asked:
+    with connect(stored_run.root, settings.storage) as asked:
         for view in ("decisions", "batches", "plies", "standings"):
             rows = getattr(entente.run("before", runs_root=root), view)
             wanted = asked.sql(f"FROM {view} ORDER BY ALL").fetchall()

@@ -99,7 +99,7 @@ def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
     model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
     if model is None:
         raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: its tokenizer is needed to show text")
-    with Inspector(paths, model, settings.storage.blend, settings.storage.discount) as rows:
+    with Inspector(paths, model, settings.storage) as rows:
         yield rows
 
 

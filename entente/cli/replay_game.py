@@ -53,7 +53,7 @@ def replay(
         _list(paths, last)
         return
     model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
-    found = read_game(paths, game, model, blend=settings.storage.blend, discount=settings.storage.discount)
+    found = read_game(paths, game, model, settings.storage)
     file = output or paths.root / f"replay-{found.game.start_group}-{found.game.fork}.html"
     write_replay(found, file, runs_root)
     show_page(file, open=open)

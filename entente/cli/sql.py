@@ -51,8 +51,8 @@ def sql(
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
-    groups the next step could train on), thoughts (what the model wrote before its orders), metrics (step, name, value),
-    devices (its GPUs), lessons (what a teacher answered), refused.
+    groups the next step could train on), candidates (its start groups), thoughts (what the model wrote before its orders),
+    metrics (step, name, value), devices (its GPUs), lessons (what a teacher answered), refused.
 
     Examples
 
@@ -63,8 +63,7 @@ def sql(
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
     from entente.settings.layers import settings_of
-    from storage.asking import QUERIES, ask, left_out, ready_query
-    from storage.own_selection import run_interruptible
+    from storage.asking import QUERIES, ask, left_out, ready_query, run_interruptible
 
     if query == "@":
         return _show(
@@ -110,11 +109,11 @@ def connect_run(settings: "RunSettings", run: Path, memory_gib: float | None = N
     """The run in this folder with its own blend and discount, so that "return" is the trainer's, and the text of its tokens."""
     from storage.asking import connect
 
-    text, storage = RunText(settings, run), settings.storage
+    text = RunText(settings, run)
     connection = connect(
         run,
-        blend=storage.blend,
-        discount=storage.discount,
+        settings.storage,
+        seed=settings.seed,
         memory_gib=memory_gib,
         token_text=text.of_token,
         read_thought=text.of_thought,

@@ -5,7 +5,6 @@ probability. Printing is the caller's work.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from entente.telemetry.errors import InputError
 from storage.arrow_files import COMPONENTS
 from storage.asking import connect
 from storage.runs import RunPaths
+from storage.settings import StorageSettings
 from storage.shards import open_plies, open_shard
 
 
@@ -94,10 +94,10 @@ class Forked:
 class Inspector:
     """A run's rows, opened for reading; close it, or use it as a context manager."""
 
-    def __init__(self, paths: RunPaths, model: Path, blend: Mapping[str, float], discount: float) -> None:
-        """Open the run in `paths` with its model in the folder `model`; returns use `blend` and `discount`."""
+    def __init__(self, paths: RunPaths, model: Path, storage: StorageSettings) -> None:
+        """Open the run in `paths` with its model in the folder `model`."""
         self._paths, self._codec = paths, Codec(model)
-        self._connection = connect(paths.root, blend=blend, discount=discount)
+        self._connection = connect(paths.root, storage)
 
     def __enter__(self) -> "Inspector":
         return self

@@ -26,6 +26,7 @@ from storage import played_games
 from storage.arrow_files import COMPONENTS
 from storage.asking import connect
 from storage.runs import RunPaths
+from storage.settings import StorageSettings
 from storage.shards import open_plies, open_shard
 
 _SHOWN = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")
@@ -78,11 +79,9 @@ class ReplayedGame:
     """Whether orders have probabilities, which needs the tokenizer."""
 
 
-def read_game(
-    paths: RunPaths, asked: str, model: Path | None, *, blend: Mapping[str, float] | None = None, discount: float = 1.0
-) -> ReplayedGame:
+def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageSettings | None = None) -> ReplayedGame:
     """Read the game of the name `asked`. `model`: folder of the run's model; None if it is missing."""
-    with connect(paths.root, blend=blend, discount=discount) as connection:
+    with connect(paths.root, storage) as connection:
         game = find_game(connection, paths.root.name, asked)
         facts = _decisions(connection, game)
     decisions, plies = _rows_of(paths, game)

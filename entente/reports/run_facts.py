@@ -21,6 +21,7 @@ from storage.files import entries_in
 from storage.league_files import LeagueStep, newest_league
 from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
+from storage.settings import StorageSettings
 
 _Found = TypeVar("_Found")
 
@@ -98,7 +99,8 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
 def _rows(paths: RunPaths, storage: Mapping[str, Any]) -> RowFacts | None:
     if not paths.shards.is_dir():
         return None
-    with connect(paths.root, blend=storage.get("blend"), discount=storage.get("discount", 1.0)) as connection:
+    given = {name: storage[name] for name in ("blend", "discount") if name in storage}
+    with connect(paths.root, StorageSettings(**given)) as connection:
         return _ask(connection)
 
 

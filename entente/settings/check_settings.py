@@ -72,7 +72,7 @@ def check_objective(settings: RunSettings) -> None:
     if settings.storage.selection:
         from storage.index import check_selection  # DuckDB is loaded only where it is needed
 
-        check_selection(settings.storage.selection)
+        check_selection(settings.storage)
 
 
 def try_loss(name: str) -> None:

@@ -149,7 +149,7 @@ class _Replayer:
 
     def _returns_differ(self, steps: range) -> Difference | None:
         """The first row whose recorded return differs from the return computed from its stored reward components."""
-        index = open_index(self._scratch, blend=self._storage.blend, discount=self._storage.discount)
+        index = open_index(self._scratch, self._storage)
         found = index.connection.sql(
             """
             SELECT b.step, b.decision_id, b."return", d."return" FROM batches AS b JOIN decisions AS d USING (shard, "row")

@@ -36,15 +36,13 @@ from storage.adapters import publish_adapter
 from storage.files import set_aside
 from storage.gather import Batch, ShardDamaged
 from storage.index import Index
-from storage.ledger import Eligible, read_ledger, recorded_steps, write_ledger
+from storage.ledger import Eligible, count_start_groups, read_ledger, recorded_steps, write_ledger
 from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.outcome import Outcome, write_outcome
-from storage.own_selection import keys_of
 from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths
-from storage.selection import Selection, SelectionQuery, selection_rule
 from storage.settings import StorageSettings
 
 logger = logging.getLogger("entente.trainer")
@@ -93,12 +91,7 @@ class Trainer:
         self.published = BASE
         self.set_aside: list[str] = []
         state = self._restore()
-        self._index = Index(
-            paths,
-            blend=storage.blend,
-            discount=storage.discount,
-            oldest=self.step_done - storage.max_policy_lag,
-        )
+        self._index = Index(paths, storage, seed=training.seed, oldest=self.step_done - storage.max_policy_lag)
         self._shelf = LessonShelf(paths, training.seed)
         if state is not None:
             if state.settings_hash != self._settings_hash:
@@ -136,7 +129,7 @@ class Trainer:
     def eligible(self, step: int, start_groups: int) -> Eligible:
         """How many rows step `step` could use now. A step to be repeated already has its rows."""
         self._index.refresh()
-        found = self._index.eligible(self._query(step, start_groups))
+        found = self._index.eligible(step, policy_version=self.step_done)
         return replace(found, start_groups=start_groups) if step in self._to_repeat else found
 
     def measure_mismatch(self) -> dict[str, float]:
@@ -177,10 +170,9 @@ class Trainer:
             chosen = recorded_lessons(rows)
             batch, taught = self._gather_recorded(step, rows, chosen)
         else:
-            choice, batch = self._choose_and_gather(step, start_groups)
+            rows, counts, batch = self._choose_and_gather(step, start_groups)
             chosen, taught = self._choose_lessons(step, lessons)
-            rows, counts = choice.rows, choice.counts
-            self._record(step, choice, chosen)
+            self._record(step, rows, chosen)
         selected = time.perf_counter()
         batch, refused = self._without_faulty_rows(rows, batch)
         taught, refused_lessons = self._without_faulty_lessons(chosen, taught)
@@ -189,7 +181,7 @@ class Trainer:
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
         metrics |= selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
-        metrics |= {"train/start_groups": float(len(set(keys_of(rows))))}
+        metrics |= {"train/start_groups": float(count_start_groups(rows))}
         metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
         metrics |= {"train/refused_rows": float(refused + refused_lessons)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
@@ -230,35 +222,20 @@ class Trainer:
             logger.warning("decision or lesson %d is not trained on, nor is its group: %s", batch.decision_ids[row], why)
         return list(faults)
 
-    def _choose_and_gather(self, step: int, start_groups: int) -> tuple[Selection, Batch]:
+    def _choose_and_gather(self, step: int, start_groups: int) -> tuple[pa.Table, dict[str, int], Batch]:
         """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
 
         The index sets a damaged shard aside, and rows are chosen again without it.
         """
         while True:
-            choice = self._choose(step, start_groups)
+            self._index.refresh()
+            rows, counts = self._index.select_batch(step, policy_version=self.step_done, start_groups=start_groups)
+            if (found := count_start_groups(rows)) < start_groups:
+                logger.info("step %d found only %d of %d start groups to train on", step, found, start_groups)
             try:
-                return choice, self._index.gather(choice.rows)
+                return rows, counts, self._index.gather(rows)
             except ShardDamaged as error:
                 logger.warning("step %d chooses again: %s", step, error)
-
-    def _choose(self, step: int, start_groups: int) -> Selection:
-        self._index.refresh()
-        choice = self._index.select_batch(self._query(step, start_groups))
-        if choice.shortage:
-            logger.info("%s", choice.shortage)
-        return choice
-
-    def _query(self, step: int, start_groups: int) -> SelectionQuery:
-        return SelectionQuery(
-            step=step,
-            policy_version=self.step_done,
-            max_policy_lag=self._storage.max_policy_lag,
-            start_groups=start_groups,
-            seed=self._settings.seed,
-            max_uses=self._storage.max_uses,
-            selection=self._storage.selection,
-        )
 
     def _choose_lessons(self, step: int, query: LessonQuery | None) -> tuple[list[LessonRef], LessonBatch | None]:
         """Choose lessons and gather them, like rows. A damaged file is set aside, and lessons are chosen again without it."""
@@ -270,16 +247,14 @@ class Trainer:
                 logger.warning("step %d chooses lessons again: %s", step, error)
         return [], None
 
-    def _record(self, step: int, choice: Selection, lessons: Sequence[LessonRef]) -> None:
+    def _record(self, step: int, rows: pa.Table, lessons: Sequence[LessonRef]) -> None:
         """Write the step's ledger. If it exists already, another trainer works on the run.
 
         Raises:
             TrainingError: the ledger exists.
         """
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
-        about |= ledger_entry(lessons)
-        about |= {"selection": choice.query.to_json()}
-        if not write_ledger(self._paths, step, choice.rows, about | selection_rule()):
+        if not write_ledger(self._paths, step, rows, about | ledger_entry(lessons)):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"

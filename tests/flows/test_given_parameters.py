@@ -66,6 +66,10 @@ def test_no_flow_works_in_a_folder_that_the_machine_did_not_list(place: Path, fl
 
 REFUSED: dict[str, tuple[str, Begin]] = {
     "inference.urls": ("inference.urls", lambda: train_policy.fn(settings(inference={"urls": ["http://evil.example"]}))),
+    "storage.selection": (
+        "storage.selection: .*`entente train`",
+        lambda: train_policy.fn(settings(storage={"selection": "FROM candidates SELECT shard, start_group"})),
+    ),
     "inference.model": ("inference.model '/etc'", lambda: train_policy.fn(settings(inference={"model": "/etc"}))),
     "dask_address": (
         "pipeline.dask_address",

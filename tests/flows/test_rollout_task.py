@@ -15,7 +15,6 @@ from entente.rollouts.groups import Stretch
 from entente.rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.index import open_index
-from storage.selection import SelectionQuery
 from storage.shards import LOCAL_PRODUCER, open_shard, shard_path
 from tasks.resources import Resources
 from tasks.rollouts import roll_out_groups, roll_out_probe
@@ -122,11 +121,10 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     run = resources("run")
     asyncio.run(roll_out_probe.fn(run, 4))
     asyncio.run(roll_out_probe.fn(run, 4))
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=8, seed=0)
     index = open_index(run.paths)
     assert index.fresh_rows(policy_version=0, limit=512).num_rows == len(run.engine.requests) > 1  # type: ignore[attr-defined]
-    found = index.select_batch(query)
-    assert found.rows.num_rows == 0 and found.counts["unusable"] > 1
+    rows, counts = index.select_batch(1, policy_version=0, start_groups=8)
+    assert rows.num_rows == 0 and counts["unusable"] > 1
     before = len(run.engine.requests)  # type: ignore[attr-defined]
     asyncio.run(roll_out_probe.fn(run, 400))
     index.refresh()

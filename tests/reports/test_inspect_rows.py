@@ -22,7 +22,7 @@ def paths(trained) -> RunPaths:
 def rows(paths: RunPaths) -> Iterator[Inspector]:
     (model,) = (paths.root.parent / MODEL_FOLDER).glob("tiny-*")
     storage = settings_of(paths).storage
-    with Inspector(paths, model, storage.blend, storage.discount) as rows:
+    with Inspector(paths, model, storage) as rows:
         yield rows
 
 
@@ -66,7 +66,7 @@ def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, run_folder: 
     ledger_path(run_folder, 2).unlink()
     (model,) = (paths.root.parent / MODEL_FOLDER).glob("tiny-*")
     storage = settings_of(run_folder).storage
-    with Inspector(run_folder, model, storage.blend, storage.discount) as before:
+    with Inspector(run_folder, model, storage) as before:
         assert [before.decision(row).steps for row in ids[1] + ids[2]] == 3 * [[1]] + 3 * [[]], (
             "nothing trained on the later ones"
         )

@@ -55,4 +55,4 @@ def test_it_waits_for_room_and_then_all_is_there(disk: Path) -> None:
         room.join()
     assert not shard.already and shard.path.is_file()
     index = open_index(RunPaths(disk / "run"))
-    assert index.refused == [] and index.fetch("SELECT count(*) FROM plies") == [(20,)]
+    assert index.refused == [] and index.connection.sql("SELECT count(*) FROM plies").fetchall() == [(20,)]

@@ -25,7 +25,6 @@ from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.index import open_index
 from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
 from storage.shards import open_plies, open_shard, shard_path
 from tasks.rollouts import label_visits
 
@@ -70,8 +69,8 @@ def test_visits_are_games_that_no_step_selects_and_a_second_visit_plays_nothing(
     asked = len(resources.engine.requests)  # type: ignore[attr-defined]
     assert asyncio.run(visit(resources, 1, 2)) == found and len(resources.engine.requests) == asked  # type: ignore[attr-defined]
     index = open_index(resources.paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=9, start_groups=9, seed=0)
-    assert index.select_batch(query).rows.num_rows == 0 and index.fetch("SELECT count(*) FROM decisions") == [(found,)]
+    assert index.fresh_rows(policy_version=0, limit=99).num_rows == found
+    assert index.select_batch(1, policy_version=0, start_groups=9)[0].num_rows == 0
 
 
 def test_lessons_hold_the_position_the_answers_and_the_teacher_s_odds(resources):

@@ -6,7 +6,6 @@ import json
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import duckdb
@@ -15,13 +14,11 @@ import pytest
 
 from entente.decoding.open_set import open_set
 from entente.telemetry.errors import InputError
-from storage.asking import QUERIES, Form, ask, connect, json_lines, ready_query
+from storage.asking import QUERIES, THREAD, Form, ask, connect, json_lines, ready_query, run_interruptible
 from storage.index import Index
 from storage.ledger import write_ledger
 from storage.lessons import lesson_path, publish_lessons
-from storage.own_selection import THREAD, run_interruptible
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_decision, make_lesson, make_ply
 
@@ -172,11 +169,11 @@ def test_what_is_asked_in_time_is_answered_and_what_fails_fails():
 
 def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, publish: Callable[..., Any]):
     """In the end each of them has rows, but the one about lessons."""
-    index, query = Index(paths), SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, seed=0)
+    index = Index(paths)
     for step in range(1, 6):
         publish(range(step - 1, step), forks=4, policy_version=max(0, step - 2))
         index.refresh()
-        chosen = index.select_batch(replace(query, step=step, policy_version=step - 1)).rows
+        chosen, _ = index.select_batch(step, policy_version=step - 1, start_groups=2)
         assert write_ledger(paths, step, chosen, {})
         figures = {"step": step, "time/step_s": 4.0, "time/trainer_wait_s": 1.0, "rollout/tokens_per_s": 9.0}
         with paths.metrics.open("a") as file:

@@ -10,15 +10,15 @@ import pytest
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
+from storage.settings import StorageSettings
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_shard_rows
 
 LAG = 2
 
 
-def query(step: int, uses: int = 1) -> SelectionQuery:
-    return SelectionQuery(step=step, policy_version=step - 1, max_policy_lag=LAG, start_groups=2, seed=3, max_uses=uses)
+def asked(step: int) -> dict[str, int]:
+    return {"step": step, "policy_version": step - 1}
 
 
 def publish_some(paths: RunPaths, rng: random.Random, step: int) -> None:
@@ -36,26 +36,26 @@ def publish_some(paths: RunPaths, rng: random.Random, step: int) -> None:
 
 @pytest.mark.parametrize("uses", [1, 2])
 def test_every_step_chooses_what_it_would_choose_with_every_fact(paths: RunPaths, uses: int) -> None:
-    rng, kept = random.Random(uses), Index(paths, oldest=-LAG)
+    storage = StorageSettings(max_policy_lag=LAG, max_uses=uses)
+    rng, kept = random.Random(uses), Index(paths, storage, seed=3, oldest=-LAG)
     expired = 0
     for step in range(1, 9):
         publish_some(paths, rng, step)
         kept.refresh()
-        whole, late = open_index(paths), open_index(paths, oldest=step - 1 - LAG)
-        expected = whole.select_batch(query(step, uses))
-        could = kept.eligible(query(step, uses))
+        whole, late = open_index(paths, storage, seed=3), open_index(paths, storage, seed=3, oldest=step - 1 - LAG)
+        expected, counts = whole.select_batch(**asked(step), start_groups=2)
+        could = kept.eligible(**asked(step))
         assert could.expired >= expired, "what became too old is counted once and for all"
         expired = could.expired
         for index in (kept, late):
-            chosen = index.select_batch(query(step, uses))
-            assert chosen.rows.equals(expected.rows)
+            chosen, seen = index.select_batch(**asked(step), start_groups=2)
+            assert chosen.equals(expected)
             for name in ("eligible", "chosen", "waiting", "ahead", "no_spread"):
-                assert chosen.counts[name] == expected.counts[name], name
-            found = index.eligible(query(step, uses))
-            everything = whole.eligible(query(step, uses))
+                assert seen[name] == counts[name], name
+            found, everything = index.eligible(**asked(step)), whole.eligible(**asked(step))
             assert (found.start_groups, found.advantage_groups) == (everything.start_groups, everything.advantage_groups)
-        assert kept.select_batch(query(step, uses)).counts["unusable"] <= expected.counts["unusable"]
-        assert write_ledger(paths, step, expected.rows, {})
+        assert kept.select_batch(**asked(step), start_groups=2)[1]["unusable"] <= counts["unusable"]
+        assert write_ledger(paths, step, expected, {})
     assert expired > 0
 
 
@@ -77,8 +77,8 @@ def test_neither_rows_nor_ledgers_of_the_past_are_read_and_each_shard_is_read_on
 ) -> None:
     for version in range(8):
         publish(range(version, version + 1), policy_version=version, forks=4)
-        chosen = open_index(paths).select_batch(query(version + 1))
-        assert write_ledger(paths, version + 1, chosen.rows, {})
+        chosen, _ = open_index(paths).select_batch(**asked(version + 1), start_groups=2)
+        assert write_ledger(paths, version + 1, chosen, {})
     read.clear()
     index = open_index(paths, oldest=8 - LAG)
     assert sorted(read) == ["000006.arrow", "000007.arrow", "step-000007.arrow", "step-000008.arrow"]
@@ -87,7 +87,7 @@ def test_neither_rows_nor_ledgers_of_the_past_are_read_and_each_shard_is_read_on
     assert index.refresh() == 16 and index.refresh() == 0
     assert read[4:] == ["000008.arrow"], "a late shard of an old version is not read"
     for step in range(9, 12):
-        index.select_batch(query(step))
-        held = {shard for (shard,) in index.fetch("SELECT DISTINCT shard FROM decisions")}
+        index.select_batch(**asked(step), start_groups=2)
+        held = {shard for (shard,) in index.connection.sql("SELECT DISTINCT shard FROM decisions").fetchall()}
         assert held == {f"p0/{number:06d}.arrow" for number in range(step - 1 - LAG, 9)}
     assert len(read) == 5

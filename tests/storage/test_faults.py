@@ -57,7 +57,7 @@ while not Path(sys.argv[2]).exists():
     if now:
         index.gather(index.fresh_rows(policy_version=0, limit=5))
 followed.refresh()
-print(followed.fetch("SELECT count(*) FROM decisions")[0][0], looks, flush=True)
+print(*followed.connection.sql("SELECT count(*) FROM decisions").fetchone(), looks, flush=True)
 """
 
 
@@ -104,7 +104,7 @@ def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_som
     assert reader.returncode == 0, "the reader saw a part of a shard, or lost one"
     rows, looks = map(int, out.split())
     index = open_index(paths)
-    published = {number for (number,) in index.fetch("SELECT DISTINCT start_group FROM decisions")}
+    published = {number for (number,) in index.connection.sql("SELECT DISTINCT start_group FROM decisions").fetchall()}
     assert said <= published and len(published - said) <= kills, "at most the last one of each was published and not said"
     assert index.refused == [] and rows == PER_GROUP * len(published) and looks > 3
     for number in published:
@@ -138,4 +138,4 @@ def test_a_foreign_file_among_them_is_named_and_the_rest_goes_on(
     named = [name for name, _ in index.refused]
     expected = {"shard": ["p0/000009.arrow"], "plies": ["p0/000000.arrow"], "ledger folder": []}
     assert named == expected[what]
-    assert index.fetch("SELECT count(*) FROM decisions") == [(12 if what == "plies" else 24,)]
+    assert index.connection.sql("SELECT count(*) FROM decisions").fetchall() == [(12 if what == "plies" else 24,)]

@@ -12,7 +12,6 @@ from entente.records.rows import Decision
 from storage.arrow_files import COMPONENTS
 from storage.index import open_index
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
 from storage.shards import publish_shard
 
 
@@ -47,9 +46,9 @@ def groups_of(folder: Path, decisions: list[Decision]) -> set[frozenset[int]]:
     paths = RunPaths(folder).create()
     publish_shard(paths, "p0", 0, decisions, [], {}, next_start_group=3)
     index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=1, max_policy_lag=9, start_groups=9, seed=0)
+    rows, _ = index.select_batch(1, policy_version=1, start_groups=9)
     groups: dict[int, set[int]] = {}
-    for row in index.select_batch(query).rows.to_pylist():
+    for row in rows.to_pylist():
         groups.setdefault(row["advantage_group"], set()).add(row["decision_id"])
     return {frozenset(members) for members in groups.values()}
 

@@ -14,10 +14,9 @@ from storage.asking import connect
 from storage.index import Index, open_index
 from storage.ledger import read_ledger, write_ledger
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
 from storage.shards import open_shard
 
-QUERY = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=99, seed=0)
+ASKED = {"step": 1, "policy_version": 0, "start_groups": 99}
 
 
 def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(paths: RunPaths, publish: Any) -> None:
@@ -26,7 +25,7 @@ def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(paths:
         published |= {row.decision_id: row for row in publish(range(first, first + 2), producer, forks=6)[1]}
     index = Index(paths)
     assert index.refresh() == len(published) == 144
-    rows = index.select_batch(QUERY).rows
+    rows = index.select_batch(**ASKED)[0]
     shuffled = rows.take(np.random.default_rng(0).permutation(rows.num_rows))
     batch = index.gather(shuffled)
     assert batch.decision_ids.tolist() == shuffled["decision_id"].to_pylist()
@@ -48,7 +47,7 @@ def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(paths:
 def test_a_recorded_step_gathers_to_the_same_batch(paths: RunPaths, publish: Any) -> None:
     publish(range(3), forks=5)
     index = open_index(paths)
-    rows = index.select_batch(QUERY).rows
+    rows = index.select_batch(**ASKED)[0]
     write_ledger(paths, 1, rows, {})
     first, again = index.gather(rows), Index(paths).gather(read_ledger(paths, 1))
     for name in type(first).__slots__:
@@ -95,14 +94,14 @@ def test_a_shard_damaged_after_it_was_mapped_is_named_and_set_aside(paths: RunPa
     shard, _ = publish(range(2), forks=6)
     publish(range(2, 4), forks=6)
     index = open_index(paths)
-    before = index.select_batch(QUERY).rows
+    before = index.select_batch(**ASKED)[0]
     tokens = np.asarray(open_shard(shard.path)["input_ids"].chunk(0).values).tobytes()
     with shard.path.open("r+b", buffering=0) as file:  # in place, below the mapping, as no one may
         place = shard.path.read_bytes().index(tokens) + 40
         os.pwrite(file.fileno(), bytes([tokens[40] ^ 4]), place)
     with pytest.raises(DataError, match=r"p0/000000.arrow changed since it was opened"):
         index.gather(before)
-    after = index.select_batch(QUERY).rows
+    after = index.select_batch(**ASKED)[0]
     assert set(after["shard"].to_pylist()) == {"p0/000002.arrow"}
     index.gather(after)
     assert [shard for shard, _ in index.refused] == ["p0/000000.arrow"]
@@ -112,7 +111,7 @@ def test_a_shard_damaged_after_it_was_mapped_is_named_and_set_aside(paths: RunPa
 def test_a_recorded_step_is_never_repeated_with_other_rows(paths: RunPaths, publish: Any, change: str) -> None:
     shard, _ = publish(range(3), forks=6)
     index = open_index(paths)
-    rows = index.select_batch(QUERY).rows
+    rows = index.select_batch(**ASKED)[0]
     if change == "damaged":
         damage(shard.path)
     else:
@@ -125,7 +124,7 @@ def test_a_recorded_step_is_never_repeated_with_other_rows(paths: RunPaths, publ
 def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
     publish(range(2), forks=6)
     index = open_index(paths)
-    rows = index.select_batch(QUERY).rows
+    rows = index.select_batch(**ASKED)[0]
     write_ledger(paths, 1, rows, {})
     connection = connect(paths.root)
     assert connection.sql("SELECT shard, row FROM batches WHERE step = 1 ORDER BY place").fetchall() == list(

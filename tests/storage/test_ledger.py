@@ -9,16 +9,13 @@ from entente.telemetry.errors import DataError
 from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
 from tests.damage import flip
 
 
 @pytest.fixture
 def chosen(paths: RunPaths, publish: Any) -> pa.Table:
     publish(range(3), forks=4)
-    index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=0, start_groups=9, seed=0)
-    rows = index.select_batch(query).rows
+    rows, _ = open_index(paths).select_batch(1, policy_version=0, start_groups=9)
     assert rows.num_rows > 4
     return rows
 

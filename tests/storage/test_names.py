@@ -13,7 +13,6 @@ from storage.ledger import ledger_path, read_ledger, write_ledger
 from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
 from storage.retention import retention_facts
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
 from storage.shards import open_plies
 
 
@@ -21,9 +20,7 @@ from storage.shards import open_plies
 def ledger(paths: RunPaths, publish: Callable[..., Any]) -> Path:
     """The ledger of step 40 of a run."""
     publish(range(3), forks=4)
-    index = open_index(paths)
-    query = SelectionQuery(step=40, policy_version=0, max_policy_lag=0, start_groups=9, seed=0)
-    rows = index.select_batch(query).rows
+    rows, _ = open_index(paths).select_batch(40, policy_version=0, start_groups=9)
     assert rows.num_rows and write_ledger(paths, 40, rows, {"policy_version": "39"})
     return ledger_path(paths, 40)
 

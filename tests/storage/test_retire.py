@@ -14,7 +14,7 @@ from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.retention import ASIDE_HOURS, RetentionSettings, RunAge, newest_versions, removable_shards, retire, size_of
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
+from storage.settings import StorageSettings
 from storage.shards import publish_shard
 from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
@@ -33,13 +33,12 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten steps: start group n is of version n, and step n + 1 was trained on it, but for every third, which nobody used."""
     paths = RunPaths(tmp_path_factory.mktemp("trained") / "run").create()
-    rng, index = random.Random(4), Index(paths)
+    rng, index = random.Random(4), Index(paths, StorageSettings(max_policy_lag=0))
     for number in range(10):
         decisions, plies = make_shard_rows(rng, range(number, number + 1), policy_version=number, forks=4)
         publish_shard(paths, "p0", number, decisions, plies, {})
         index.refresh()
-        query = SelectionQuery(step=number + 1, policy_version=number, max_policy_lag=0, start_groups=1, seed=0)
-        chosen = index.select_batch(query).rows
+        chosen, _ = index.select_batch(number + 1, policy_version=number, start_groups=1)
         assert chosen.num_rows
         assert write_ledger(paths, number + 1, chosen if number % 3 else chosen.slice(0, 0), {})
     return paths.root
@@ -78,10 +77,8 @@ def test_only_rows_that_nothing_can_need_again_may_go(run: RunPaths, monkeypatch
 
 
 def test_a_ledger_of_a_step_that_may_be_replayed_holds_its_rows(run: RunPaths) -> None:
-    index = open_index(run)
-    chosen = index.select_batch(
-        SelectionQuery(step=1, policy_version=2, max_policy_lag=0, start_groups=1, seed=0, max_uses=2)
-    ).rows
+    index = open_index(run, StorageSettings(max_policy_lag=0, max_uses=2))
+    chosen, _ = index.select_batch(1, policy_version=2, start_groups=1)
     assert set(chosen["start_group"].to_pylist()) == {2}
     assert write_ledger(run, 99, chosen, {})
     assert going(run) == [0, 1, 3, 4, 5]

@@ -1,20 +1,23 @@
-"""Returns and selection, compared with plain loops over the dataclasses."""
+"""Returns and selection, compared with plain loops over the dataclasses; and a user's own SQL in place of the draw."""
 
 import hashlib
+import json
 import math
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entente.records.rows import Decision
+from entente.telemetry.errors import InputError
 from storage.arrow_files import COMPONENTS
-from storage.index import Index, open_index
-from storage.ledger import write_ledger
+from storage.index import Index, check_selection, open_index
+from storage.ledger import read_ledger, write_ledger
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
+from storage.settings import StorageSettings
 from storage.shards import publish_shard
 
 BLEND = {name: 1.0 - 0.375 * place for place, name in enumerate(COMPONENTS)}
@@ -89,14 +92,21 @@ def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> d
     return returns
 
 
-def uniform(query: SelectionQuery, producer: str, start_group: int) -> float:
+def uniform(seed: int, step: int, producer: str, start_group: int) -> float:
     """As the contract says: between 0 and 1, from a hash."""
-    told = f"{query.seed}:{query.step}:{producer}:{start_group}"
+    told = f"{seed}:{step}:{producer}:{start_group}"
     return ((int.from_bytes(hashlib.md5(told.encode()).digest()[:8], "little") >> 12) + 0.5) / 2**52
 
 
 def naive_selection(
-    run: list[Row], returns: dict[int, float], uses: Counter[int], query: SelectionQuery
+    run: list[Row],
+    returns: dict[int, float],
+    uses: Counter[int],
+    storage: StorageSettings,
+    *,
+    seed: int,
+    step: int,
+    start_groups: int,
 ) -> tuple[list[set[int]], dict[str, int]]:
     """Chosen advantage groups in the batch's order, and how many there are of each standing."""
     groups: dict[Group, list[Decision]] = defaultdict(list)
@@ -107,29 +117,29 @@ def naive_selection(
     for group, members in groups.items():
         versions = [member.policy_version for member in members]
         values = [returns[member.decision_id] for member in members]
-        lag[group] = query.policy_version - min(versions)
-        if min(uses[member.decision_id] for member in members) >= query.max_uses:
+        lag[group] = step - 1 - min(versions)
+        if min(uses[member.decision_id] for member in members) >= storage.max_uses:
             standing[group] = "used"
         elif len(members) < 2 or any(member.status != "complete" or member.orders_rejected for member in members):
             standing[group] = "unusable"
-        elif max(versions) > query.policy_version:
+        elif max(versions) > step - 1:
             standing[group] = "ahead"
-        elif lag[group] > query.max_policy_lag:
+        elif lag[group] > storage.max_policy_lag:
             standing[group] = "expired"
         elif max(values) - min(values) <= 1e-6:
             standing[group] = "no_spread"
         else:
             standing[group] = "eligible"
-    fresh = {group for group in groups if 0 <= lag[group] <= query.max_policy_lag}
+    fresh = {group for group in groups if 0 <= lag[group] <= storage.max_policy_lag}
     eligible = {group for group in groups if standing[group] == "eligible"}
     starts = {group[:2] for group in eligible}
     pools: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     for producer, number in starts:
         played = {power for p, n, power, _ in fresh if (p, n) == (producer, number)}
         age = max(lag[group] for group in eligible if group[:2] == (producer, number))
-        key = -math.log(uniform(query, producer, number)) / 0.5**age
+        key = -math.log(uniform(seed, step, producer, number)) / 0.5**age
         pools[played.pop() if len(played) == 1 else ""].append((key, producer, number))
-    drawn = sorted((turn, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool)))[: query.start_groups]
+    drawn = sorted((turn, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool)))[:start_groups]
     place = {(producer, number): at for at, (_, _, producer, number) in enumerate(drawn)}
     chosen = [group for group in eligible if group[:2] in place]
     chosen.sort(key=lambda group: (place[group[:2]], *group[2:]))
@@ -139,7 +149,7 @@ def naive_selection(
 @pytest.mark.parametrize(("seed", "discount"), [(0, 1.0), (1, 0.5), (2, 0.0)])
 def test_returns_equal_a_plain_loop(paths: RunPaths, rows: Any, seed: int, discount: float) -> None:
     run = random_run(paths, rows, seed)
-    index = open_index(paths, blend=BLEND, discount=discount)
+    index = open_index(paths, StorageSettings(blend=BLEND, discount=discount))
     found = dict(index.connection.sql('SELECT decision_id, "return" FROM decisions').fetchall())
     assert found == pytest.approx(naive_returns(run, BLEND, discount), abs=1e-12)
 
@@ -148,38 +158,26 @@ def test_returns_equal_a_plain_loop(paths: RunPaths, rows: Any, seed: int, disco
 def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(paths: RunPaths, rows: Any, seed: int) -> None:
     run = random_run(paths, rows, seed)
     returns = naive_returns(run, {"centres_gained": 1.0}, 1.0)
-    index = Index(paths)
+    storage = StorageSettings(max_policy_lag=seed % 4, max_uses=1 + seed % 2)
+    index = Index(paths, storage, seed=seed)
     uses: Counter[int] = Counter()
-    index.refresh()
     for step in range(1, 6):
         index.refresh()
-        asked = query(
-            step,
-            policy_version=step - 1,
-            max_policy_lag=seed % 4,
-            start_groups=1 + seed % 3,
-            seed=seed,
-            max_uses=1 + seed % 2,
-        )
-        selection = index.select_batch(asked)
-        expected, counts = naive_selection(run, returns, uses, asked)
+        rows_chosen, told = index.select_batch(step, policy_version=step - 1, start_groups=1 + seed % 3)
+        asked = {"seed": seed, "step": step, "start_groups": 1 + seed % 3}
+        expected, counts = naive_selection(run, returns, uses, storage, **asked)
         found: dict[int, set[int]] = defaultdict(set)
-        for row in selection.rows.to_pylist():
+        for row in rows_chosen.to_pylist():
             found[row["advantage_group"]].add(row["decision_id"])
             assert row["return"] == pytest.approx(returns[row["decision_id"]])
-            assert row["policy_lag"] == step - 1 - row["policy_version"] <= asked.max_policy_lag
-        assert {name: count for name, count in selection.counts.items() if count and name not in ("chosen", "waiting")} == counts
+            assert row["policy_lag"] == step - 1 - row["policy_version"] <= storage.max_policy_lag
+        assert {name: count for name, count in told.items() if count and name not in ("chosen", "waiting")} == counts
         assert sorted(found) == list(range(len(found))), "advantage groups are numbered from 0 without gaps"
-        assert selection.counts["chosen"] == len(found) == counts["eligible"] - selection.counts["waiting"]
+        assert told["chosen"] == len(found) == counts["eligible"] - told["waiting"]
         assert [found[number] for number in sorted(found)] == expected
-        uses.update(selection.rows["decision_id"].to_pylist())
-        assert write_ledger(paths, step, selection.rows, {})
-        assert max(uses.values(), default=0) <= asked.max_uses
-
-
-def query(step: int, **given: Any) -> SelectionQuery:
-    asked: dict[str, Any] = {"policy_version": 0, "max_policy_lag": 2, "start_groups": 4, "seed": 0} | given
-    return SelectionQuery(step=step, **asked)
+        uses.update(rows_chosen["decision_id"].to_pylist())
+        assert write_ledger(paths, step, rows_chosen, {})
+        assert max(uses.values(), default=0) <= storage.max_uses
 
 
 def test_two_fresh_indexes_choose_the_same_rows_in_the_same_order(paths: RunPaths, rows: Any) -> None:
@@ -187,29 +185,9 @@ def test_two_fresh_indexes_choose_the_same_rows_in_the_same_order(paths: RunPath
     for producer in ("p1", "p0"):
         decisions, plies = rows.make_shard_rows(rng, range(3), producer, forks=6)
         publish_shard(paths, producer, 0, decisions, plies, {})
-    late = Index(paths)
-    late.connection.execute("SET threads = 1")
-    found = []
-    for index in (Index(paths), late):
-        index.refresh()
-        found.append(index.select_batch(query(3, max_policy_lag=3)).rows)
+    found = [open_index(paths, threads=threads).select_batch(3, policy_version=0, start_groups=4)[0] for threads in (1, 4)]
     assert found[0].num_rows > 10
     assert found[0].equals(found[1])
-
-
-def one_power_runs(paths: RunPaths, rows: Any, played: dict[int, tuple[str, int]]) -> Index:
-    """A start group of each number, in which one power plays under one version."""
-    rng = random.Random(3)
-    for number, (power, version) in played.items():
-        decisions = [
-            rows.make_decision(
-                rng, start_group=number, fork=fork, power=power, policy_version=version, centres_gained=float(fork)
-            )
-            for fork in range(3)
-        ]
-        publish_shard(paths, "p0", number, decisions, [], {})
-    index = open_index(paths)
-    return index
 
 
 def test_a_return_that_is_not_a_number_is_never_trained_on(paths: RunPaths, rows: Any) -> None:
@@ -218,5 +196,118 @@ def test_a_return_that_is_not_a_number_is_never_trained_on(paths: RunPaths, rows
         for fork, gained in enumerate([1.0, float("nan"), 0.0])
     ]
     publish_shard(paths, "p0", 0, decisions, [], {})
-    index = open_index(paths)
-    assert index.select_batch(query(1)).counts["unusable"] == 1
+    assert open_index(paths).select_batch(1, policy_version=0, start_groups=4)[1]["unusable"] == 1
+
+
+# -- a user's own SQL -----------------------------------------------------------------------------------------------------
+
+DRAW = """
+WITH keyed AS (SELECT *, ln(-ln(uniform)) - lag * ln(0.5) AS draw_key FROM candidates)
+SELECT shard, start_group FROM keyed
+ORDER BY row_number() OVER (PARTITION BY power ORDER BY draw_key, producer, start_group), draw_key, producer, start_group
+"""
+FIRST = "FROM candidates SELECT shard, start_group ORDER BY start_group"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_draw_written_as_sql_chooses_the_rows_of_the_draw(paths: RunPaths, rows: Any, seed: int) -> None:
+    random_run(paths, rows, seed)
+    ours, theirs = (
+        Index(paths, StorageSettings(max_policy_lag=1 + seed % 3, selection=selection), seed=seed) for selection in ("", DRAW)
+    )
+    taken = 0
+    for step in range(1, 4):
+        ours.refresh()
+        theirs.refresh()
+        asked: dict[str, Any] = {"step": step, "policy_version": step - 1}
+        assert theirs.eligible(**asked) == ours.eligible(**asked)
+        drawn, counts = ours.select_batch(**asked, start_groups=1 + seed % 3)
+        found, seen = theirs.select_batch(**asked, start_groups=1 + seed % 3)
+        assert found.equals(drawn) and seen == counts
+        taken += drawn.num_rows
+        assert write_ledger(paths, step, drawn, {})
+    assert taken > 0
+
+
+@pytest.fixture
+def groups(paths: RunPaths, rows: Any) -> RunPaths:
+    """Start groups 0 to 11 of one power; number n is of policy version n % 6."""
+    rng = random.Random(3)
+    for number in range(12):
+        given = {"start_group": number, "policy_version": number % 6}
+        decisions = [rows.make_decision(rng, **given, fork=fork, centres_gained=float(fork)) for fork in range(3)]
+        publish_shard(paths, "p0", number, decisions, [], {})
+    return paths
+
+
+def chosen(paths: RunPaths, selection: str, start_groups: int = 3, lag: int = 2) -> list[int]:
+    """Start groups that step 6 takes, in its order."""
+    index = open_index(paths, StorageSettings(max_policy_lag=lag, selection=selection))
+    rows, _ = index.select_batch(6, policy_version=5, start_groups=start_groups)
+    return list(dict.fromkeys(rows["start_group"].to_pylist()))
+
+
+def test_the_order_is_the_sql_s_and_the_quota_and_the_lag_are_the_step_s(groups: RunPaths) -> None:
+    assert chosen(groups, f"{FIRST} DESC") == [11, 10, 9]
+    assert chosen(groups, f"{FIRST} DESC", start_groups=99, lag=1) == [11, 10, 5, 4]
+    assert chosen(groups, "FROM candidates SELECT shard, start_group WHERE lag = 0 ORDER BY start_group") == [5, 11]
+    joined = "FROM candidates JOIN decisions USING (shard, start_group) SELECT shard, start_group"
+    assert chosen(groups, f"{joined} GROUP BY ALL ORDER BY max(decisions.policy_version), start_group") == [3, 9, 4]
+
+
+def test_sql_that_returns_no_start_group_is_named_where_there_are_some(
+    groups: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert chosen(groups, "FROM candidates SELECT shard, start_group WHERE lag > 9") == []
+    assert "storage.selection returns none" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("selection", "sentence"),
+    [
+        pytest.param("SELECT 'p0/000009.arrow' AS shard, 99 AS start_group", "start group 99", id="unknown"),
+        pytest.param("SELECT 'p0/000000.arrow' AS shard, 0 AS start_group", "cannot train on it", id="expired"),
+        pytest.param("SELECT [NULL] AS shard, 3.5 AS start_group", "start group 3.5", id="other types"),
+        pytest.param(f"({FIRST}) UNION ALL ({FIRST})", "twice", id="twice"),
+        pytest.param("FROM candidates SELECT shard, start_group, power", "returns shard, start_group, power", id="columns"),
+        pytest.param("DELETE FROM decisions", "end it with a SELECT", id="no answer"),
+        pytest.param("-- nothing", "end it with a SELECT", id="nothing"),
+        pytest.param(f"{FIRST}, missing", "missing.*; `candidates` has shard, start_group, producer", id="no such column"),
+        pytest.param("FROM candidates SELECT shard, start_group WHERE error('boom') IS NULL", "failed: .*boom", id="error"),
+        pytest.param("SELEC", "failed: Parser Error", id="no SQL"),
+    ],
+)
+def test_sql_that_breaks_a_rule_is_refused_in_a_sentence(groups: RunPaths, selection: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=rf"^storage\.selection .*{sentence}") as refused:
+        chosen(groups, selection)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_is_kept_as_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "mine.sql"
+    file.write_text(f"-- mine.sql\n{FIRST};")
+    settings = StorageSettings(selection=str(file))
+    file.unlink()
+    assert settings.selection == f"-- mine.sql\n{FIRST};\n" and StorageSettings.model_validate(settings.model_dump()) == settings
+    check_selection(settings)
+    with pytest.raises(InputError, match=r"query '.*mine\.sql' cannot be read: No such file"):
+        StorageSettings(selection=str(file))
+
+
+def test_a_ledger_says_what_its_rows_were_chosen_by(groups: RunPaths) -> None:
+    rows, _ = open_index(groups, StorageSettings(max_uses=2, selection=FIRST), seed=7).select_batch(
+        6, policy_version=5, start_groups=3
+    )
+    assert write_ledger(groups, 6, rows, {"policy_version": "5"})
+    recorded = read_ledger(groups, 6)
+    assert recorded is not None
+    asked = {"step": 6, "policy_version": 5, "start_groups": 3, "seed": 7, "max_policy_lag": 2, "max_uses": 2}
+    assert json.loads(recorded.schema.metadata[b"selection"]) == asked | {"selection": FIRST}
+    assert {b"select_batch.sql", b"duckdb"} <= recorded.schema.metadata.keys()
+
+
+def test_every_column_of_candidates_is_documented(paths: RunPaths) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data-format.md").read_text()
+    table = page.split("<!-- candidates -->")[1].split("<!--")[0]
+    names = open_index(paths).connection.sql("FROM candidates").columns
+    assert [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")] == names

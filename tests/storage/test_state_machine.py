@@ -21,7 +21,7 @@ from storage.index import Index
 from storage.ledger import read_ledger, write_ledger
 from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths
-from storage.selection import SelectionQuery
+from storage.settings import StorageSettings
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_shard_rows
 
@@ -46,14 +46,14 @@ class Run(RuleBasedStateMachine):
     def begin(self, uses: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="entente-machine-"))
         self.paths = RunPaths(self.folder / "run").create()
-        self.max_uses = uses
+        self.storage = StorageSettings(max_policy_lag=LAG, max_uses=uses)
         self.retention = RetentionSettings(shards_gb=1e-9)
         self.dice = random.Random(7)
         self.rows: dict[str, list[Decision]] = {}
         self.ledgers: dict[int, list[int]] = {}
         self.trained = 0
         self.gone: set[str] = set()
-        self.index = Index(self.paths, oldest=-LAG)
+        self.index = Index(self.paths, self.storage, oldest=-LAG)
         self.write(2, 0, crash=False)
 
     def teardown(self) -> None:
@@ -104,19 +104,18 @@ class Run(RuleBasedStateMachine):
             assert recorded is not None and recorded["decision_id"].to_pylist() == self.ledgers[step]
             assert self.index.gather(recorded).decision_ids.tolist() == self.ledgers[step]
         else:
-            asked = {"step": step, "policy_version": self.trained, "max_policy_lag": LAG, "max_uses": self.max_uses}
             self.index.refresh()
-            chosen = self.index.select_batch(SelectionQuery(**asked, start_groups=2, seed=0))
-            ids = chosen.rows["decision_id"].to_pylist()
-            assert self.index.gather(chosen.rows).decision_ids.tolist() == ids
+            chosen, _ = self.index.select_batch(step, policy_version=self.trained, start_groups=2)
+            ids = chosen["decision_id"].to_pylist()
+            assert self.index.gather(chosen).decision_ids.tolist() == ids
             eligible = self.eligible()
             taken = {group for group, members in self.groups().items() if members & set(ids)}
             assert taken <= eligible and set(ids) == {row for group in taken for row in self.groups()[group]}
             starts = {group[:2] for group in taken}
             assert len(starts) == min(2, len({group[:2] for group in eligible}))
             assert taken == {group for group in eligible if group[:2] in starts}, "start groups are drawn whole"
-            assert write_ledger(self.paths, step, chosen.rows, {})
-            assert not write_ledger(self.paths, step, chosen.rows, {}), "the fence"
+            assert write_ledger(self.paths, step, chosen, {})
+            assert not write_ledger(self.paths, step, chosen, {}), "the fence"
             self.ledgers[step] = ids
         if not killed:
             self.trained = step
@@ -124,7 +123,7 @@ class Run(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         """A new process: it knows what the files say and nothing else."""
-        self.index = Index(self.paths, oldest=self.trained - LAG)
+        self.index = Index(self.paths, self.storage, oldest=self.trained - LAG)
 
     @rule()
     def retire(self) -> None:
@@ -147,16 +146,14 @@ class Run(RuleBasedStateMachine):
         if not hasattr(self, "index"):
             return
         self.index.refresh()
-        asked = {"step": self.trained + 1, "policy_version": self.trained, "max_policy_lag": LAG, "max_uses": self.max_uses}
-        could = self.index.eligible(SelectionQuery(**asked, start_groups=2, seed=0))
+        could = self.index.eligible(self.trained + 1, policy_version=self.trained)
         assert could.advantage_groups == len(self.eligible())
-        known = {row for (row,) in self.index.fetch("SELECT decision_id FROM decisions")}
+        found = [row for (row,) in self.index.connection.sql("SELECT decision_id FROM decisions").fetchall()]
         within = [some for some in self.rows.values() if max(row.policy_version for row in some) >= self.trained - LAG]
-        assert known == {row.decision_id for some in within for row in some}
-        assert self.index.fetch("SELECT count(*) FROM decisions") == [(len(known),)]
+        assert sorted(found) == sorted(row.decision_id for some in within for row in some)
         assert self.index.refused == []
         uses = Counter(row for ids in self.ledgers.values() for row in ids)
-        assert max(uses.values(), default=0) <= self.max_uses
+        assert max(uses.values(), default=0) <= self.storage.max_uses
 
     def groups(self) -> dict[Group, set[int]]:
         found: dict[Group, set[int]] = {}
@@ -174,7 +171,7 @@ class Run(RuleBasedStateMachine):
             returns = {row.decision_id: self.value(row, some) for row in some if row.decision_id in members}
             if (
                 0 <= self.trained - version <= LAG
-                and max(uses[row] for row in members) < self.max_uses
+                and max(uses[row] for row in members) < self.storage.max_uses
                 and max(returns.values()) - min(returns.values()) > 1e-6
             ):
                 found.add(group)

@@ -17,7 +17,7 @@ from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from entente.training.update import Updater
 from storage.adapters import read_adapter
-from storage.index import SelectionQuery, open_index
+from storage.index import open_index
 from storage.ledger import read_ledger
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf, lesson_uses
 from storage.lessons import recorded_lessons
@@ -51,8 +51,8 @@ def lessons_of(paths: RunPaths, count: int = 3) -> LessonBatch:
 
 def rows_of(paths: RunPaths):
     index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=1, seed=0)
-    return index.gather(index.select_batch(query).rows)
+    rows, _ = index.select_batch(1, policy_version=0, start_groups=1)
+    return index.gather(rows)
 
 
 def stirred(model: Path, settings: TrainingSettings) -> Policy:

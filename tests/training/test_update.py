@@ -16,7 +16,7 @@ from entente.training.trainer import Trainer
 from entente.training.update import Updater, share_rows
 from storage.adapters import read_adapter
 from storage.gather import Batch
-from storage.index import SelectionQuery, open_index
+from storage.index import open_index
 from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -51,8 +51,8 @@ def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
 
 def batch_of(paths: RunPaths) -> Batch:
     index = open_index(paths)
-    query = SelectionQuery(step=1, policy_version=0, max_policy_lag=2, start_groups=2, seed=0)
-    return index.gather(index.select_batch(query).rows)
+    rows, _ = index.select_batch(1, policy_version=0, start_groups=2)
+    return index.gather(rows)
 
 
 def stirred(model: Path, settings: TrainingSettings) -> Policy:
