@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
 from entente.cli import environment
-from tasks.rollouts import ROLLOUT_RETRIES
+from tasks.train_policy import ROLLOUT_RETRIES
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = {

@@ -27,7 +27,7 @@ from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, machine, read_work, record_work
 from storage.files import held, publish_once
 from storage.runs import RunPaths
-from tasks.training import train_step
+from tasks.train_policy import train_step
 
 # Prefect leaves sockets to the collector when a flow runs in a loop of its own.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")

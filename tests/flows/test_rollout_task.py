@@ -17,7 +17,7 @@ from storage.asking import connect
 from storage.index import open_index
 from storage.shards import LOCAL_PRODUCER, open_shard, shard_path
 from tasks.resources import Resources
-from tasks.rollouts import roll_out_groups, roll_out_probe
+from tasks.train_policy import roll_out_groups, roll_out_probe
 from tests.damage import flip
 from tests.task_resources import resources_of
 

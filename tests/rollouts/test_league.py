@@ -21,7 +21,7 @@ from state_cache.store import StateCache
 from storage.adapters import ADAPTER_FILES, publish_adapter
 from storage.asking import connect
 from storage.runs import RunPaths
-from tasks.rollouts import roll_out_groups
+from tasks.train_policy import roll_out_groups
 
 SETTINGS = RolloutSettings(start_groups=4, forks_per_group=2, horizon_years=1, opponents="hold,league*2", opponents_by="seat")
 CENTRES = {"AUSTRIA": 3, "ENGLAND": 4, "FRANCE": 5, "GERMANY": 6, "ITALY": 4, "RUSSIA": 4, "TURKEY": 4}

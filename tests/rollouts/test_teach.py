@@ -26,7 +26,7 @@ from storage.index import open_index
 from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, shard_path
-from tasks.rollouts import label_visits
+from tasks.improve_policy import label_visits
 
 SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=20, player=("random",))
 IMPROVE = ImproveSettings(positions=5, search=SEARCH)

@@ -1,22 +1,66 @@
-"""The trainer's tasks: compare it with the engine, and train a step.
+"""The tasks of the training loop: roll out, compare trainer and engine, train a step.
 
-Before its first step a run refuses to train unless both give the same probabilities to rows of the version that both hold.
-Without a buffer, every later step measures the mismatch on its own rows. With a buffer, every `COMPARE_EVERY`-th does.
+Before its first step a run refuses to train unless trainer and engine give the same probabilities to rows of the version that
+both hold. Without a buffer, every later step measures the mismatch on its own rows. With a buffer, every `COMPARE_EVERY`-th does.
 """
 
 import asyncio
 
 from prefect import task
 
-from entente.settings.run_settings import RunSettings
+from entente.rollouts.figures import Figures
+from entente.rollouts.groups import Stretch, play_probe, play_stretch
+from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.training.process import TrainedStep
 from storage.lesson_shelf import LessonQuery
-from tasks.resources import Resources
+from tasks.dask_rollouts import DaskCluster
+from tasks.resources import Resources, quoted
 from tasks.rollout_queue import RolloutQueue
-from tasks.rollouts import quoted, roll_out_probe
 
+ROLLOUT_RETRIES = 2
+"""Retries of a rollout task. A second success is harmless, because its shard's name is taken."""
 COMPARE_EVERY = 20
 """Steps between two comparisons, which may wait for rollouts in flight."""
+
+
+@task(
+    name="rollout",
+    task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
+    persist_result=False,
+    retries=ROLLOUT_RETRIES,
+    retry_delay_seconds=1,
+    retry_jitter_factor=1,
+)
+async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, stretch: Stretch) -> Figures:
+    """Have a worker of a Dask cluster play start groups and publish their shard. The time limit is the worker's: a stretch may
+    wait for one."""
+    with resources.spans.span("rollout"):
+        return await cluster.play(stretch)
+
+
+@task(
+    name="rollout",
+    task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
+    persist_result=False,
+    timeout_seconds=ROLLOUT_TIMEOUT_S,
+    retries=ROLLOUT_RETRIES,
+    retry_delay_seconds=1,
+    retry_jitter_factor=1,
+)
+async def roll_out_groups(resources: Resources, stretch: Stretch) -> Figures:
+    """Play start groups and publish their shard, in this process; see `play_stretch`."""
+    return await play_stretch(resources, stretch)
+
+
+@task(
+    name="rollout-probe",
+    task_run_name="rollout-probe-v{version}",
+    persist_result=False,
+    retries=0,
+)
+async def roll_out_probe(resources: Resources, version: int) -> None:
+    """Play the probe of a resumed run; see `play_probe`."""
+    await play_probe(resources, version)
 
 
 async def check_agreement(resources: Resources, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
