@@ -1,5 +1,5 @@
 """Thin Prefect tasks: each names one piece of work, makes it visible and retryable, and calls plain functions for it.
-Read `rollouts.py` first.
+Read `train_policy.py` first.
 
 Tasks of a training step have no tags. Before a tagged task starts, Prefect asks its server about concurrency limits, so a busy
 server would delay every step, and a lost one would end the run. No task keeps its result with Prefect, so none is cached there.
