@@ -20,22 +20,34 @@ only facts known before the decision.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from entente.training.losses import DrawnTokens, policy_loss
 from entente.training.masked_logprobs import TokenFigures
-from entente.training.micro_batches import branching_counts, branching_indices, in_thought, probed
+from entente.training.micro_batches import MicroBatch, branching_counts, branching_indices, in_thought, probed
 from entente.training.settings import TrainingSettings
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
 
-_GAUGE_TYPES = {"batch_row": np.int64} | dict.fromkeys(("in_thought", "clipped_low", "clipped_high", "left_out"), np.bool_)
+TOKEN_FIGURES = np.dtype(
+    [
+        ("batch_row", np.int64),  # row of the batch
+        ("in_thought", np.bool_),
+        ("log_ratio", np.float32),  # log(pi / b), nats; b drew the token, also if the loss has another anchor
+        ("entropy", np.float32),  # of the policy over the legal set, nats
+        ("legal_mass", np.float32),  # unmasked probability of the legal set; NaN if it was not probed
+        ("kl", np.float32),  # divergence from the base model over the legal set, nats; NaN if it was not computed
+        ("slope", np.float32),  # of the update's policy loss by the log-probability; NaN if the update has no thought token
+        ("clipped_low", np.bool_),  # these three as in `TokenLoss`
+        ("clipped_high", np.bool_),
+        ("left_out", np.bool_),
+    ]
+)
+"""Figures of a branching token before the optimiser step."""
 
 
 def advantages_of(returns: np.ndarray, groups: np.ndarray, settings: TrainingSettings) -> np.ndarray:
@@ -81,50 +93,15 @@ def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
-    """Figures of an update's branching tokens before its optimiser step. All fields have shape [tokens]."""
+class StepFigures:
+    """Sums and figures of one optimiser step: of all its rows, or of those that one process computed."""
 
-    batch_row: npt.NDArray[np.int64]
-    """Row of the batch."""
-    in_thought: npt.NDArray[np.bool_]
-    """True for thought tokens."""
-    log_ratio: npt.NDArray[np.float32]
-    """log(pi / b), nats; b is always the policy that drew the token, also if the loss has another anchor."""
-    entropy: npt.NDArray[np.float32]
-    """Entropy of the policy over the legal set, nats."""
-    legal_mass: npt.NDArray[np.float32]
-    """Unmasked probability of the legal set; NaN if it was not probed."""
-    kl: npt.NDArray[np.float32]
-    """Divergence from the base model over the legal set, nats; NaN if it was not computed."""
-    slope: npt.NDArray[np.float32]
-    """Derivative of the update's policy loss by the token's log-probability; NaN if the update has no thought token."""
-    clipped_low: npt.NDArray[np.bool_]
-    """As in `TokenLoss`."""
-    clipped_high: npt.NDArray[np.bool_]
-    """As in `TokenLoss`."""
-    left_out: npt.NDArray[np.bool_]
-    """As in `TokenLoss`."""
-
-    @staticmethod
-    def join(parts: "Sequence[Gauges]") -> "Gauges":
-        """Concatenate; without parts the result has no tokens."""
-        joined: dict[str, Any] = {}
-        for each in fields(Gauges):
-            nothing = np.empty(0, _GAUGE_TYPES.get(each.name, np.float32))
-            joined[each.name] = np.concatenate([nothing, *(getattr(part, each.name) for part in parts)])
-        return Gauges(**joined)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accumulated:
-    """Results of forward and backward of one update. The gradient itself is in the parameters."""
-
-    losses: list[float]
-    """Loss of each micro-batch, already divided; their sum is the update's loss."""
-    gauges: Gauges
-    """Figures of the update's branching tokens."""
+    losses: Sequence[float]
+    """Loss of each micro-batch, already divided; their sum is the step's loss."""
+    tokens: np.ndarray
+    """Figures of the branching tokens of rollouts, TOKEN_FIGURES [tokens]."""
     unique_tokens: int
-    """Tokens that the forwards compute, without padding."""
+    """Tokens that the forwards compute."""
     distil: float = 0.0
     """The part of the loss that lessons have, nats per branching token of the teacher; 0 without lessons."""
     plan_s: float
@@ -133,13 +110,22 @@ class Accumulated:
     """Seconds of the forwards, with those of the reference, measured on the host."""
     backward_s: float
     """Seconds of the backwards, measured on the host."""
+    gradient_norm: float = float("nan")
+    """Before clipping; NaN until the optimiser step."""
+    skipped: bool = False
+    """True if loss or gradient was not finite, so that the weights did not change."""
+
+    @property
+    def loss(self) -> float:
+        """Sum over the micro-batches."""
+        return sum(self.losses)
 
     @classmethod
-    def join(cls, parts: Sequence["Accumulated"]) -> "Accumulated":
-        """Join the results of several processes that worked at the same time."""
+    def join(cls, parts: Sequence["StepFigures"]) -> "StepFigures":
+        """Join those of several processes that worked at the same time."""
         return cls(
             losses=[loss for part in parts for loss in part.losses],
-            gauges=Gauges.join([part.gauges for part in parts]),
+            tokens=join_tokens([part.tokens for part in parts]),
             unique_tokens=sum(part.unique_tokens for part in parts),
             distil=sum(part.distil for part in parts),
             plan_s=max(part.plan_s for part in parts),
@@ -148,28 +134,28 @@ class Accumulated:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Rows of which an update's gradient is wanted, or figures without a gradient; sent to every process."""
-
-    batch: Batch
-    rows: Sequence[int]
-    """All rows of the update or forward."""
-    advantages: np.ndarray | None = None
-    """float32 [rows of the batch]; None: no gradient is wanted."""
-    anchors: np.ndarray | None = None
-    """As in `Updater.accumulate`."""
-    lessons: LessonBatch | None = None
-    """The lessons of the step; None: it has none."""
-    taught: Sequence[int] = ()
-    """All rows of `lessons` of the update."""
+def join_tokens(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """TOKEN_FIGURES [tokens] of several micro-batches, processes or updates."""
+    return np.concatenate([np.empty(0, TOKEN_FIGURES), *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one update."""
+    """The loss of one update: its rows and lessons, and the constants by which its sums are divided. Every process gets it."""
 
     settings: TrainingSettings
+    batch: Batch
+    rows: Sequence[int]
+    """All rows of the update."""
+    advantages: np.ndarray | None = None
+    """float32 [rows of the batch]; None: no gradient is wanted, but the rows' log-probabilities."""
+    anchors: np.ndarray | None = None
+    """float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN means the
+    current policy. None: the ratio is taken against the policies that drew the tokens."""
+    lessons: LessonBatch | None = None
+    """The lessons of the step; None: it has none."""
+    taught: Sequence[int] = ()
+    """All rows of `lessons` of the update."""
     branching_tokens: int
     """N."""
     thought_tokens: int
@@ -182,30 +168,37 @@ class Objective:
     """E; 0 without lessons."""
 
     @classmethod
-    def of(cls, work: Work, settings: TrainingSettings) -> "Objective":
+    def of(
+        cls,
+        settings: TrainingSettings,
+        batch: Batch,
+        rows: Sequence[int],
+        advantages: np.ndarray | None = None,
+        anchors: np.ndarray | None = None,
+        lessons: LessonBatch | None = None,
+        taught: Sequence[int] = (),
+    ) -> "Objective":
         """The loss of an update, with its constants."""
-        index, place = branching_indices(work.batch, np.asarray(work.rows, np.int64))
-        thought = in_thought(work.batch, index)
-        lessons, taught = work.lessons, list(work.taught)
+        index, place = branching_indices(batch, np.asarray(rows, np.int64))
+        thought, own = in_thought(batch, index), list(taught)
         return cls(
             settings=settings,
+            batch=batch,
+            rows=rows,
+            advantages=advantages,
+            anchors=anchors,
+            lessons=lessons,
+            taught=taught,
             branching_tokens=len(index),
             thought_tokens=int(thought.sum()),
             decisions=len(np.unique(place)),
             probed_tokens=int(probed(index[~thought]).sum()),
-            teacher_tokens=0.0 if lessons is None else float(branching_counts(lessons.batch, taught) @ lessons.weights[taught]),
+            teacher_tokens=0.0 if lessons is None else float(branching_counts(lessons.batch, own) @ lessons.weights[own]),
         )
 
-    def add(
-        self, tokens: DrawnTokens, found: TokenFigures, batch_row: np.ndarray, in_thought: np.ndarray
-    ) -> tuple[Tensor, Gauges]:
-        """One micro-batch's part of the loss (a scalar with gradient), and figures of its tokens.
-
-        Args:
-            batch_row: int64 [tokens], the token's row in the whole batch.
-            in_thought: bool [tokens], True for thought tokens.
-        """
-        kind = policy_loss(self.settings.loss)
+    def of_rollouts(self, micro: MicroBatch, found: TokenFigures) -> tuple[Tensor, np.ndarray]:
+        """A micro-batch's part of the loss (a scalar with gradient), and the figures of its tokens, TOKEN_FIGURES [tokens]."""
+        tokens, kind = self._drawn(micro, found["chosen"]), policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
         slope = torch.full_like(found["entropy"], float("nan"))
@@ -218,28 +211,41 @@ class Objective:
         if self.settings.legal_mass_weight and self.probed_tokens:
             surprise = -torch.log(torch.nan_to_num(found["legal_mass"], nan=1.0))
             loss = loss + self.settings.legal_mass_weight * surprise.sum() / self.probed_tokens
-        kl = found.get("kl", torch.full_like(slope, float("nan")))
-        figures = [tokens.logprobs - tokens.behaviour, found["entropy"], found["legal_mass"], kl, slope]
-        guards = [policy.clipped_low, policy.clipped_high, policy.left_out]
+        seen = {
+            "log_ratio": tokens.logprobs - tokens.behaviour,
+            "entropy": found["entropy"],
+            "legal_mass": found["legal_mass"],
+            "kl": found.get("kl", torch.full_like(slope, float("nan"))),
+            "slope": slope,
+            "clipped_low": policy.clipped_low,
+            "clipped_high": policy.clipped_high,
+            "left_out": policy.left_out,
+        }
         # Stacked, so that the device is read once instead of eight times.
-        seen = torch.stack([figure.detach().float() for figure in (*figures, *guards)]).cpu().numpy()
-        return loss, Gauges(
-            batch_row=batch_row,
-            in_thought=in_thought,
-            log_ratio=seen[0],
-            entropy=seen[1],
-            legal_mass=seen[2],
-            kl=seen[3],
-            slope=seen[4],
-            clipped_low=seen[5] > 0,
-            clipped_high=seen[6] > 0,
-            left_out=seen[7] > 0,
+        values = torch.stack([figure.detach().float() for figure in seen.values()]).cpu().numpy()
+        figures = np.empty(len(micro.batch_row), TOKEN_FIGURES)
+        figures["batch_row"], figures["in_thought"] = micro.batch_row, micro.in_thought
+        for name, value in zip(seen, values, strict=True):
+            figures[name] = value
+        return loss, figures
+
+    def _drawn(self, micro: MicroBatch, chosen: Tensor) -> DrawnTokens:
+        """The input of the policy loss, given the log-probabilities of the drawn tokens."""
+        assert self.advantages is not None
+        device, anchor = chosen.device, None
+        if self.anchors is not None:
+            stored = torch.from_numpy(self.anchors[micro.completion_index]).to(device)
+            anchor = torch.where(torch.isfinite(stored), stored, chosen.detach())
+        return DrawnTokens(
+            logprobs=chosen,
+            behaviour=torch.from_numpy(micro.behaviour).to(device),
+            advantages=torch.from_numpy(self.advantages[micro.batch_row]).to(device),
+            decisions=torch.from_numpy(micro.batch_row).to(device),
+            anchor=anchor,
         )
 
-    def distil(self, found: TokenFigures, weights: Tensor) -> Tensor:
-        """One micro-batch's part of the distillation loss, a scalar with gradient.
-
-        Args:
-            weights: float32 [tokens], the teacher's probability of the token's proposal.
-        """
+    def of_lessons(self, micro: MicroBatch, found: TokenFigures) -> Tensor:
+        """A micro-batch's part of the distillation loss, a scalar with gradient; each token has its proposal's probability."""
+        assert self.lessons is not None
+        weights = torch.from_numpy(self.lessons.weights[micro.batch_row]).to(found["chosen"].device)
         return -(1 / self.teacher_tokens) * (weights * found["chosen"]).sum()

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from entente.training.micro_batches import UniqueTokens
-from entente.training.objective import Work
+from entente.training.objective import Objective
 from storage.gather import Batch
 
 _CLOSE_ENOUGH = 0.005
 """Shares are balanced until the largest is known to this share of its smallest possible size."""
 _ROLLOUTS = timedelta(days=30)
-"""Longest wait of a follower for the next work, while its rollouts are played. The end of a process is noticed at once: by
+"""Longest wait of a follower for the next update, while its rollouts are played. The end of a process is noticed at once: by
 torchrun on its machine, by its closed connections on the others."""
 
 
@@ -46,7 +46,7 @@ class Peers:
     size: int
     """Number of processes."""
     control: Any
-    """The gloo group for works and results. Weights and gradients go over the default group, which is of NCCL on GPUs."""
+    """The gloo group for objectives and results. Weights and gradients go over the default group, which is of NCCL on GPUs."""
 
     @classmethod
     def join(cls) -> "Peers | None":
@@ -99,38 +99,38 @@ class Peers:
         return int(found)
 
 
-Compute = Callable[[Work, Sequence[int], Sequence[int]], Any]
-"""Computes its part of a work for some rows and some rows of the lessons; its result is sent to the leader. Of an update it
-computes the gradient into the parameters."""
+Compute = Callable[[Objective, Sequence[int], Sequence[int]], Any]
+"""Computes an objective's part for some of its rows and of its lessons' rows; its result is sent to the leader. A gradient is
+computed into the parameters."""
 
 
-def lead(peers: Peers, work: Work, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
-    """Do a work together with the followers. After an update the parameters hold the gradient of all its rows.
+def lead(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
+    """Compute an objective together with the followers. A gradient in the parameters is then that of all its rows.
 
     Returns:
         The result of each process, by rank.
     """
-    peers.broadcast(work)
-    return _take_part(peers, work, parameters, compute)
+    peers.broadcast(objective)
+    return _take_part(peers, objective, parameters, compute)
 
 
 def follow(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:
-    """Take part in every work of the leader, until it ends."""
+    """Take part in every objective of the leader, until it ends."""
     while True:
         try:
-            work = peers.broadcast()
+            objective = peers.broadcast()
         except RuntimeError:  # the leader's connection has closed
             return
-        _take_part(peers, work, parameters, compute)
+        _take_part(peers, objective, parameters, compute)
 
 
-def _take_part(peers: Peers, work: Work, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
+def _take_part(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     peers.broadcast_weights(parameters)
-    mine = split_rows(work.batch, work.rows, peers.size)[peers.rank]
-    if work.advantages is None:
-        return peers.gather(compute(work, mine, ()))
-    taught = [] if work.lessons is None else split_rows(work.lessons.batch, work.taught, peers.size)[peers.rank]
-    found = compute(work, mine, taught)
+    mine = split_rows(objective.batch, objective.rows, peers.size)[peers.rank]
+    if objective.advantages is None:
+        return peers.gather(compute(objective, mine, ()))
+    taught = [] if objective.lessons is None else split_rows(objective.lessons.batch, objective.taught, peers.size)[peers.rank]
+    found = compute(objective, mine, taught)
     peers.add_gradients(parameters)
     return peers.gather(found)
 

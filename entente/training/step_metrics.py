@@ -1,83 +1,68 @@
 """Metrics of a step, from its branching tokens and its rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from entente.training.micro_batches import branching_counts
-from entente.training.objective import Accumulated, Gauges
+from entente.training.objective import StepFigures, join_tokens
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
-from storage.outcome import UpdateOutcome
 
 _LAGS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """One optimiser update and its figures."""
-
-    computed: Accumulated
-    """Results of its forward and backward."""
-    outcome: UpdateOutcome
-    """Losses and gradient norm, as recorded for replays."""
-    skipped: bool
-    """True if loss or gradient was not finite, so that the weights did not change."""
-
-
-def update_metrics(updates: Sequence[Update]) -> dict[str, float]:
+def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
     """Figures of the updates, and quantiles and shares over the branching tokens of their rollouts."""
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
-    computed = [update.computed for update in updates]
-    seen = Gauges.join([part.gauges for part in computed])
+    seen = join_tokens([update.tokens for update in updates])
     figures = {
-        "train/loss": float(np.mean([update.outcome.loss for update in updates])),
-        "train/gradient_norm": float(np.max([update.outcome.gradient_norm for update in updates])),
+        "train/loss": float(np.mean([update.loss for update in updates])),
+        "train/gradient_norm": float(np.max([update.gradient_norm for update in updates])),
         "train/skipped": float(np.mean([update.skipped for update in updates])),
-        "train/branching_tokens": float(len(seen.batch_row)),
-        "train/unique_tokens": float(sum(part.unique_tokens for part in computed)),
-        "train/plan_s": sum(part.plan_s for part in computed),
-        "train/forward_s": sum(part.forward_s for part in computed),
-        "train/backward_s": sum(part.backward_s for part in computed),
+        "train/branching_tokens": float(len(seen)),
+        "train/unique_tokens": float(sum(update.unique_tokens for update in updates)),
+        "train/plan_s": sum(update.plan_s for update in updates),
+        "train/forward_s": sum(update.forward_s for update in updates),
+        "train/backward_s": sum(update.backward_s for update in updates),
     }
-    return figures | _token_metrics(seen) if len(seen.batch_row) else figures
+    return figures | _token_metrics(seen) if len(seen) else figures
 
 
-def _token_metrics(seen: Gauges) -> dict[str, float]:
+def _token_metrics(seen: np.ndarray) -> dict[str, float]:
     """Quantiles and shares over branching tokens."""
-    ratio = np.exp(seen.log_ratio.astype(np.float64))
+    ratio = np.exp(seen["log_ratio"].astype(np.float64))
     off = np.abs(ratio - 1)
-    masked = seen.clipped_low | seen.clipped_high | seen.left_out
+    masked = seen["clipped_low"] | seen["clipped_high"] | seen["left_out"]
     return {
         "train/ratio_off_p50": float(np.quantile(off, 0.5)),
         "train/ratio_off_p99": float(np.quantile(off, 0.99)),
         "train/ratio_off_max": float(off.max()),
-        "train/clipped_low_share": float(seen.clipped_low.mean()),
-        "train/clipped_high_share": float(seen.clipped_high.mean()),
-        "train/left_out_share": float(seen.left_out.mean()),
+        "train/clipped_low_share": float(seen["clipped_low"].mean()),
+        "train/clipped_high_share": float(seen["clipped_high"].mean()),
+        "train/left_out_share": float(seen["left_out"].mean()),
         "train/masked_share": float(masked.mean()),
-        "train/effective_sample_share": effective_share(np.where(seen.left_out, 0.0, ratio)),
-        "train/entropy": float(seen.entropy.mean(dtype=np.float64)),
-        **_quantiles("entropy", seen.entropy, p10=0.1, p50=0.5),
-        **_quantiles("legal_mass", seen.legal_mass, p10=0.1, p50=0.5),
-        **_quantiles("kl", seen.kl, p50=0.5, p99=0.99),
+        "train/effective_sample_share": effective_share(np.where(seen["left_out"], 0.0, ratio)),
+        "train/entropy": float(seen["entropy"].mean(dtype=np.float64)),
+        **_quantiles("entropy", seen["entropy"], p10=0.1, p50=0.5),
+        **_quantiles("legal_mass", seen["legal_mass"], p10=0.1, p50=0.5),
+        **_quantiles("kl", seen["kl"], p50=0.5, p99=0.99),
         **_thought_metrics(seen),
     }
 
 
-def _thought_metrics(seen: Gauges) -> dict[str, float]:
+def _thought_metrics(seen: np.ndarray) -> dict[str, float]:
     """Figures of thought tokens and of order tokens, apart; empty without a thought token."""
-    if not seen.in_thought.any():
+    if not seen["in_thought"].any():
         return {}
-    slopes = np.abs(np.where(np.isfinite(seen.slope), seen.slope, 0.0).astype(np.float64))
-    found = {"train/thought_tokens": float(seen.in_thought.sum())}
+    slopes = np.abs(np.where(np.isfinite(seen["slope"]), seen["slope"], 0.0).astype(np.float64))
+    found = {"train/thought_tokens": float(seen["in_thought"].sum())}
     if slopes.any():
-        found["train/thought_slope_share"] = float(slopes[seen.in_thought].sum() / slopes.sum())
-    for part, tokens in {"thought": seen.in_thought, "order": ~seen.in_thought}.items():
-        figures = {"log_ratio_mean": np.abs(seen.log_ratio), "entropy_mean": seen.entropy, "kl_mean": seen.kl}
+        found["train/thought_slope_share"] = float(slopes[seen["in_thought"]].sum() / slopes.sum())
+    for part, tokens in {"thought": seen["in_thought"], "order": ~seen["in_thought"]}.items():
+        figures = {"log_ratio_mean": np.abs(seen["log_ratio"]), "entropy_mean": seen["entropy"], "kl_mean": seen["kl"]}
         for name, values in figures.items():
             known = values[tokens & np.isfinite(values)]
             if len(known):
@@ -97,12 +82,12 @@ def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float
     return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
 
 
-def lesson_metrics(updates: Sequence[Update], lessons: LessonBatch | None) -> dict[str, float]:
+def lesson_metrics(updates: Sequence[StepFigures], lessons: LessonBatch | None) -> dict[str, float]:
     """Figures of the step's lessons; empty if it has none."""
     if lessons is None or not updates:
         return {}
     batch = lessons.batch
-    distil = [update.computed.distil for update in updates if update.computed.distil]  # an update of the step may have no lesson
+    distil = [update.distil for update in updates if update.distil]  # an update of the step may have no lesson
     entropy = -float((lessons.weights * np.log(lessons.weights)).sum())
     tokens = float(branching_counts(batch, np.arange(len(lessons.weights))) @ lessons.weights)
     return {
@@ -112,7 +97,7 @@ def lesson_metrics(updates: Sequence[Update], lessons: LessonBatch | None) -> di
     }
 
 
-def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> dict[str, float]:
+def lag_zero_metrics(updates: Sequence[StepFigures], batch: Batch, version: int) -> dict[str, float]:
     """Ratios of the first update's tokens that were drawn by the version being trained; empty if there are none.
 
     They show in every step whether trainer and engine compute the same policy.
@@ -122,8 +107,8 @@ def lag_zero_metrics(updates: Sequence[Update], batch: Batch, version: int) -> d
     """
     if not updates:
         return {}
-    first = updates[0].computed.gauges
-    gap = np.abs(first.log_ratio[batch.policy_versions[first.batch_row] == version].astype(np.float64))
+    first = updates[0].tokens
+    gap = np.abs(first["log_ratio"][batch.policy_versions[first["batch_row"]] == version].astype(np.float64))
     if not len(gap):
         return {}
     return {

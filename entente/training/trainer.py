@@ -19,12 +19,12 @@ from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError, InputError, TrainingError
 from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from entente.training.mismatch import check_mismatch, measure_mismatch
+from entente.training.objective import StepFigures
 from entente.training.parallel import Peers
 from entente.training.policy import Policy
 from entente.training.process import TrainedStep
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
-    Update,
     lag_zero_metrics,
     lesson_metrics,
     rate_metrics,
@@ -40,7 +40,8 @@ from storage.ledger import Eligible, count_start_groups, read_ledger, recorded_s
 from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
-from storage.outcome import Outcome, write_outcome
+from storage.outcome import Outcome, UpdateOutcome, write_outcome
+from storage.own_selection import keys_of
 from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -301,9 +302,11 @@ class Trainer:
             write_outcome(self._paths, state.step, outcome)
         return published
 
-    def _outcome(self, updates: list[Update]) -> Outcome:
+    def _outcome(self, updates: list[StepFigures]) -> Outcome:
         return Outcome(
-            updates=[update.outcome for update in updates],
+            updates=[
+                UpdateOutcome(loss=each.loss, gradient_norm=each.gradient_norm, micro_batches=each.losses) for each in updates
+            ],
             device=self._policy.device.type,
             threads=torch.get_num_threads(),
             processes=self._processes,

@@ -11,6 +11,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,17 +19,14 @@ import torch
 from torch import Tensor
 
 from entente.telemetry.errors import TrainingError
-from entente.training.losses import DrawnTokens, policy_loss
-from entente.training.masked_logprobs import TokenFigures
+from entente.training.losses import policy_loss
 from entente.training.micro_batches import MicroBatch, branching_counts, plan
-from entente.training.objective import Accumulated, Gauges, Objective, Work, advantages_of
+from entente.training.objective import Objective, StepFigures, advantages_of, join_tokens
 from entente.training.parallel import Peers, lead
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM, TrainingSettings
-from entente.training.step_metrics import Update
 from storage.gather import Batch
 from storage.lesson_shelf import LessonBatch
-from storage.outcome import UpdateOutcome
 
 logger = logging.getLogger("entente.trainer")
 Result = TypeVar("Result")
@@ -72,7 +70,7 @@ class Updater:
             group["lr"] = rate
         return rate
 
-    def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[Update]:
+    def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[StepFigures]:
         """Compute the step's updates one by one, each on its share of the advantage groups and lessons.
 
         Args:
@@ -114,19 +112,13 @@ class Updater:
         anchors: np.ndarray | None = None,
         lessons: LessonBatch | None = None,
         taught: Sequence[int] = (),
-    ) -> Accumulated:
+    ) -> StepFigures:
         """Compute the gradient of `rows` of the batch and rows `taught` of the lessons into the parameters, replacing gradients
-        from before.
-
-        Args:
-            advantages: float32 [rows of the batch].
-            anchors: float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN
-                means the current policy. None: the ratio is taken against the policies that drew the tokens.
-        """
-        work = Work(batch=batch, rows=rows, advantages=advantages, anchors=anchors, lessons=lessons, taught=taught)
+        from before; `advantages` and `anchors` as in `Objective`."""
+        objective = Objective.of(self._settings, batch, rows, advantages, anchors, lessons, taught)
         if self._peers is None:
-            return self.gradient(work, rows, taught)
-        return Accumulated.join(lead(self._peers, work, self.policy.parameters(), self.compute))
+            return self.gradient(objective, rows, taught)
+        return StepFigures.join(lead(self._peers, objective, self.policy.parameters(), self.compute))
 
     def evaluate(self, batch: Batch, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities of the present policy for the branching tokens of `rows` of the batch, without gradient.
@@ -134,19 +126,21 @@ class Updater:
         Returns:
             In no certain order: int64 [B], indices into the completion positions of the batch; float32 [B], nats.
         """
-        work = Work(batch=batch, rows=rows)
+        objective = Objective.of(self._settings, batch, rows)
         if self._peers is None:
-            return self._evaluate(work, rows)
-        return _join(lead(self._peers, work, self.policy.parameters(), self.compute))
+            return self._evaluate(objective, rows)
+        return _join(lead(self._peers, objective, self.policy.parameters(), self.compute))
 
-    def compute(self, work: Work, rows: Sequence[int], taught: Sequence[int]) -> Accumulated | tuple[np.ndarray, np.ndarray]:
-        """This process's part of a work, on some of its rows: see `accumulate` and `evaluate`."""
-        return self._evaluate(work, rows) if work.advantages is None else self.gradient(work, rows, taught)
+    def compute(
+        self, objective: Objective, rows: Sequence[int], taught: Sequence[int]
+    ) -> StepFigures | tuple[np.ndarray, np.ndarray]:
+        """This process's part of an update, on some of its rows: see `accumulate` and `evaluate`."""
+        return self._evaluate(objective, rows) if objective.advantages is None else self.gradient(objective, rows, taught)
 
-    def _evaluate(self, work: Work, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _evaluate(self, objective: Objective, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         found = []
         with torch.no_grad():
-            for micro, counts in self._cut(work.batch, work.rows, rows):
+            for micro, counts in self._cut(objective.batch, objective.rows, rows):
                 chosen = self.policy.masked_logprobs(micro)["chosen"]
                 if counts:
                     found.append((micro.completion_index, chosen.cpu().numpy()))
@@ -169,9 +163,9 @@ class Updater:
         shortest = branching[np.diff(batch.input_offsets)[branching].argmin()]
         return [*found, *[(plan(batch, [int(shortest)], self.tokens)[0], False)] * missing]
 
-    def gradient(self, work: Work, rows: Sequence[int], taught: Sequence[int]) -> Accumulated:
+    def gradient(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
         """Compute the gradient of some or all rows of an update, and of its lessons, into the parameters."""
-        return self.within_memory(lambda: self._forward_and_backward(work, rows, taught))
+        return self.within_memory(lambda: self._forward_and_backward(objective, rows, taught))
 
     def within_memory(self, compute: Callable[[], Result]) -> Result:
         """Call `compute`; if memory runs out, halve `tokens` and call it again.
@@ -199,34 +193,30 @@ class Updater:
             self.tokens = max(LEAST_TOKENS, self.tokens // 2)
             logger.warning("out of memory: micro-batches hold %d unique tokens from here on", self.tokens)
 
-    def _forward_and_backward(self, work: Work, rows: Sequence[int], taught: Sequence[int]) -> Accumulated:
+    def _forward_and_backward(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
         """Gradients are zeroed first. Micro-batches of lessons come last, so those of rollouts are the same with and without
         lessons."""
         self.optimiser.zero_grad(set_to_none=True)
-        began = time.perf_counter()
-        objective = Objective.of(work, self._settings)
-        drawn = self._cut(work.batch, work.rows, rows)
-        learned = [] if work.lessons is None else self._cut(work.lessons.batch, work.taught, taught)
+        began, lessons = time.perf_counter(), objective.lessons
+        drawn = self._cut(objective.batch, objective.rows, rows)
+        learned = [] if lessons is None else self._cut(lessons.batch, objective.taught, taught)
         plan_s = time.perf_counter() - began
-        gauges, seconds = list[Gauges](), np.zeros(2)
+        tokens, seconds = list[np.ndarray](), np.zeros(2)
 
         def loss_of_rollouts(micro: MicroBatch, counts: bool) -> Tensor:
             reference = self.policy.reference(micro) if self._settings.kl_weight else None
-            found = self.policy.masked_logprobs(micro, reference)
-            loss, seen = objective.add(self._drawn(micro, found, work), found, micro.batch_row, micro.in_thought)
-            gauges.extend([seen] if counts else [])
+            loss, figures = objective.of_rollouts(micro, self.policy.masked_logprobs(micro, reference))
+            tokens.extend([figures] if counts else [])
             return loss
 
         def loss_of_lessons(micro: MicroBatch, _: bool) -> Tensor:
-            assert work.lessons is not None
-            weights = torch.from_numpy(work.lessons.weights[micro.batch_row]).to(self.policy.device)
-            return objective.distil(self.policy.masked_logprobs(micro), weights)
+            return objective.of_lessons(micro, self.policy.masked_logprobs(micro))
 
         losses = _backward(drawn, loss_of_rollouts, seconds)
         distil = _backward(learned, loss_of_lessons, seconds)
-        return Accumulated(
+        return StepFigures(
             losses=losses + distil,
-            gauges=Gauges.join(gauges),
+            tokens=join_tokens(tokens),
             unique_tokens=sum(micro.tokens for micro, counts in (*drawn, *learned) if counts),
             distil=sum(distil),
             plan_s=plan_s,
@@ -234,31 +224,14 @@ class Updater:
             backward_s=float(seconds[1]),
         )
 
-    def _drawn(self, micro: MicroBatch, found: TokenFigures, work: Work) -> DrawnTokens:
-        """The input of the policy loss for a micro-batch."""
-        assert work.advantages is not None
-        device, anchor, advantages = self.policy.device, None, work.advantages[micro.batch_row]
-        if work.anchors is not None:
-            stored = torch.from_numpy(work.anchors[micro.completion_index]).to(device)
-            anchor = torch.where(torch.isfinite(stored), stored, found["chosen"].detach())
-        return DrawnTokens(
-            logprobs=found["chosen"],
-            behaviour=torch.from_numpy(micro.behaviour).to(device),
-            advantages=torch.from_numpy(advantages).to(device),
-            decisions=torch.from_numpy(micro.batch_row).to(device),
-            anchor=anchor,
-        )
-
-    def apply(self, accumulated: Accumulated) -> Update:
-        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite."""
-        loss = sum(accumulated.losses)
+    def apply(self, figures: StepFigures) -> StepFigures:
+        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite; returns the figures with both."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT_NORM))
-        finite = bool(np.isfinite([loss, norm]).all())
+        finite = bool(np.isfinite([figures.loss, norm]).all())
         if finite:
             self.optimiser.step()
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        outcome = UpdateOutcome(loss=loss, gradient_norm=norm, micro_batches=accumulated.losses)
-        return Update(computed=accumulated, outcome=outcome, skipped=not finite)
+        return replace(figures, gradient_norm=norm, skipped=not finite)
 
 
 def _backward(

@@ -57,9 +57,9 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
     order = np.argsort(index)
     found["logprobs"] = (index[order], logprobs[order])
     for update in updater.updates(batch):
-        found["losses"].append(update.outcome.loss)
+        found["losses"].append(update.loss)
         found["gradients"].append(gradient_of(policy.parameters()))
-        found["tokens"].append(len(update.computed.gauges.log_ratio))
+        found["tokens"].append(len(update.tokens))
     policy.save_adapter(folder)  # with a split base too
     policy.load_adapter(folder)
     found["weights"] = [weight.detach().clone() for weight in policy.parameters()]

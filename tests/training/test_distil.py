@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from entente.telemetry.errors import DataError
-from entente.training.objective import Accumulated, leave_one_out
+from entente.training.objective import StepFigures, leave_one_out
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
 from entente.training.settings import TrainingSettings
@@ -83,7 +83,7 @@ def gradient_of(policy: Policy) -> torch.Tensor:
     return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()])
 
 
-def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, drawn: bool, taught: bool) -> Accumulated:
+def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, drawn: bool, taught: bool) -> StepFigures:
     batch, lessons = rows_of(paths), lessons_of(paths) if taught else None
     advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
     rows = range(len(batch.returns)) if drawn else []
@@ -212,6 +212,6 @@ def test_updates_of_a_step_share_its_lessons(paths, model):
     batch, lessons, seen = rows_of(paths), lessons_of(paths), []
     updater = Updater(Policy(model, settings), settings)
     gradient = updater.gradient
-    updater.gradient = lambda work, rows, taught: seen.append(list(taught)) or gradient(work, rows, taught)  # type: ignore[method-assign]
+    updater.gradient = lambda objective, rows, taught: seen.append(list(taught)) or gradient(objective, rows, taught)  # type: ignore[method-assign]
     assert len(list(updater.updates(batch, lessons))) == 2
     assert sorted(seen[0] + seen[1]) == list(range(len(lessons.weights))) and all(seen)

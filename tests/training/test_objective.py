@@ -2,14 +2,15 @@
 
 import math
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from entente.training.losses import DrawnTokens
 from entente.training.masked_logprobs import TokenFigures, exact_kl, legal_entropy
-from entente.training.objective import Gauges, Objective
+from entente.training.objective import Objective, join_tokens
 from entente.training.settings import LOSSES, TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
 
@@ -55,10 +56,16 @@ class Update:
         masses = [legal_mass(row, s) for row, s, p in zip(logits, self.sets, self.probed, strict=True) if p]
         return loss - settings.legal_mass_weight * sum(map(math.log, masses)) / len(masses)
 
-    def found(self, name: str, settings: TrainingSettings, micro_batches: list[list[int]]) -> tuple[float, torch.Tensor, Gauges]:
+    def found(
+        self, name: str, settings: TrainingSettings, micro_batches: list[list[int]]
+    ) -> tuple[float, torch.Tensor, np.ndarray]:
         """The loss and its slopes by logit as the trainer adds them up over micro-batches."""
+        batch: Any = None  # its constants are given
         objective = Objective(
             settings=settings.model_copy(update={"loss": name}),
+            batch=batch,
+            rows=(),
+            advantages=np.array(self.advantages),
             branching_tokens=len(self.decisions),
             thought_tokens=sum(self.thoughts),
             decisions=len(set(self.decisions)),
@@ -68,30 +75,26 @@ class Update:
         for rows in micro_batches:
             at = [place for place, decision in enumerate(self.decisions) if decision in rows]
             base = torch.tensor(self.base, dtype=torch.float64) if settings.kl_weight else None
-            tokens, forward = self.forward(logits, base, at)
-            rows_of, thoughts = ([each[place] for place in at] for each in (self.decisions, self.thoughts))
-            loss, gauges = objective.add(tokens, forward, np.array(rows_of), np.array(thoughts))
+            loss, figures = objective.of_rollouts(self.micro_batch(at), self.forward(logits, base, at))
             loss.backward()
             total += loss.item()
-            seen.append(gauges)
+            seen.append(figures)
         assert logits.grad is not None
-        return total, logits.grad, Gauges.join(seen)
+        return total, logits.grad, join_tokens(seen)
 
-    def forward(self, logits: torch.Tensor, base: torch.Tensor | None, at: list[int]) -> tuple[DrawnTokens, TokenFigures]:
+    def micro_batch(self, at: list[int]) -> Any:
+        columns = {"batch_row": self.decisions, "in_thought": self.thoughts, "behaviour": self.behaviour}
+        return SimpleNamespace(**{name: np.array([column[place] for place in at]) for name, column in columns.items()})
+
+    def forward(self, logits: torch.Tensor, base: torch.Tensor | None, at: list[int]) -> TokenFigures:
         legal = self.legal(logits, at)
         mass = (legal.logsumexp(1) - logits[at].logsumexp(1)).exp()
         logprobs = legal.log_softmax(1)
         chosen = logprobs[range(len(at)), [self.drawn[place] for place in at]]
-        tokens = DrawnTokens(
-            logprobs=chosen,
-            behaviour=torch.tensor([self.behaviour[place] for place in at], dtype=torch.float64),
-            advantages=torch.tensor([self.advantages[self.decisions[place]] for place in at], dtype=torch.float64),
-            decisions=torch.tensor([self.decisions[place] for place in at]),
-        )
         probed = torch.tensor([self.probed[place] for place in at])
         masses = torch.where(probed, mass, torch.full_like(mass, math.nan))
         found = {"chosen": chosen, "entropy": legal_entropy(logprobs), "legal_mass": masses}
-        return tokens, found if base is None else found | {"kl": exact_kl(logprobs, self.legal(base, at).log_softmax(1))}
+        return found if base is None else found | {"kl": exact_kl(logprobs, self.legal(base, at).log_softmax(1))}
 
     def legal(self, logits: torch.Tensor, at: list[int]) -> torch.Tensor:
         """Logits of the legal tokens, -inf beyond a set."""
@@ -128,16 +131,16 @@ def test_how_an_update_is_cut_changes_nothing(name: str):
 def test_with_a_thought_the_slopes_of_the_policy_loss_are_told_and_nothing_else_changes(name: str):
     update, settings = Update(), TrainingSettings(**TERMS["with all"])
     plain = update.found(name, settings, [[0, 1, 2, 3]])
-    assert np.isnan(plain[2].slope).all() and not plain[2].in_thought.any()
+    assert np.isnan(plain[2]["slope"]).all() and not plain[2]["in_thought"].any()
     update.thoughts = [at % 4 == 1 for at in range(len(update.decisions))]
     loss, slopes, seen = update.found(name, settings, [[2], [0, 3], [1]])
     policies = update.policies(update.logits)
     now = [policies[at][update.sets[at][update.drawn[at]]] for at in range(len(update.decisions))]
     given = zip(now, update.behaviour, (update.advantages[decision] for decision in update.decisions), strict=True)
     parts = ORACLES[name]([Token(*token, decision) for token, decision in zip(given, update.decisions, strict=True)])
-    order = np.argsort(seen.batch_row, kind="stable")
-    assert seen.slope[order].tolist() == pytest.approx([part.slope for part in parts], abs=1e-6)
-    assert seen.in_thought[order].tolist() == update.thoughts
+    order = np.argsort(seen["batch_row"], kind="stable")
+    assert seen["slope"][order].tolist() == pytest.approx([part.slope for part in parts], abs=1e-6)
+    assert seen["in_thought"][order].tolist() == update.thoughts
     assert loss == pytest.approx(plain[0], rel=1e-12)
     torch.testing.assert_close(slopes, plain[1], rtol=1e-12, atol=1e-15)
 
@@ -147,10 +150,12 @@ def test_what_was_seen_is_what_the_loops_say():
     _, _, seen = update.found("clipped", TrainingSettings(kl_weight=0.3), [[0, 1, 2, 3]])
     policies, references = update.policies(update.logits), update.policies(update.base)
     now = [policies[at][update.sets[at][update.drawn[at]]] for at in range(len(update.decisions))]
-    assert seen.batch_row.tolist() == update.decisions
-    assert seen.log_ratio.tolist() == pytest.approx([p - b for p, b in zip(now, update.behaviour, strict=True)], rel=1e-5)
-    assert seen.entropy.tolist() == pytest.approx([entropy(p) for p in policies], rel=1e-5)
-    assert seen.kl.tolist() == pytest.approx([divergence(p, r) for p, r in zip(policies, references, strict=True)], rel=1e-5)
+    assert seen["batch_row"].tolist() == update.decisions
+    assert seen["log_ratio"].tolist() == pytest.approx([p - b for p, b in zip(now, update.behaviour, strict=True)], rel=1e-5)
+    assert seen["entropy"].tolist() == pytest.approx([entropy(p) for p in policies], rel=1e-5)
+    assert seen["kl"].tolist() == pytest.approx([divergence(p, r) for p, r in zip(policies, references, strict=True)], rel=1e-5)
     masses = [legal_mass(row, legal) for row, legal in zip(update.logits, update.sets, strict=True)]
-    assert seen.legal_mass[update.probed].tolist() == pytest.approx([m for m, p in zip(masses, update.probed, strict=True) if p])
-    assert np.isnan(seen.legal_mass[~np.array(update.probed)]).all()
+    assert seen["legal_mass"][update.probed].tolist() == pytest.approx(
+        [m for m, p in zip(masses, update.probed, strict=True) if p]
+    )
+    assert np.isnan(seen["legal_mass"][~np.array(update.probed)]).all()

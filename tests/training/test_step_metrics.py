@@ -11,16 +11,14 @@ import pytest
 
 from entente.telemetry.metrics import check
 from entente.training.micro_batches import PROBED_SHARE, probed
-from entente.training.objective import Accumulated, Gauges
+from entente.training.objective import TOKEN_FIGURES, StepFigures
 from entente.training.step_metrics import (
-    Update,
     effective_share,
     lag_zero_metrics,
     rate_metrics,
     selection_metrics,
     update_metrics,
 )
-from storage.outcome import UpdateOutcome
 
 VERSION = 5
 VERSIONS = np.array([5, 5, 4, 3], np.int32)
@@ -32,7 +30,7 @@ def batch() -> Any:
     return SimpleNamespace(policy_versions=VERSIONS, input_ids=np.zeros(80), returns=np.array([1.0, 0.0, 2.0, 1.0]))
 
 
-def gauges(seed: int, rows: list[int], **given: Any) -> Gauges:
+def token_figures(seed: int, rows: list[int], **given: Any) -> np.ndarray:
     dice, n = random.Random(seed), len(rows)
     figures: dict[str, Any] = {
         "batch_row": np.array(rows),
@@ -46,47 +44,46 @@ def gauges(seed: int, rows: list[int], **given: Any) -> Gauges:
         "clipped_high": np.array([dice.random() < 0.2 for _ in rows]),
         "left_out": np.array([dice.random() < 0.1 for _ in rows]),
     }
-    return Gauges(**(figures | given))
+    columns = figures | given
+    return np.array(list(zip(*(columns[name] for name in TOKEN_FIGURES.names), strict=True)), TOKEN_FIGURES)
 
 
-def update(seen: Gauges) -> Update:
-    computed = Accumulated(losses=[0.5], gauges=seen, unique_tokens=30, plan_s=0.1, forward_s=1.0, backward_s=2.0)
-    outcome = UpdateOutcome(loss=0.5, gradient_norm=2.0, micro_batches=[0.5])
-    return Update(computed=computed, outcome=outcome, skipped=False)
+def update(seen: np.ndarray) -> StepFigures:
+    return StepFigures(losses=[0.5], tokens=seen, unique_tokens=30, plan_s=0.1, forward_s=1.0, backward_s=2.0, gradient_norm=2.0)
 
 
 def test_figures_are_over_the_tokens_of_all_updates():
-    parts = [gauges(1, [0, 0, 1, 2, 2, 3]), gauges(2, [0, 1, 1, 3])]
+    parts = [token_figures(1, [0, 0, 1, 2, 2, 3]), token_figures(2, [0, 1, 1, 3])]
     found = update_metrics([update(part) for part in parts])
-    tokens = [(part, at) for part in parts for at in range(len(part.batch_row))]
-    ratios = [float(np.exp(np.float64(part.log_ratio[at]))) for part, at in tokens]
-    left = [bool(part.left_out[at]) for part, at in tokens]
-    guarded = [bool(part.left_out[at] or part.clipped_low[at] or part.clipped_high[at]) for part, at in tokens]
+    tokens = [(part, at) for part in parts for at in range(len(part))]
+    ratios = [float(np.exp(np.float64(part["log_ratio"][at]))) for part, at in tokens]
+    left = [bool(part["left_out"][at]) for part, at in tokens]
+    guarded = [bool(part["left_out"][at] or part["clipped_low"][at] or part["clipped_high"][at]) for part, at in tokens]
     assert found["train/branching_tokens"] == 10 and found["train/unique_tokens"] == 60
     assert found["train/masked_share"] == pytest.approx(sum(guarded) / 10)
     kept = [0.0 if out else ratio for ratio, out in zip(ratios, left, strict=True)]
     assert found["train/effective_sample_share"] == pytest.approx(sum(kept) ** 2 / (10 * sum(w * w for w in kept)))
-    entropies = sorted(float(part.entropy[at]) for part, at in tokens)
+    entropies = sorted(float(part["entropy"][at]) for part, at in tokens)
     assert entropies[0] <= found["train/entropy_p10"] <= found["train/entropy_p50"] <= entropies[-1]
-    masses = [float(part.legal_mass[at]) for part, at in tokens if part.legal_mass[at] == part.legal_mass[at]]
+    masses = [float(part["legal_mass"][at]) for part, at in tokens if part["legal_mass"][at] == part["legal_mass"][at]]
     assert found["train/legal_mass_p50"] == pytest.approx(float(np.median(masses)))
     assert "train/kl_p50" not in found, "the base was not asked"
 
 
 def test_thoughts_and_orders_are_told_apart_only_where_there_are_thoughts():
     thought, kl = np.array([True, False, True]), np.array([0.1, 0.2, 0.3], np.float32)
-    first = gauges(1, [0, 0, 1], in_thought=thought, slope=np.array([-0.1, 0.4, 0.2], np.float32), kl=kl)
-    second = gauges(2, [2, 3], slope=np.array([0.0, -0.3], np.float32))
+    first = token_figures(1, [0, 0, 1], in_thought=thought, slope=np.array([-0.1, 0.4, 0.2], np.float32), kl=kl)
+    second = token_figures(2, [2, 3], slope=np.array([0.0, -0.3], np.float32))
     found = update_metrics([update(first), update(second)])
     assert found["train/thought_tokens"] == 2 and found["train/thought_slope_share"] == pytest.approx(0.3)
     assert found["train/thought_kl_mean"] == pytest.approx(0.2) and found["train/order_kl_mean"] == pytest.approx(0.2)
-    assert found["train/thought_log_ratio_mean"] == pytest.approx(np.abs(first.log_ratio[thought]).mean())
-    orders = [*first.entropy[~thought], *second.entropy]
+    assert found["train/thought_log_ratio_mean"] == pytest.approx(np.abs(first["log_ratio"][thought]).mean())
+    orders = [*first["entropy"][~thought], *second["entropy"]]
     assert found["train/order_entropy_mean"] == pytest.approx(np.mean(orders)) and found["train/branching_tokens"] == 5
     check(found)
     plain = update_metrics([update(second)])
     assert not [name for name in plain if "thought" in name or "order" in name]
-    unmeasured = update_metrics([update(gauges(1, [0, 1, 2], in_thought=thought))])
+    unmeasured = update_metrics([update(token_figures(1, [0, 1, 2], in_thought=thought))])
     assert "train/thought_slope_share" not in unmeasured and "train/thought_kl_mean" not in unmeasured
 
 
@@ -96,8 +93,8 @@ def test_effective_samples_are_a_share_of_the_samples(weights: list[float], shar
 
 
 def test_lag_zero_figures_are_of_the_first_update_and_of_rows_that_the_trained_version_drew():
-    first = gauges(1, [0, 1, 2, 3], log_ratio=np.array([0.01, -0.03, 5.0, 5.0], np.float32))
-    second = gauges(2, [0], log_ratio=np.array([9.0], np.float32))
+    first = token_figures(1, [0, 1, 2, 3], log_ratio=np.array([0.01, -0.03, 5.0, 5.0], np.float32))
+    second = token_figures(2, [0], log_ratio=np.array([9.0], np.float32))
     found = lag_zero_metrics([update(first), update(second)], batch(), VERSION)
     assert found["train/log_ratio_lag0_mean"] == pytest.approx(0.02) and found["train/log_ratio_lag0_max"] == pytest.approx(0.03)
     assert lag_zero_metrics([update(first)], batch(), VERSION + 1) == {}, "nothing was drawn by that version"
@@ -111,7 +108,7 @@ def test_lags_are_told_as_a_histogram_of_rows():
 
 
 def test_every_name_is_registered():
-    updates = [update(gauges(1, [0, 1], kl=np.ones(2, np.float32)))]
+    updates = [update(token_figures(1, [0, 1], kl=np.ones(2, np.float32)))]
     rows = pa.table({"policy_lag": [0, 1]})
     found = update_metrics(updates) | lag_zero_metrics(updates, batch(), VERSION) | selection_metrics(rows, {}, batch())
     check(found | rate_metrics(found | {"train/update_s": 1.0}) | update_metrics([]))

@@ -110,19 +110,19 @@ def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, 
     found = Updater(policy, settings).accumulate(batch, range(len(batch.returns)), advantages)
     assert sum(found.losses) == pytest.approx(expected, abs=1e-5)
     assert apart(gradient_of(policy).double(), gradient) < 1e-5
-    seen, order = found.gauges, np.argsort(found.gauges.batch_row, kind="stable")
-    assert seen.in_thought[order].tolist() == naive.thoughts
+    seen, order = found.tokens, np.argsort(found.tokens["batch_row"], kind="stable")
+    assert seen["in_thought"][order].tolist() == naive.thoughts
     figures = {
         "entropy": naive.entropy,
         "kl": naive.kl,
         "log_ratio": naive.chosen - torch.from_numpy(batch.behaviour_logprobs[naive.places]),
     }
     for name, values in figures.items():
-        np.testing.assert_allclose(getattr(seen, name)[order], values.detach().numpy(), atol=2e-5)
+        np.testing.assert_allclose(seen[name][order], values.detach().numpy(), atol=2e-5)
     slopes = np.array([part.slope for part in naive.parts(loss, advantages)])
-    np.testing.assert_allclose(seen.slope[order], slopes, atol=1e-5)
-    assert not np.isfinite(seen.legal_mass[seen.in_thought]).any()
-    assert np.isfinite(seen.legal_mass).sum() == len(naive.probes()) > 0
+    np.testing.assert_allclose(seen["slope"][order], slopes, atol=1e-5)
+    assert not np.isfinite(seen["legal_mass"][seen["in_thought"]]).any()
+    assert np.isfinite(seen["legal_mass"]).sum() == len(naive.probes()) > 0
     assert slopes[naive.thoughts].any() and slopes[~np.array(naive.thoughts)].any(), "one part taught nothing"
 
 
