@@ -9,21 +9,23 @@ written under another name, fsynced and renamed, so a checkpoint is complete or 
 
 import hashlib
 import json
+import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
+from torch import Tensor
 
 from entente.telemetry.errors import DataError, InputError
 from entente.training.policy import Policy
-from entente.training.state_tensors import StateValues, pack_state, restore_state
 from storage.files import publish_directory, remove_folder
 from storage.json_files import is_sealed, read_object, sealed
 from storage.ledger import STEP_NAME
@@ -37,7 +39,7 @@ _FILES = {"adapter_config.json", "adapter_model.safetensors", _TENSORS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerState:
+class Checkpoint:
     """The content of a checkpoint beside its tensors."""
 
     step: int
@@ -52,9 +54,27 @@ class TrainerState:
     """Outcome of the step, for replays; None in checkpoints of early releases."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateValues:
+    """The part of the optimiser's and the random generators' state that is not tensors."""
+
+    optimiser_groups: list[dict[str, Any]]
+    """AdamW's parameter groups: learning rate and the like."""
+    numpy_position: int
+    """Position in numpy's Mersenne twister."""
+    numpy_has_normal: int
+    """1 if numpy's generator stores a normal number for its next call."""
+    numpy_normal: float
+    """That number."""
+    python_version: int
+    """Version of the state format of Python's generator."""
+    python_normal: float | None
+    """The normal number that Python's generator stores for its next call."""
+
+
 def save_checkpoint(
     paths: RunPaths,
-    state: TrainerState,
+    state: Checkpoint,
     policy: Policy,
     optimiser: torch.optim.Optimizer,
     keep: int,
@@ -81,7 +101,7 @@ def save_checkpoint(
     return final
 
 
-def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
+def _write(aside: Path, state: Checkpoint, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
     policy.save_adapter(aside)
     (aside / "README.md").unlink(missing_ok=True)
     tensors, values = pack_state(optimiser, policy.device)
@@ -91,7 +111,7 @@ def _write(aside: Path, state: TrainerState, policy: Policy, optimiser: torch.op
     (aside / CHECKPOINT_MANIFEST).write_text(sealed(record))
 
 
-def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer) -> TrainerState:
+def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer) -> Checkpoint:
     """Restore policy, optimiser and random generators bitwise from the checkpoint of `step`. On an error nothing is changed.
 
     Raises:
@@ -111,7 +131,7 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
     return state
 
 
-def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
+def _verified(folder: Path) -> tuple[Checkpoint, StateValues]:
     """The manifest's content, after the checksums of the manifest and of all files were verified."""
     try:
         record = read_object(folder / CHECKPOINT_MANIFEST)
@@ -136,7 +156,7 @@ def _verified(folder: Path) -> tuple[TrainerState, StateValues]:
     return state, values
 
 
-_STATE, _VALUES = TypeAdapter(TrainerState), TypeAdapter(StateValues)
+_STATE, _VALUES = TypeAdapter(Checkpoint), TypeAdapter(StateValues)
 
 
 def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
@@ -149,3 +169,47 @@ def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
 def _sha256(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[dict[str, Tensor], StateValues]:
+    """The state of the optimiser and the random generators as named tensors and plain values, bit for bit; of GPU generators only
+    if `device` is a GPU."""
+    state = optimiser.state_dict()
+    tensors = {f"optimiser.{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
+    _, keys, position, has_normal, normal = np.random.get_state()
+    version, words, python_normal = random.getstate()
+    tensors["random.torch"] = torch.get_rng_state()
+    tensors["random.numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    tensors["random.python"] = torch.tensor(words, dtype=torch.int64)
+    if device.type == "cuda":
+        tensors |= {f"random.cuda.{number}": each for number, each in enumerate(torch.cuda.get_rng_state_all())}
+    values = StateValues(
+        optimiser_groups=state["param_groups"],
+        numpy_position=int(position),
+        numpy_has_normal=int(has_normal),
+        numpy_normal=float(normal),
+        python_version=version,
+        python_normal=python_normal,
+    )
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, values
+
+
+def restore_state(
+    tensors: Mapping[str, Tensor], values: StateValues, optimiser: torch.optim.Optimizer, device: torch.device
+) -> None:
+    """Apply what `pack_state` made for an optimiser of equal parameters. Whoever stored it has checked it against a hash."""
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimiser."):
+            _, number, moment = name.split(".")
+            moments.setdefault(int(number), {})[moment] = value
+    groups = [group | {"betas": tuple(group["betas"])} for group in values.optimiser_groups]
+    optimiser.load_state_dict({"state": moments, "param_groups": groups})
+    torch.set_rng_state(tensors["random.torch"])
+    words = tensors["random.numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", words, values.numpy_position, values.numpy_has_normal, values.numpy_normal))
+    random.setstate((values.python_version, tuple(tensors["random.python"].tolist()), values.python_normal))
+    if device.type == "cuda":
+        for number in range(torch.cuda.device_count()):
+            if (state := tensors.get(f"random.cuda.{number}")) is not None:
+                torch.cuda.set_rng_state(state, number)

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import random
 import resource
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -26,7 +28,6 @@ from entente.telemetry.errors import DataError, InputError
 from entente.training.masked_logprobs import Reference, TokenFigures, masked_logprobs, reference_of
 from entente.training.micro_batches import MicroBatch
 from entente.training.settings import CARD_SHARE, TrainingSettings
-from entente.training.state_tensors import seed_generators
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -72,7 +73,10 @@ class Policy:
         self.device = choose_device(settings.device)
         leave_room(self.device)
         self._settings = settings
-        seed_generators(settings.seed)
+        # All generators whose state a checkpoint holds, so that equal steps leave equal checkpoints.
+        torch.manual_seed(settings.seed)
+        random.seed(settings.seed)
+        np.random.seed(settings.seed)
         base: Any = model
         if isinstance(model, PreTrainedModel):
             targets = architecture_of(model.config.to_dict(), type(model).__name__).targets(settings.lora_targets)

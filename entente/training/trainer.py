@@ -17,7 +17,7 @@ import torch
 from entente.decoding.open_set import open_sets
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError, InputError, TrainingError
-from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from entente.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from entente.training.mismatch import check_mismatch, measure_mismatch
 from entente.training.objective import StepFigures
 from entente.training.parallel import Peers
@@ -104,7 +104,7 @@ class Trainer:
             self.published = self._publish(state)
         self._to_repeat = [step for step in recorded_steps(paths) if step > self.step_done]
 
-    def _restore(self) -> TrainerState | None:
+    def _restore(self) -> Checkpoint | None:
         """Load the newest whole checkpoint; damaged ones are set aside. None if there is none."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
@@ -283,7 +283,7 @@ class Trainer:
 
     def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> PolicyVersion:
         """Save the step's checkpoint, and publish its version from it."""
-        state = TrainerState(
+        state = Checkpoint(
             step=step,
             settings_hash=self._settings_hash,
             skipped_in_a_row=self._updater.skipped_in_a_row,
@@ -294,7 +294,7 @@ class Trainer:
         save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, KEEP_CHECKPOINTS, ledgers)
         return self._publish(state)
 
-    def _publish(self, state: TrainerState) -> PolicyVersion:
+    def _publish(self, state: Checkpoint) -> PolicyVersion:
         """Publish the adapter of a checkpoint, and write the outcome of its step."""
         published = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
         if state.outcome is not None:

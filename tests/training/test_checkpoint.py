@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from entente.telemetry.errors import DataError
-from entente.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from entente.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings, settings_hash
 from entente.training.trainer import Trainer
@@ -49,8 +49,8 @@ def learn(policy: Policy, optimiser: torch.optim.Optimizer) -> None:
     optimiser.step()
 
 
-def state_of(step: int) -> TrainerState:
-    return TrainerState(step=step, settings_hash=settings_hash(SETTINGS), metrics={"train/loss": 0.1 + 0.2})
+def state_of(step: int) -> Checkpoint:
+    return Checkpoint(step=step, settings_hash=settings_hash(SETTINGS), metrics={"train/loss": 0.1 + 0.2})
 
 
 @pytest.fixture(scope="module")

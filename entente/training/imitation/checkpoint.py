@@ -19,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
-from entente.training.state_tensors import StateValues, pack_state, restore_state
+from entente.training.checkpoint import StateValues, pack_state, restore_state
 from storage.files import names_in, publish_once
 
 _KEPT = 2
