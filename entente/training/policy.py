@@ -23,11 +23,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from entente.decoding.architectures import architecture_of, read_architecture
 from entente.decoding.model_files import longest_position
+from entente.decoding.open_set import open_sets
 from entente.decoding.weight_files import usual_mode
 from entente.telemetry.errors import DataError, InputError
 from entente.training.masked_logprobs import Reference, TokenFigures, masked_logprobs, reference_of
 from entente.training.micro_batches import MicroBatch
 from entente.training.settings import CARD_SHARE, TrainingSettings
+from storage.gather import Batch
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -204,3 +206,34 @@ class Policy:
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
             raise DataError(f"adapter file '{file}' holds other weights than a policy of rank {self._settings.lora_rank} has")
         set_peft_model_state_dict(self.model, weights)
+
+
+def find_faults(batch: Batch, vocabulary: int, longest: int) -> dict[int, str]:
+    """Rows that this run cannot train on, and why: what depends on its model, or on a reward of the user's own. All else was
+    checked when the rows were published.
+
+    Args:
+        vocabulary: number of the model's token ids.
+        longest: tokens of the longest sequence that it reads.
+    """
+    lengths, positions = np.diff(batch.input_offsets), np.diff(batch.completion_offsets)
+    row_of_position = np.repeat(np.arange(len(lengths)), positions)
+    ids, legal = batch.input_ids, batch.legal_ids
+    foreign = (legal >= vocabulary) | (legal < -vocabulary)
+    ends = batch.legal_offsets[:-1][open_sets(legal, batch.legal_offsets)] + 1  # an open set holds ids below its end
+    foreign[ends] = legal[ends] > vocabulary
+    row_of_legal = np.repeat(row_of_position, np.diff(batch.legal_offsets))
+
+    def rows_of(owner: np.ndarray, bad: np.ndarray) -> np.ndarray:
+        return np.bincount(owner[bad], minlength=len(lengths)) > 0
+
+    beyond = rows_of(np.repeat(np.arange(len(lengths)), lengths), (ids < 0) | (ids >= vocabulary)) | rows_of(
+        row_of_legal, foreign
+    )
+    checks = {
+        f"it is longer than the {longest} tokens that the model reads": lengths > longest,
+        f"it holds token ids beyond the model's vocabulary of {vocabulary}": beyond,
+        "a behaviour log-probability is not a finite number": rows_of(row_of_position, ~np.isfinite(batch.behaviour_logprobs)),
+        "its return is not a finite number": ~np.isfinite(batch.returns),
+    }
+    return {row: why for why, bad in reversed(checks.items()) for row in np.flatnonzero(bad).tolist()}

@@ -206,35 +206,27 @@ class TrainerProcess:
             self._opened = _TRAINED_STEP.validate_python(self._receive())
         return self._opened
 
-    @_operation
-    def fresh_rows(self) -> int:
-        """See `Trainer.fresh_rows`."""
-        ...
+    # -- operations: see `Trainer`, whose methods of the same names answer ------------------------------------------------
 
     @_operation
-    def eligible(self, step: int, start_groups: int) -> Eligible:
-        """See `Trainer.eligible`."""
-        ...
+    def fresh_rows(self) -> int: ...
 
     @_operation
-    def retire(self, settings: RetentionSettings) -> int:
-        """See `Trainer.retire`."""
-        ...
+    def eligible(self, step: int, start_groups: int) -> Eligible: ...
 
     @_operation
-    def measure_mismatch(self) -> dict[str, float]:
-        """See `Trainer.measure_mismatch`."""
-        ...
+    def retire(self, settings: RetentionSettings) -> int: ...
 
     @_operation
-    def lessons_left(self, query: LessonQuery) -> int:
-        """See `Trainer.lessons_left`."""
-        ...
+    def measure_mismatch(self) -> dict[str, float]: ...
 
     @_operation
-    def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep:
-        """See `Trainer.step`."""
-        ...
+    def lessons_left(self, query: LessonQuery) -> int: ...
+
+    @_operation
+    def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep: ...
+
+    # -- the socket -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the socket, which ends the child, and wait; kill the child if it does not end within seconds.

@@ -7,21 +7,20 @@ that the ledger names, and a version that was not published yet is published. Th
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from entente.decoding.open_set import open_sets
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError, InputError, TrainingError
 from entente.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from entente.training.mismatch import check_mismatch, measure_mismatch
 from entente.training.objective import StepFigures
 from entente.training.parallel import Peers
-from entente.training.policy import Policy
+from entente.training.policy import Policy, find_faults
 from entente.training.process import TrainedStep
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
@@ -167,9 +166,8 @@ class Trainer:
             raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
         began = time.perf_counter()
         if step in self._to_repeat:
-            rows, counts = self._read_ledger(step), {}
-            chosen = recorded_lessons(rows)
-            batch, taught = self._gather_recorded(step, rows, chosen)
+            rows, batch, chosen, taught = self._gather_recorded(step)
+            counts: Mapping[str, int] = {}
         else:
             rows, counts, batch = self._choose_and_gather(step, start_groups)
             chosen, taught = self._choose_lessons(step, lessons)
@@ -263,21 +261,18 @@ class Trainer:
         if lessons:
             self._shelf.count(lessons)
 
-    def _read_ledger(self, step: int) -> pa.Table:
-        """The rows that the step's ledger names.
+    def _gather_recorded(self, step: int) -> tuple[pa.Table, Batch, list[LessonRef], LessonBatch | None]:
+        """The rows and the lessons that the step's ledger names.
 
         Raises:
-            DataError: there is no such ledger.
+            DataError: there is no such ledger, or what it names is missing or damaged.
         """
         rows = read_ledger(self._paths, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
-        return rows
-
-    def _gather_recorded(self, step: int, rows: pa.Table, lessons: Sequence[LessonRef]) -> tuple[Batch, LessonBatch | None]:
-        """The rows and lessons that a step's ledger names."""
+        lessons = recorded_lessons(rows)
         try:
-            return self._index.gather(rows), self._shelf.gather(lessons) if lessons else None
+            return rows, self._index.gather(rows), lessons, self._shelf.gather(lessons) if lessons else None
         except DataError as error:
             raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
 
@@ -302,44 +297,14 @@ class Trainer:
             write_outcome(self._paths, state.step, outcome)
         return published
 
-    def _outcome(self, updates: list[StepFigures]) -> Outcome:
+    def _outcome(self, updates: Sequence[StepFigures]) -> Outcome:
+        recorded = [
+            UpdateOutcome(loss=each.loss, gradient_norm=each.gradient_norm, micro_batches=each.losses) for each in updates
+        ]
         return Outcome(
-            updates=[
-                UpdateOutcome(loss=each.loss, gradient_norm=each.gradient_norm, micro_batches=each.losses) for each in updates
-            ],
+            updates=recorded,
             device=self._policy.device.type,
             threads=torch.get_num_threads(),
             processes=self._processes,
             torch=torch.__version__,
         )
-
-
-def find_faults(batch: Batch, vocabulary: int, longest: int) -> dict[int, str]:
-    """Rows that this run cannot train on, and why: what depends on its model, or on a reward of the user's own. All else was
-    checked when the rows were published.
-
-    Args:
-        vocabulary: number of the model's token ids.
-        longest: tokens of the longest sequence that it reads.
-    """
-    lengths, positions = np.diff(batch.input_offsets), np.diff(batch.completion_offsets)
-    row_of_position = np.repeat(np.arange(len(lengths)), positions)
-    ids, legal = batch.input_ids, batch.legal_ids
-    foreign = (legal >= vocabulary) | (legal < -vocabulary)
-    ends = batch.legal_offsets[:-1][open_sets(legal, batch.legal_offsets)] + 1  # an open set holds ids below its end
-    foreign[ends] = legal[ends] > vocabulary
-    row_of_legal = np.repeat(row_of_position, np.diff(batch.legal_offsets))
-
-    def rows_of(owner: np.ndarray, bad: np.ndarray) -> np.ndarray:
-        return np.bincount(owner[bad], minlength=len(lengths)) > 0
-
-    beyond = rows_of(np.repeat(np.arange(len(lengths)), lengths), (ids < 0) | (ids >= vocabulary)) | rows_of(
-        row_of_legal, foreign
-    )
-    checks = {
-        f"it is longer than the {longest} tokens that the model reads": lengths > longest,
-        f"it holds token ids beyond the model's vocabulary of {vocabulary}": beyond,
-        "a behaviour log-probability is not a finite number": rows_of(row_of_position, ~np.isfinite(batch.behaviour_logprobs)),
-        "its return is not a finite number": ~np.isfinite(batch.returns),
-    }
-    return {row: why for why, bad in reversed(checks.items()) for row in np.flatnonzero(bad).tolist()}

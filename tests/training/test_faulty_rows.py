@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from entente.decoding.open_set import open_set
-from entente.training.trainer import find_faults
+from entente.training.policy import find_faults
 from storage.gather import Batch
 from tests.training.batches import VOCABULARY, three_levels, with_thoughts
 
