@@ -19,13 +19,12 @@ import yaml
 from kubernetes_validate import validate
 
 from entente.cli.commands import command_line
-from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.given_parameters import ADDRESSES_VARIABLE, check_given
 from tests.test_docs import DEPLOYMENTS as OF_ONE_MACHINE
-from tests.test_docs import OPERATIONS, PACKAGES, blocks, differing
+from tests.test_docs import OPERATIONS, PACKAGES, blocks, resolved
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
@@ -34,7 +33,7 @@ NAMED = {f"{each['kind']}/{each['metadata']['name']}": each for each in OBJECTS}
 PODS = {name: each["spec"]["template"]["spec"] for name, each in NAMED.items() if "template" in each.get("spec", {})}
 TEMPLATE = json.loads((ROOT / "deploy" / "job-template.json").read_text())
 DEPLOYED = yaml.safe_load((ROOT / "deploy" / "kubernetes.yaml").read_text())
-DEPLOYMENTS = {each["name"]: each for each in DEPLOYED["deployments"]}
+DEPLOYMENTS = {each["name"]: resolved(each) for each in DEPLOYED["deployments"]}
 RELEASES = ("1.30", "1.37")
 """Releases of Kubernetes whose schemas the objects fit: the oldest and the newest that were looked at."""
 WORKER_URL = "http://prefect-server:4200/api"
@@ -172,12 +171,6 @@ def test_the_deployments_bear_the_names_of_one_machine_and_take_their_parameters
         assert flow.validate_parameters(each["parameters"] | whoever_starts_it_gives)
         assert each["work_pool"]["name"] == "kubernetes" and each["description"] and each["tags"]
         assert each["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "/entente"}}]
-
-
-def test_what_is_trained_on_kubernetes_is_the_preset_for_a_cluster():
-    given = RunSettings.model_validate(DEPLOYMENTS["train"]["parameters"]["settings"])
-    here = {"inference.urls", "cache.from_run"}
-    assert set(differing(given, layered_settings("cluster"))) == here
 
 
 def commands() -> list[list[str]]:

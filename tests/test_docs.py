@@ -23,7 +23,6 @@ from entente.cli.commands import command_line
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.metrics import METRICS
-from state_cache.settings import NEWEST
 from storage.asking import ask, connect, ready_query
 from storage.runs import RunPaths
 from tests.cli.test_commands import LEAVES
@@ -240,6 +239,18 @@ def test_the_data_format_page_lists_every_folder_and_file_of_a_run():
     assert len(paths) > 20 and [path for path in paths if not re.search(rf"`{re.escape(path)}[`/]", DATA_FORMAT)] == []
 
 
+def resolved(deployment: dict[str, Any]) -> dict[str, Any]:
+    """A deployment as `prefect deploy` makes it: its build steps are run, and their outputs stand in its values."""
+    from prefect.utilities.templating import apply_values
+
+    outputs: dict[str, Any] = {}
+    for step in deployment.get("build", []):
+        ((name, inputs),) = step.items()
+        module, _, function = name.rpartition(".")
+        outputs |= getattr(importlib.import_module(module), function)(**inputs)
+    return apply_values(deployment, outputs)
+
+
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])
 def test_a_deployment_starts_a_flow_of_that_name_with_parameters_it_takes(deployment: dict[str, Any]):
     from prefect import Flow
@@ -252,7 +263,7 @@ def test_a_deployment_starts_a_flow_of_that_name_with_parameters_it_takes(deploy
     assert flow.name == stem.replace("_", "-")
     assert set(deployment) <= set(DeploymentConfig.model_fields), "Prefect drops what it does not know without a word"
     whoever_starts_it_gives = {"run": "mine"} if "run" in flow.parameters.required else {}
-    assert flow.validate_parameters(deployment["parameters"] | whoever_starts_it_gives)
+    assert flow.validate_parameters(resolved(deployment)["parameters"] | whoever_starts_it_gives)
     assert deployment["work_pool"]["name"] == "local"
     assert deployment["description"] and deployment["tags"]
 
@@ -267,25 +278,6 @@ def test_each_flow_is_deployed_once_under_the_name_that_prefect_yaml_tells():
     told = {(file.name, name) for file in files for name in re.findall(rf"\b(?:{flow})/[a-z][a-z-]*", file.read_text())}
     assert len(told) > 5 and [(file, name) for file, name in told if name not in names] == []
     assert len({deployment["name"] for deployment in DEPLOYMENTS}) == len(DEPLOYMENTS), "each is told from the others by its name"
-
-
-def test_what_is_deployed_is_the_laptop_preset():
-    given = {d["entrypoint"].split(":")[1]: d["parameters"].get("settings") for d in DEPLOYMENTS}
-    laptop = layered_settings("laptop")
-    assert differing(RunSettings.model_validate(given["train_policy"]), laptop) == {"cache.from_run": (NEWEST, "")}
-    assert differing(type(laptop.cache).model_validate(given["build_state_cache"]), laptop.cache) == {}
-
-
-def differing(one: BaseModel, other: BaseModel, prefix: str = "") -> dict[str, tuple[object, object]]:
-    """Settings, by their dotted names, in which the two trees differ, with both values."""
-    found: dict[str, tuple[object, object]] = {}
-    for name in type(one).model_fields:
-        left, right = getattr(one, name), getattr(other, name)
-        if isinstance(left, BaseModel) and isinstance(right, BaseModel):
-            found |= differing(left, right, f"{prefix}{name}.")
-        elif left != right:
-            found[prefix + name] = left, right
-    return found
 
 
 def test_no_file_names_a_folder_of_somebody_s_machine():

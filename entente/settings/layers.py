@@ -54,15 +54,31 @@ def preset_names() -> list[str]:
     return sorted(file.stem for file in _PRESETS.glob("*.toml"))
 
 
+def _preset_tree(preset: str) -> dict[str, Any]:
+    if preset not in preset_names():
+        raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
+    return read_settings_file(_PRESETS / f"{preset}.toml")
+
+
+def deployed_preset(preset: str, over: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A build step of `prefect deploy`: the values of a preset, with those of `over` over them, as the parameter `settings`.
+
+    They stand in the deployment, because Prefect's page sends every value of its form: a preset that a flow laid under them could
+    not tell a default from a choice.
+
+    Raises:
+        InputError: there is no such preset.
+    """
+    return {"settings": merge_layers(_preset_tree(preset), over or {})}
+
+
 def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
     """Checked settings from a preset, TOML files and overrides; later layers win.
 
     Raises:
         InputError: unknown preset, unreadable file, unknown or invalid setting, or settings that contradict each other.
     """
-    if preset not in preset_names():
-        raise InputError(f"there is no preset '{preset}'; known: {', '.join(preset_names())}")
-    layers = [read_settings_file(_PRESETS / f"{preset}.toml"), *(read_settings_file(file) for file in files), overrides or {}]
+    layers = [_preset_tree(preset), *(read_settings_file(file) for file in files), overrides or {}]
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge_layers(merged, layer)
@@ -94,7 +110,7 @@ def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]
 
 def _rate_in_presets(name: str) -> float | None:
     """The rate of the preset that names this hub id: the usual one of its width, known without the hub."""
-    trees = (read_settings_file(_PRESETS / f"{preset}.toml") for preset in preset_names())
+    trees = map(_preset_tree, preset_names())
     return next(
         (tree["training"]["learning_rate"] for tree in trees if may_be_hub_id(name) and _name_of_base(tree) == name), None
     )

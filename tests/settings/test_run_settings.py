@@ -18,6 +18,7 @@ from entente.inference.settings import InferenceSettings
 from entente.settings import layers
 from entente.settings.layers import (
     check_prompts,
+    deployed_preset,
     layered_settings,
     one_sentence,
     preset_names,
@@ -40,6 +41,14 @@ def test_a_file_overrides_the_preset_and_a_flag_overrides_both(tmp_path: Path):
     settings = layered_settings("laptop", [first, second], {"rollouts": {"forks_per_group": 6}})
     assert (settings.steps, settings.rollouts.start_groups, settings.rollouts.forks_per_group) == (5, 7, 6)
     assert settings.rollouts.horizon_years == layered_settings("laptop").rollouts.horizon_years
+
+
+def test_what_is_deployed_of_a_preset_is_its_own_values_and_what_is_given_over_them():
+    given = deployed_preset("laptop", {"cache": {"from_run": "newest"}})["settings"]
+    assert given["cache"] == {**deployed_preset("laptop")["settings"]["cache"], "from_run": "newest"}
+    assert RunSettings.model_validate(given) == layered_settings("laptop", (), {"cache": {"from_run": "newest"}})
+    with pytest.raises(InputError, match="no preset 'lap'"):
+        deployed_preset("lap")
 
 
 def test_another_model_than_the_preset_s_gets_the_rate_of_its_width_and_one_ten_times_off_is_said():
