@@ -1,6 +1,5 @@
 """Every example of docs/extending.md runs as it stands there; a part that cannot be used is refused in one sentence."""
 
-import asyncio
 import json
 import math
 import random
@@ -57,7 +56,7 @@ def documented(package: Callable[[dict[str, str]], Path]) -> Path:
 
 
 def test_every_example_has_the_file_that_it_belongs_to():
-    assert len(re.findall(r"^```(?:python|toml|jinja|json)", PAGE, re.MULTILINE)) == len(BLOCKS) == 9
+    assert len(re.findall(r"^```(?:python|toml|jinja|json)", PAGE, re.MULTILINE)) == len(BLOCKS) == 8
 
 
 def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_without(
@@ -251,29 +250,3 @@ def test_the_recipe_of_the_page_says_how_prompts_of_an_adapter_are_written(tmp_p
 
     (tmp_path / "recipe.json").write_text(BLOCKS["recipe.json"])
     assert recipe_prompts(tmp_path) == PromptSettings(**json.loads(BLOCKS["recipe.json"])["prompts"])
-
-
-def test_the_engine_of_the_page_draws_legal_answers_with_the_odds_that_it_says(tokens):
-    from entente.decoding.table_builder import TableBuilder
-    from entente.decoding.thinking import thinking_of
-    from entente.records.generation import GenerationRequest
-    from entente.records.policy_version import PolicyVersion
-
-    engine = module("entente/inference/uniform_engine.py").UniformEngine()
-    for power, legal in Board.start().legal_orders().items():
-        table = tokens.tables.table(legal)
-        request = GenerationRequest(request_id=power, prompt_ids=[1], table=table, seed=7)
-        drawn, again = (asyncio.run(engine.generate(request)) for _ in range(2))
-        assert (
-            legal.admits(tokens.tables.read(drawn.token_ids.tolist(), legal))
-            and drawn.token_ids.tolist() == again.token_ids.tolist()
-        )
-        counts = np.diff(table.legal_sets(drawn.token_ids.tolist())[1])
-        np.testing.assert_allclose(drawn.logprobs, -np.log(counts), rtol=1e-6)
-    thinks = TableBuilder(tokens.codec, thinking=thinking_of(tokens.codec, 6)).table(legal)
-    request = GenerationRequest(request_id="thinks", prompt_ids=[1], table=thinks, seed=7)
-    thinks.legal_sets(asyncio.run(engine.generate(request)).token_ids.tolist())  # raises unless whole and legal
-    policy = PolicyVersion(version=3, adapter_hash="hash", adapter=Path("x"))
-    asyncio.run(engine.publish(policy))
-    request = GenerationRequest(request_id="last", prompt_ids=[1], table=table, seed=7)
-    assert asyncio.run(engine.generate(request)).policy == policy and asyncio.run(engine.stats()).requests == 16

@@ -4,8 +4,7 @@ The forks start from real positions and use the code that plays a run, but draw 
 """
 
 import asyncio
-import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, count, pairwise
 from operator import ne
@@ -13,15 +12,12 @@ from operator import ne
 import numpy as np
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import END
-from entente.decoding.open_set import nth_id, set_size
 from entente.game.board import Board
 from entente.game.snapshot import Snapshot
-from entente.inference.engine import Engine, EngineStats
+from entente.inference.uniform_engine import UniformEngine
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.generation import Generation, GenerationRequest
-from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Decision, Ply
 from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
@@ -64,7 +60,7 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
     opponents = ",".join(settings.scripted_opponents) or "mover"
     shorter = settings.model_copy(update={"horizon_years": years, "forks_per_group": _FORKS, "opponents": opponents})
     starts = sample_start_positions(positions, _GROUPS[settings.policy_powers], seed, 1)
-    engine = _UniformEngine()
+    engine = _LengthEngine()
     groups, policy = plan_start_groups(starts, 0, shorter), PolicyPlayer(engine, tokens)
     forks = asyncio.run(roll_out(groups, {POLICY: policy}, shorter, producer="rehearsal", seed=seed))
     rows = [replace(row, input_ids=row.input_ids[:longest]) for row in decisions_of(forks)]
@@ -113,35 +109,13 @@ class BytesAsTokens(Codec):
         return tuple(text.encode())
 
 
-class _UniformEngine(Engine):
-    """An engine without a model. Draws legal tokens uniformly."""
-
-    name = "rehearsal"
+class _LengthEngine(UniformEngine):
+    """Notes how long a request may become."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.longest = 0
-
-    async def start(self) -> None:
-        return
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.longest = max(self.longest, len(request.prompt_ids) + request.table.longest)
-        dice, state, ids = random.Random(request.seed), request.table.start, []
-        while state != END:
-            legal = request.table.allowed(state)
-            ids.append(nth_id(legal, dice.randrange(set_size(legal))))
-            state = request.table.advance(state, ids[-1])
-        zeros = np.zeros(len(ids), np.float32)
-        return Generation(token_ids=np.array(ids, np.int32), logprobs=zeros, policy=BASE, worker=self.name)
-
-    async def publish(self, policy: PolicyVersion) -> None:
-        return
-
-    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        return
-
-    async def stats(self) -> EngineStats:
-        return EngineStats()
-
-    async def close(self) -> None:
-        return
+        return await super().generate(request)

@@ -40,7 +40,6 @@ from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
-from storage.own_selection import keys_of
 from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths
 from storage.settings import StorageSettings

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import decode
 from benchmarks.decode_cases import RunInputs, record_step, requests_for
 from entente.game.snapshot import Snapshot
+from entente.inference.uniform_engine import UniformEngine
 from entente.rollouts.settings import RolloutSettings
-from tests.instant_engine import InstantEngine
 
 # -- cases -------------------------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ def laptop_like(positions: list[Snapshot], **changed: int) -> RunInputs:
 
 
 def test_a_recorded_step_has_every_decision_of_every_ply_with_its_board(tokens, positions):
-    played = asyncio.run(record_step(laptop_like(positions), 1, InstantEngine(), tokens))  # type: ignore[arg-type]
+    played = asyncio.run(record_step(laptop_like(positions), 1, UniformEngine(), tokens))  # type: ignore[arg-type]
     assert len(played.cases) == len(played.drawn) == played.decisions
     again = requests_for(played.cases, tokens, "x")
     by_case = [(tuple(request.prompt_ids), request.snapshot_id) for request, _ in played.drawn]
@@ -45,7 +45,7 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     prompts: list[int] = []
     emptied: list[int] = []
 
-    class Caching(InstantEngine):
+    class Caching(UniformEngine):
         async def forget_prefixes(self) -> None:
             emptied.append(1)
 

@@ -12,8 +12,8 @@ from benchmarks.smoke import trainer_stages
 from benchmarks.smoke.engine_stages import check_drawn, draw, make_requests, rate, reference_logprobs
 from benchmarks.smoke.job import Job, StageFailed
 from benchmarks.smoke.trainer_stages import try_budgets
+from entente.inference.uniform_engine import UniformEngine
 from entente.telemetry.errors import TrainingError
-from tests.instant_engine import InstantEngine
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def job(tmp_path: Path, model: Path) -> Job:
 
 @pytest.fixture(scope="module")
 def drawn(model: Path) -> Any:
-    """Real requests and legal completions, with made-up log-probabilities."""
+    """Real requests and legal completions, drawn uniformly."""
     requests = make_requests(model, 12, "r")
-    return list(zip(requests, asyncio.run(draw(InstantEngine(), requests)), strict=True))
+    return list(zip(requests, asyncio.run(draw(UniformEngine(), requests)), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_requests_are_of_several_positions_and_both_phases(model: Path):
 
 
 def test_a_rate_is_not_helped_by_prompts_that_an_earlier_one_left_in_the_cache(model: Path):
-    class Recording(InstantEngine):
+    class Recording(UniformEngine):
         async def generate(self, request: Any) -> Any:
             firsts.append(request.prompt_ids[0])
             return await super().generate(request)
@@ -55,8 +55,9 @@ def test_a_rate_is_not_helped_by_prompts_that_an_earlier_one_left_in_the_cache(m
 
 
 def test_wrong_probabilities_and_uncertain_forced_tokens_fail(drawn: Any, job: Job, reference: Any):
+    unsure = [(one, replace(found, logprobs=found.logprobs - 1)) for one, found in drawn]
     with pytest.raises(StageFailed, match="forced tokens have a probability other than 1"):
-        check_drawn(job, reference, drawn)  # made-up log-probabilities are all -1
+        check_drawn(job, reference, unsure)
     right = [(one, replace(found, logprobs=reference_logprobs(reference, one, found))) for one, found in drawn]
     assert check_drawn(job, reference, right).largest == 0
     wrong = [(one, replace(found, logprobs=found.logprobs * 1.1)) for one, found in right]

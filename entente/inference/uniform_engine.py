@@ -1,0 +1,58 @@
+"""An engine without a model, which draws each legal token with equal probability: for rehearsals and tests, and as an example.
+
+A run does not start with it, because its log-probabilities are not the trainer's.
+"""
+
+import math
+import random
+from collections.abc import Collection
+
+import numpy as np
+
+from entente.decoding.legal_table import END
+from entente.decoding.open_set import nth_id, set_size
+from entente.inference.engine import Engine, EngineStats
+from entente.records.generation import Generation, GenerationRequest
+from entente.records.policy_version import BASE, PolicyVersion
+
+
+class UniformEngine(Engine):
+    """An `Engine`. A completion names the version that was published last."""
+
+    name = "uniform"
+
+    def __init__(self) -> None:
+        self.policy, self._requests = BASE, 0
+
+    async def start(self) -> None:
+        """There is nothing to load."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """One token at a time, from the seed of the request."""
+        dice, node, drawn, logprobs = random.Random(request.seed), request.table.start, [], []
+        while node != END:
+            legal = request.table.allowed(node)
+            drawn.append(nth_id(legal, dice.randrange(set_size(legal))))
+            logprobs.append(-math.log(set_size(legal)))
+            node = request.table.advance(node, drawn[-1])
+        self._requests += 1
+        return Generation(
+            token_ids=np.array(drawn, np.int32),
+            logprobs=np.array(logprobs, np.float32),
+            policy=self.policy,
+            worker=self.name,
+        )
+
+    async def publish(self, policy: PolicyVersion) -> None:
+        """Later completions name this version; their tokens are drawn in the same way."""
+        self.policy = policy
+
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
+        """One version is served at a time."""
+
+    async def stats(self) -> EngineStats:
+        """Requests so far, and the version."""
+        return EngineStats(requests=self._requests, policy_version=self.policy.version)
+
+    async def close(self) -> None:
+        """There is nothing to free."""
