@@ -237,7 +237,7 @@ def make_adapter(write_adapter: Callable[..., Path], tmp_path: Path) -> Callable
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What onlookers hear."""
     heard: list[str] = []
-    onlooker = progress.LogReporter()
+    onlooker = progress.Reporter()
     monkeypatch.setattr(onlooker, "say", heard.append)
     monkeypatch.setattr(progress, "_reporter", onlooker)
     return heard

@@ -8,6 +8,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from entente.telemetry.progress import LogReporter, install, shown, step_line
+from entente.telemetry.progress import Reporter, install, shown
 
 _COLUMNS = 100
 """Width of a plan's table where there is no terminal."""
@@ -119,40 +120,21 @@ def _style(name: str) -> str | None:
     return "yellow" if name == "warning" else None
 
 
-class LineReporter(LogReporter):
+def line_reporter(clock: Callable[[], float] = time.monotonic) -> Reporter:
     """Plain lines on standard error: one per step and per finished stage, and one a minute while a stage goes on."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        """See `Reporter.stage`; the line of a step includes its rollouts."""
-        now = self._clock()
-        if name.startswith("rollout "):
-            return
-        if done == total:
-            self._said.pop(name, None)
-            self.say(f"{name}: {total} done")
-        elif now - self._said.setdefault(name, now) >= _LINE_EVERY_S:
-            self._said[name] = now
-            self.say(f"{name}: {done} of {total}")
-
-    def step(self, step: int, steps: int, figures: Mapping[str, float]) -> None:
-        """See `Reporter.step`."""
-        self.say(step_line(step, steps, figures))
-
-    def say(self, sentence: str) -> None:
-        """See `Reporter.say`."""
-        sys.stderr.write(sentence + "\n")
+    def write(line: str) -> None:
+        sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
+    return Reporter(write, every_s=_LINE_EVERY_S, rollouts=False, clock=clock)
 
-class BarReporter(LineReporter):
+
+class BarReporter(Reporter):
     """Lines as elsewhere, above a bar for each stage that goes on."""
 
     def __init__(self, bars: Progress) -> None:
-        super().__init__()
+        super().__init__(partial(bars.console.print, highlight=False, markup=False))
         self._bars = bars
         self._stages: dict[str, TaskID] = {}
 
@@ -166,10 +148,6 @@ class BarReporter(LineReporter):
         else:
             self._stages[name] = self._bars.add_task(name, completed=done, total=total)
 
-    def say(self, sentence: str) -> None:
-        """See `Reporter.say`."""
-        self._bars.console.print(sentence, highlight=False, markup=False)
-
 
 @contextmanager
 def progress_shown() -> Iterator[None]:
@@ -177,7 +155,7 @@ def progress_shown() -> Iterator[None]:
     console = Console(stderr=True)
     try:
         if not console.is_terminal:
-            install(LineReporter())
+            install(line_reporter())
             yield
             return
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -185,4 +163,4 @@ def progress_shown() -> Iterator[None]:
             install(BarReporter(bars))
             yield
     finally:
-        install(LogReporter())
+        install(Reporter())

@@ -6,26 +6,10 @@ makes Prefect store that log, so that the UI shows the messages of a run that it
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
 
 logger = logging.getLogger("entente")
-
-
-class Reporter(Protocol):
-    """An onlooker."""
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        """Progress of a long piece of work; it is complete when `done` equals `total`."""
-        ...
-
-    def step(self, step: int, steps: int, figures: Mapping[str, float]) -> None:
-        """A training step has finished, with its metrics."""
-        ...
-
-    def say(self, sentence: str) -> None:
-        """A message."""
-        ...
 
 
 class GameProgress:
@@ -65,31 +49,51 @@ def step_line(step: int, steps: int, figures: Mapping[str, float]) -> str:
     return "  ".join([f"step {step}/{steps}", *(form.format(figures[name]) for name, form in _LINE if name in figures)])
 
 
-class LogReporter:
-    """Writes lines to the log; a stage at its end and at most every ten seconds."""
+_to_log = partial(logger.info, "%s")
 
-    def __init__(self) -> None:
+
+class Reporter:
+    """Writes lines: one per step and per finished stage, and one from time to time while a stage goes on."""
+
+    def __init__(
+        self,
+        write: Callable[[str], None] = _to_log,
+        *,
+        every_s: float = 10.0,
+        rollouts: bool = True,
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
+        """
+        Args:
+            write: gets each line; by default the log does.
+            every_s: seconds between two lines of a stage that goes on.
+            rollouts: a stage of rollouts has lines too; the line of a step includes them.
+        """
+        self._write, self._every_s, self._rollouts, self._clock = write, every_s, rollouts, clock
         self._said: dict[str, float] = {}
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """See `Reporter.stage`."""
-        now = time.monotonic()
-        if done == total or now - self._said.setdefault(name, now) > 10:
-            self._said[name] = now
-            logger.info("%s: %d of %d", name, done, total)
+        """Progress of a long piece of work; it is complete when `done` equals `total`."""
+        now = self._clock()
+        if not self._rollouts and name.startswith("rollout "):
+            return
         if done == total:
             self._said.pop(name, None)
+            self._write(f"{name}: {total} done")
+        elif now - self._said.setdefault(name, now) >= self._every_s:
+            self._said[name] = now
+            self._write(f"{name}: {done} of {total}")
 
     def step(self, step: int, steps: int, figures: Mapping[str, float]) -> None:
-        """See `Reporter.step`."""
-        logger.info("%s", step_line(step, steps, figures))
+        """A training step has finished, with its metrics."""
+        self._write(step_line(step, steps, figures))
 
     def say(self, sentence: str) -> None:
-        """See `Reporter.say`."""
-        logger.info("%s", sentence)
+        """A message."""
+        self._write(sentence)
 
 
-_reporter: Reporter = LogReporter()
+_reporter = Reporter()
 
 
 def reporter() -> Reporter:

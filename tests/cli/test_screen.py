@@ -15,16 +15,14 @@ from cyclopts import App
 
 from entente.cli import main
 from entente.cli.commands import command_line
-from entente.cli.terminal import LineReporter, json_alone, print_json, progress_shown
-from entente.telemetry.progress import GameProgress, LogReporter, reporter
+from entente.cli.terminal import json_alone, line_reporter, print_json, progress_shown
+from entente.telemetry.progress import GameProgress, Reporter, reporter
 
 
 def test_progress_goes_to_standard_error_for_the_length_of_the_block_only(capsys: pytest.CaptureFixture):
     with pytest.raises(ZeroDivisionError), progress_shown():
-        assert isinstance(reporter(), LineReporter)
         reporter().say("half way")
         raise ZeroDivisionError
-    assert type(reporter()) is LogReporter
     reporter().say("nobody looks on any more")
     out, err = capsys.readouterr()
     assert (out, err) == ("", "half way\n")
@@ -32,7 +30,7 @@ def test_progress_goes_to_standard_error_for_the_length_of_the_block_only(capsys
 
 def test_a_long_stage_is_a_line_a_minute(capsys):
     now = [0.0]
-    lines = LineReporter(lambda: now[0])
+    lines = line_reporter(lambda: now[0])
     for done in range(1, 4):
         lines.stage("playing", done, 4)
         now[0] += 40.0
@@ -42,8 +40,8 @@ def test_a_long_stage_is_a_line_a_minute(capsys):
 
 def test_games_report_each_movement_phase_and_a_game_that_ends_early_counts_as_whole(monkeypatch):
     seen: list[tuple[int, int]] = []
-    monkeypatch.setattr(LogReporter, "stage", lambda self, name, done, total: seen.append((done, total)))
-    monkeypatch.setattr("entente.telemetry.progress._reporter", LogReporter())
+    monkeypatch.setattr(Reporter, "stage", lambda self, name, done, total: seen.append((done, total)))
+    monkeypatch.setattr("entente.telemetry.progress._reporter", Reporter())
     progress = GameProgress("games", 2, 20)
     for phase in ("S1901M", "F1901M", "F1901R", "W1901A"):
         progress.played("first", phase)

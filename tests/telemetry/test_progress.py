@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from entente.telemetry import progress
-from entente.telemetry.progress import LogReporter, step_line
+from entente.telemetry.progress import Reporter, step_line
 
 FIGURES = {
     "train/return_mean": -0.345,
@@ -27,7 +27,7 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_a_step_is_one_line_with_the_figures_that_it_has_and_their_units(said: pytest.LogCaptureFixture):
     line = "step 3/20  return -0.34  decisions 16  lag 1  264 tokens/s  rollout 0.5 s  train 12.0 s"
     assert step_line(3, 20, FIGURES) == line
-    LogReporter().step(3, 20, FIGURES)
+    Reporter().step(3, 20, FIGURES)
     assert said.messages == [line]
     assert step_line(2, 2, {"train/decisions": 0.0, "time/train_s": 1.0}) == "step 2/2  decisions 0  train 1.0 s", (
         "what is missing is left out"
@@ -45,10 +45,10 @@ def test_a_long_stage_is_said_every_ten_seconds_and_stages_do_not_hush_each_othe
             return now
 
     monkeypatch.setattr(progress, "time", Clock)
-    onlooker = LogReporter()
+    onlooker = Reporter()
     for done in range(25):
         now = float(done)
         onlooker.stage("imitation", done, 100)
         if done == 20:
             onlooker.stage("games", 1, 2)
-    assert said.messages == ["imitation: 11 of 100", "imitation: 22 of 100"]
+    assert said.messages == ["imitation: 10 of 100", "imitation: 20 of 100"]

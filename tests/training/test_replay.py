@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from entente.telemetry.errors import DataError, InputError
-from entente.telemetry.progress import LogReporter, install
+from entente.telemetry.progress import Reporter, install
 from entente.training.policy import Policy
 from entente.training.replay import EXACT, TOLERANCES, Replay, replay_step
 from entente.training.settings import TrainingSettings
@@ -112,8 +112,8 @@ def test_a_damaged_checkpoint_is_passed_over_named_and_left_where_it_is(paths, a
     shutil.rmtree(paths.adapters)
     before = sorted(paths.checkpoints.iterdir())
     said = []
-    monkeypatch.setattr(LogReporter, "say", lambda self, sentence: said.append(sentence))
-    install(LogReporter())
+    monkeypatch.setattr(Reporter, "say", lambda self, sentence: said.append(sentence))
+    install(Reporter())
     found = again(paths, 3)
     assert (found.start, found.difference) == (0, None)
     assert sorted(paths.checkpoints.iterdir()) == before and any(str(torn) in line for line in said)

@@ -15,7 +15,7 @@ from diplomacy.utils.export import to_saved_game_format
 from entente.game.recorded import RefusedGameError, replay_recorded
 from entente.telemetry import progress
 from entente.telemetry.errors import EntenteError, InputError
-from entente.telemetry.progress import LogReporter
+from entente.telemetry.progress import Reporter
 from entente.training.imitation import recorded_files
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
@@ -186,8 +186,8 @@ def others() -> list[dict[str, Any]]:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is shown while games are read."""
     shown: list[str] = []
-    monkeypatch.setattr(LogReporter, "say", lambda self, sentence: shown.append(sentence))
-    monkeypatch.setattr(progress, "_reporter", LogReporter())
+    monkeypatch.setattr(Reporter, "say", lambda self, sentence: shown.append(sentence))
+    monkeypatch.setattr(progress, "_reporter", Reporter())
     return shown
 
 
