@@ -33,7 +33,7 @@ from entente.inference.memory_plan import trainer_share
 from entente.players.policy import Tokens
 from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import check_length, check_room
-from entente.settings.layers import check_prompts, check_resumed, rate_warning, settings_of
+from entente.settings.layers import check_prompts, check_what_is_there, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
@@ -47,7 +47,7 @@ from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, folders_in, held, set_aside
 from storage.json_files import write_json
-from storage.ledger_copies import check_ledgers, restore_ledgers
+from storage.ledger_copies import restore_ledgers
 from storage.run_base import new_base, resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
@@ -78,8 +78,7 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     """
     check_settings(settings)
     check_runs_root(settings.runs_root, settings.run)
-    if resume or settings.run:
-        _check_what_is_there(settings, resume=resume)
+    check_what_is_there(settings, resume=resume)
     if settings.pipeline.task_runner == "dask":
         check_scheduler(settings.pipeline.dask_address)
     if settings.inference.model != "tiny":
@@ -91,18 +90,6 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
     apply_threads(settings.threads[0])  # a user's own loss loads torch
     try_loss(settings.training.loss)
     return cards
-
-
-def _check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
-    """Refuse a name that is taken, or settings that the resumed run cannot use. Repeat this once the run's lock is held."""
-    if resume:
-        check_resumed(settings_of(settings.paths), settings)
-        check_ledgers(settings.paths, settings.storage)
-    elif settings.paths.settings.exists():
-        raise InputError(
-            f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
-            "or choose another name with --run"
-        )
 
 
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
@@ -175,7 +162,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         # Another process may have trained a run of this name while this one prepared.
-        _check_what_is_there(settings, resume=resume)
+        check_what_is_there(settings, resume=resume)
         paths.create()
         if flow_run.id is not None:
             record_work(paths, flow_run.id)

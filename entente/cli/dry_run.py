@@ -29,7 +29,7 @@ from entente.settings.find_model import (
     trainer_bytes,
     trainer_gpu_bytes,
 )
-from entente.settings.layers import check_prompts, rate_warning, settings_of
+from entente.settings.layers import check_prompts, check_what_is_there, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
@@ -37,7 +37,6 @@ from entente.telemetry.machine import usable_cores
 from entente.training.settings import KEEP_CHECKPOINTS
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
-from storage.ledger_copies import check_ledgers
 from storage.retention import MILESTONE_EVERY
 from storage.run_base import resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
@@ -61,13 +60,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         check_prompts(settings)
     try_loss(settings.training.loss)
     check_runs_root(settings.runs_root, settings.run)
-    if resume:
-        check_ledgers(settings.paths, settings.storage)
-    elif settings.run and settings.paths.settings.exists():
-        raise InputError(
-            f"run '{settings.run}' exists already in {settings.runs_root}: go on with it by --resume, "
-            "or choose another name with --run"
-        )
+    check_what_is_there(settings, resume=resume)
     cards = run_cards(settings)
     machine = this_machine(cards)
     model, shape = _model(settings)

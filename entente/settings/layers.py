@@ -28,6 +28,7 @@ from entente.telemetry.setting_marks import (
     similar_names,
 )
 from entente.training.settings import TinyModelSettings, usual_rate
+from storage.ledger_copies import check_ledgers
 from storage.runs import RunPaths, check_name, resolve_run, run_names
 
 _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
@@ -230,6 +231,18 @@ def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
                 f"run '{stored.run}' was started with {name} {_in_short(before)} and cannot continue with {_in_short(after)}: "
                 "leave it out, or begin another run, from a step of this one with --init-from"
             )
+
+
+def check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
+    """Refuse a name that is taken, or settings and ledgers that the resumed run cannot use. Repeat this under the run's lock."""
+    if resume:
+        check_resumed(settings_of(settings.paths), settings)
+        check_ledgers(settings.paths, settings.storage)
+    elif settings.run and settings.paths.settings.exists():
+        raise InputError(
+            f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
+            "or choose another name with --run"
+        )
 
 
 def _in_short(value: Any) -> str:
