@@ -21,6 +21,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 
 from entente.evaluation.score_files import read_scores
+from entente.telemetry.errors import one_line
 from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
 
@@ -90,7 +91,7 @@ class RunPage:
             except Exception as error:  # a page that cannot be updated must not end a run
                 self.failures += 1
                 if self.failures == 1:
-                    reporter().say(f"the run's Prefect page was not updated ({_one_line(error)}); the run continues")
+                    reporter().say(f"the run's Prefect page was not updated ({one_line(error)}); the run continues")
             if last_time:
                 return
             with suppress(TimeoutError):
@@ -149,7 +150,7 @@ async def _show_once(key: str, description: str, make: Callable[[], str]) -> Non
         data = await asyncio.to_thread(make)
         await asyncio.wait_for(_Artifact("markdown", _slug(key)).show(flow_run, description, data), LAST_WORD_S)
     except Exception as error:  # the same is in files already
-        reporter().say(f"Prefect's page does not show '{key}' ({_one_line(error)}); nothing else is missing")
+        reporter().say(f"Prefect's page does not show '{key}' ({one_line(error)}); nothing else is missing")
 
 
 def _flow_run_id() -> UUID | None:
@@ -160,10 +161,6 @@ def _flow_run_id() -> UUID | None:
 def _slug(name: str) -> str:
     """`name` as part of an artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 @task(name="report", persist_result=False, retries=0, tags=["report"])

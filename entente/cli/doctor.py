@@ -1,6 +1,7 @@
 """`entente doctor`: what is installed, what does not fit, and how to repair it.
 
-It reads package metadata, paths and counters, and imports no heavy package. Each check gives findings; a problem has a cure.
+It reads package metadata, paths and counters. Of heavy packages it imports Prefect alone, where PREFECT_API_URL names a server.
+Each check gives findings; a problem has a cure.
 """
 
 import os
@@ -22,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from entente.cli.terminal import output_console, print_json
+from entente.telemetry.machine import usable_cores
 
 HOME = Path(__file__).resolve().parents[2]
 """Folder that holds the package `entente`; of a clone, also pyproject.toml."""
@@ -172,8 +174,8 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
     """Cores, memory and disk."""
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield _ok(name="machine", sentence=f"{cores} cores, {psutil.virtual_memory().available / 2**30:.1f} GiB of memory available")
+    memory = psutil.virtual_memory().available / 2**30
+    yield _ok(name="machine", sentence=f"{usable_cores()} cores, {memory:.1f} GiB of memory available")
     folder = next(each for each in (runs_root.absolute(), *runs_root.absolute().parents) if each.exists())
     free = shutil.disk_usage(folder).free
     sentence = f"{free / 2**30:.1f} GiB free for '{runs_root}'"
@@ -193,7 +195,7 @@ def check_prefect() -> Iterator[Finding]:
     try:
         check_address(address) if address else check_database()
         check_room()
-    except EntenteError as error:
+    except (EntenteError, ImportError) as error:
         yield _problem(name="Prefect", sentence=str(error), cure="do what the sentence says; a run would end at its start")
     else:
         yield _ok(name="Prefect", sentence=f"a server answers at {address}" if address else "each command can start a server")

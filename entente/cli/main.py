@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from entente.cli import end_by_signal
 from entente.cli.commands import command_line, overview
-from entente.telemetry.errors import EntenteError, disk_full
+from entente.telemetry.errors import EntenteError, disk_full, one_line
 
 if TYPE_CHECKING:
     from cyclopts import App, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
@@ -117,7 +117,7 @@ def _outcome(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError) and error.filename is not None:
         code = 2 if error.errno in _PATHS_THAT_CANNOT_BE_USED else 1
         return f"cannot use '{error.filename}': {error.strerror}", code
-    return f"unexpected {type(error).__name__}: {_one_line(error)}; see it whole with --debug", 1
+    return f"unexpected {type(error).__name__}: {one_line(error)}; see it whole with --debug", 1
 
 
 def _output_is_closed() -> bool:
@@ -150,7 +150,7 @@ def sentence_of(error: Exception) -> str:
 
             return one_sentence(cause)
         cause = cause.__cause__ or (cause.__context__ if isinstance(cause, CycloptsError) else None)
-    return _one_line(error)
+    return one_line(error)
 
 
 def _unknown_option(error: "UnknownOptionError") -> str:
@@ -186,10 +186,6 @@ def _commands(app: "App", path: str = "") -> Iterator[str]:
         if not name.startswith("-"):
             yield from [path + name] * (app[name].default_command is not None)
             yield from _commands(app[name], f"{path}{name} ")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def _show_traceback(error: BaseException | None, debug: bool) -> None:

@@ -9,12 +9,12 @@ What a step plays against is a file, `league/<producer>/000012.json`, published 
 changed. A repeated task, a resumed run and another process read it, so a start group always meets the same opponents.
 """
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from entente.game.snapshot import POWERS, centres_in
 from entente.players.opponents import LEAGUE, POLICY, read_opponents, seat_version, table_text
 from entente.records.policy_version import BASE_VERSION
 from entente.rollouts.settings import RolloutSettings
@@ -149,7 +149,12 @@ def tally_shard(path: Path) -> Tally:
     forks = [
         (*seats[group], position) for (group, fork), position in last.items() if group in seats and (group, fork) not in failed
     ]
-    return added([tally_fork(power, opponents, centres_of(position)) for power, opponents, position in forks])
+    return added(
+        [
+            tally_fork(power, opponents, dict(zip(POWERS, centres_in(position), strict=True)))
+            for power, opponents, position in forks
+        ]
+    )
 
 
 def tally_fork(power: str, opponents: str, centres: Mapping[str, int]) -> Tally:
@@ -163,11 +168,6 @@ def tally_fork(power: str, opponents: str, centres: Mapping[str, int]) -> Tally:
             ahead = centres[power] - fmean(counts)
             found[version] = ((ahead > 0) + 0.5 * (ahead == 0), 1)
     return found
-
-
-def centres_of(position: str) -> dict[str, int]:
-    """Supply centres of each power in a stored position."""
-    return {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
 
 
 def slots_for(rollouts: RolloutSettings, max_policy_lag: int) -> int:

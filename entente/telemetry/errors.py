@@ -55,6 +55,11 @@ class TrainingError(EntenteError):
     """The trainer refused a batch, or failed."""
 
 
+def one_line(error: BaseException) -> str:
+    """The message of an error on one line; the name of its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def disk_full(error: BaseException | None) -> DiskFullError | None:
     """A DiskFullError if a full disk is among the causes of `error`, else None."""
     while error is not None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, TypeVar
 
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import InputError, one_line
 
 _PART = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -46,11 +46,17 @@ def load_part(kind: str, name: str, accept: Callable[[Any, str], Part]) -> Part:
     try:
         found = getattr(import_module(module), attribute)
     except Exception as error:
-        raise InputError(f"the {kind} '{name}' cannot be loaded ({_one_line(error)}): install or mend it here") from error
+        raise InputError(
+            f"the {kind} '{name}' cannot be loaded ({type(error).__name__}: {one_line(error)}): install or mend it here"
+        ) from error
     try:
         return accept(found, f"{kind} '{name}'")
     except Exception as error:
-        why = str(error) if isinstance(error, Misfit) else f"it failed when it was tried ({_one_line(error)})"
+        why = (
+            str(error)
+            if isinstance(error, Misfit)
+            else f"it failed when it was tried ({type(error).__name__}: {one_line(error)})"
+        )
         raise InputError(f"the {kind} '{name}' cannot be used, because {why}: mend it (docs/extending.md)") from error
 
 
@@ -64,7 +70,3 @@ def check_arguments(function: Any, *names: str) -> None:
         signature(function).bind(*names)
     except TypeError as error:
         raise Misfit(f"it cannot be called with ({', '.join(names)})") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
