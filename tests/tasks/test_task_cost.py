@@ -1,6 +1,5 @@
 """What would make every task of every step dear stays out of it: a walk through what tasks share, a question to the server."""
 
-import ast
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,27 +42,6 @@ def test_prefect_hands_a_quoted_argument_on_without_reading_its_fields():
     assert (inputs, read) == (set(), [])
     options: Any = {"visit_fn": resolve_to_final_result, "return_data": True, "remove_annotations": True, "context": {}}
     assert visit_collection(quoted(value), **options) is value and read == []
-
-
-def test_every_flow_quotes_the_resources_that_it_hands_to_a_task():
-    tasks = {
-        "roll_out_probe",
-        "check_mismatch",
-        "train_step",
-        "label_visits",
-        "visit_groups",
-        "roll_out_groups",
-        "roll_out_on_dask",
-    }
-    firsts = [
-        words[1]
-        for file in sorted([*(ROOT / "flows").glob("*.py"), *(ROOT / "tasks").glob("*.py")])
-        for call in ast.walk(ast.parse(file.read_text()))
-        if isinstance(call, ast.Call)
-        for words in [[ast.unparse(word) for word in ([] if ast.unparse(call.func) == "partial" else [call.func]) + call.args]]
-        if len(words) > 1 and words[0].rpartition(".")[2] in tasks
-    ]
-    assert len(firsts) == 10 and all(first.startswith("quoted(") for first in firsts)
 
 
 @pytest.mark.parametrize(
