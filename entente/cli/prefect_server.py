@@ -156,15 +156,17 @@ def who_answers(address: str, key: str = "", within_s: float = _ANSWERS_WITHIN_S
     import httpx
 
     with prefect_client(address, key, within_s=within_s, retries=0) as client:
-        try:
-            client.api_version()
-        except httpx.HTTPStatusError as refused:
-            code = refused.response.status_code
-            if code >= 500:
-                raise httpx.RemoteProtocolError(f"it answers with {code}") from refused
-            return "refuses" if code in (401, 403) else "other"
-        except ValueError:  # no JSON
-            return "other"
+        for path in ("/health", "/admin/version"):  # health is told without a key
+            try:
+                answer = client.request("GET", path)
+            except httpx.HTTPStatusError as refused:
+                answer = refused.response
+            if answer.status_code >= 500:
+                raise httpx.RemoteProtocolError(f"it answers with {answer.status_code}")
+            if answer.status_code in (401, 403):
+                return "refuses"
+            if path == "/health" and answer.text.strip() != "true":
+                return "other"
     return "accepts"
 
 

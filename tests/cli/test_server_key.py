@@ -121,7 +121,7 @@ def answering(host: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def by_httpx(url: str) -> None:
-    httpx.get(f"{url}/admin/version", headers={"Authorization": "Basic YTpr"})
+    httpx.get(f"{url}/health", headers={"Authorization": "Basic YTpr"})
 
 
 def by_prefect(url: str) -> None:
@@ -146,7 +146,7 @@ def test_what_is_sent_to_this_machine_never_passes_a_proxy(
         for host in LOOPBACK if Path("/proc/net/if_inet6").exists() else LOOPBACK[:2]:
             with answering("::1" if host == "::1" else "127.0.0.1") as (port, heard):
                 send(f"http://[{host}]:{port}/api" if ":" in host else f"http://{host}:{port}/api")
-                assert heard == ["/api/admin/version Basic YTpr"] and overheard == []
+                assert heard == ["/api/health Basic YTpr"] and overheard == []
         for name in ("no_proxy", "NO_PROXY"):
             hosts = os.environ[name].split(",")
             assert len(hosts) == len({*hosts}) and (hosts == ["*"] or {*LOOPBACK, socket.gethostname().lower()} < {*hosts})
