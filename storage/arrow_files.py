@@ -147,7 +147,7 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     Raises:
         DataError: the file is missing or damaged, or has another schema version, other columns or another name.
     """
-    try:
+    try:  # other errors of the system, such as too many open files, say nothing about the file
         content = pa.memory_map(str(path)).read_buffer()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
@@ -187,7 +187,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """
     try:
         with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
-            found = {key.decode(): value.decode() for key, value in (reader.schema.metadata or {}).items()}
+            found = metadata_of(reader)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -196,8 +196,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     return found
 
 
-def metadata_of(table: pa.Table) -> dict[str, str]:
-    """The table's metadata as text."""
+def metadata_of(table: pa.Table | pa.RecordBatchFileReader) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
 
 

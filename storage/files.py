@@ -288,13 +288,11 @@ def name_aside(final: Path) -> Path:
 
 
 def sync_file(path: Path) -> None:
-    """Write the file's content to the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Write the folder's names to the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

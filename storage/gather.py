@@ -34,11 +34,12 @@ class ShardDamaged(DataError):
 
 
 class MappedShards:
-    """The shards of one run, mapped on demand. A shard that is dropped stays valid while somebody reads it."""
+    """Files of rows in one folder, mapped on demand. A file that is dropped stays valid while somebody reads it."""
 
-    def __init__(self, folder: Path, bound: int = MAPPED) -> None:
-        """At most `bound` shards of the run's `shards/` folder stay mapped, those used last."""
+    def __init__(self, folder: Path, schema: pa.Schema = DECISION_SCHEMA, bound: int = MAPPED) -> None:
+        """At most `bound` files stay mapped, those used last."""
         self._folder = folder
+        self._schema = schema
         self._bound = bound
         self._mapped: OrderedDict[str, MappedFile] = OrderedDict()
 
@@ -46,10 +47,14 @@ class MappedShards:
         return len(self._mapped)
 
     def get(self, name: str) -> MappedFile:
-        """The shard of this name."""
+        """The file of this name.
+
+        Raises:
+            ShardDamaged: it is missing or damaged.
+        """
         if name not in self._mapped:
             try:
-                self.keep(name, map_arrow(self._folder / name, DECISION_SCHEMA))
+                self.keep(name, map_arrow(self._folder / name, self._schema))
             except DataError as error:
                 raise ShardDamaged(str(error), name) from error
         self._mapped.move_to_end(name)
@@ -62,7 +67,6 @@ class MappedShards:
             self._mapped.popitem(last=False)
 
     def drop(self, name: str) -> None:
-        """Forget a shard, if it is mapped."""
         self._mapped.pop(name, None)
 
 
@@ -142,7 +146,7 @@ class _Chosen:
     def __init__(self, rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> None:
         """Open the shards, and check that each is as it was verified and has the rows."""
         names = rows["shard"].to_pylist()
-        self._tables = {name: _verified(name, open_shard(name)) for name in dict.fromkeys(names)}
+        self._tables = {name: verified(name, open_shard(name)) for name in dict.fromkeys(names)}
         self._runs: list[tuple[str, int, int]] = []
         # A plain loop: for so few rows it is faster than Arrow and numpy.
         for name, row in zip(names, rows["row"].to_pylist(), strict=True):
@@ -170,7 +174,8 @@ class _Chosen:
         return join(pieces, kind), join(lengths, np.int32)
 
 
-def _verified(name: str, file: MappedFile) -> pa.Table:
+def verified(name: str, file: MappedFile) -> pa.Table:
+    """The rows of a mapped file, after a check that no byte has changed since it was verified."""
     if not file.is_unchanged():
         raise ShardDamaged(
             f"Shard {name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", name
@@ -179,7 +184,6 @@ def _verified(name: str, file: MappedFile) -> pa.Table:
 
 
 def join(pieces: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
-    """The pieces one after another."""
     return np.concatenate(pieces, dtype=kind) if pieces else np.empty(0, kind)
 
 

@@ -118,7 +118,9 @@ class Index:
         self._with(_recorded(0, ROWS_SCHEMA.empty_table()), "CREATE TABLE batches AS FROM given")
         self.connection.execute("CREATE TABLE refused (shard VARCHAR, sentence VARCHAR)")
         self.connection.execute(_GROUPS_VIEW)
-        self._standings, candidates, draw, self._chosen_rows = self.connection.extract_statements(_SELECT_SQL)
+        self._standings, candidates, draw, self._chosen_rows = (
+            statement.query for statement in self.connection.extract_statements(_SELECT_SQL)
+        )
         self._set(max_policy_lag=self._storage.max_policy_lag, max_uses=self._storage.max_uses, seed=self._seed)
         self._set(step=1, policy_version=0)
         self.connection.execute(self._standings)
@@ -230,7 +232,7 @@ class Index:
         self.judge(step, policy_version)
         self._set(start_groups=start_groups)
         self._ask_user()
-        rows = self.connection.sql(self._chosen_rows.query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+        rows = self.connection.sql(self._chosen_rows).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
         found = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
         counts = {name: found.get(name, 0) + self._left[name] for name in STANDINGS}
         chosen = len(rows["advantage_group"].unique())

@@ -6,7 +6,7 @@ was written for. Counts over a run come from its ledgers and the metadata of its
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from entente.telemetry.errors import DataError
 from storage.arrow_files import map_arrow, metadata_of, write_arrow
 from storage.files import names_in
 from storage.runs import RunPaths, numbers_in
-from storage.shards import describe_shard, shard_names
+from storage.shards import readable_shards
 
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
 ROWS_SCHEMA = pa.schema(  # a chosen row: its place, its identity, and its lag, return and advantage group
@@ -41,7 +41,6 @@ _CURE = "resume the run, which restores it from a checkpoint, or restore it from
 
 
 def ledger_path(paths: RunPaths, step: int) -> Path:
-    """Path of the ledger of this step."""
     return paths.ledger / f"step-{step:06d}.arrow"
 
 
@@ -59,7 +58,6 @@ def write_ledger(paths: RunPaths, step: int, rows_table: pa.Table, metadata: Map
 
 
 def count_start_groups(rows: pa.Table) -> int:
-    """Number of start groups of the rows of a step."""
     return len(set(zip(rows["shard"].to_pylist(), rows["start_group"].to_pylist(), strict=True)))
 
 
@@ -94,6 +92,15 @@ def recorded_steps(paths: RunPaths) -> list[int]:
     return numbers_in(names_in(paths.ledger), STEP_NAME)
 
 
+def ledgers_after(paths: RunPaths, step: int) -> Iterator[pa.Table]:
+    """The rows of each step after this one that is recorded.
+
+    Raises:
+        DataError: a ledger is damaged.
+    """
+    return (read_ledger_file(ledger_path(paths, each)) for each in recorded_steps(paths) if each > step)
+
+
 def last_step(paths: RunPaths) -> int:
     """The newest recorded step; 0 if there is none."""
     return max(recorded_steps(paths), default=0)
@@ -123,12 +130,8 @@ class Eligible:
 def count_run(paths: RunPaths) -> Totals:
     """Counts over the shards that are there and over all ledgers. A shard with damaged metadata counts nothing."""
     decisions = orders_rejected = lag = 0
-    for name in shard_names(paths):
-        try:
-            shard = describe_shard(paths.shards / name)
-        except DataError:
-            continue
+    for _, shard in readable_shards(paths):
         decisions, orders_rejected = decisions + shard.decisions, orders_rejected + shard.orders_rejected
-    for step in recorded_steps(paths):
-        lag = max(lag, int(read_ledger_file(ledger_path(paths, step))["policy_lag"].to_numpy().max(initial=0)))
+    for ledger in ledgers_after(paths, 0):
+        lag = max(lag, int(ledger["policy_lag"].to_numpy().max(initial=0)))
     return Totals(decisions=decisions, orders_rejected=orders_rejected, max_policy_lag=lag)

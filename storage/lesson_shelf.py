@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from entente.telemetry.errors import DataError
-from storage.arrow_files import MappedFile, as_array
+from storage.arrow_files import LESSON_SCHEMA, MappedFile, as_array
 from storage.files import names_in, set_aside
-from storage.gather import Batch, ShardDamaged, join, offsets_of
-from storage.ledger import read_ledger, recorded_steps
-from storage.lessons import LessonRef, open_lessons, recorded_lessons
+from storage.gather import Batch, MappedShards, ShardDamaged, join, offsets_of, verified
+from storage.ledger import ledgers_after
+from storage.lessons import LessonRef, recorded_lessons
 from storage.runs import RunPaths, check_name
+
+MAX_FILES = 10_000
+"""Files that stay mapped: each choice looks at all of a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,7 @@ class LessonBatch:
 
 def lesson_uses(paths: RunPaths) -> Counter[int]:
     """Steps that used each lesson, by lesson id."""
-    ledgers = (read_ledger(paths, step) for step in recorded_steps(paths))
-    return Counter(lesson.lesson_id for ledger in ledgers if ledger is not None for lesson in recorded_lessons(ledger))
+    return Counter(lesson.lesson_id for ledger in ledgers_after(paths, 0) for lesson in recorded_lessons(ledger))
 
 
 def lessons_in_use(paths: RunPaths, round_name: str) -> int:
@@ -92,7 +93,7 @@ class LessonShelf:
         """`seed`: seed of the choice."""
         self.refused: list[str] = []
         self._paths, self._seed = paths, seed
-        self._files: dict[str, MappedFile] = {}
+        self._files = MappedShards(paths.lessons, LESSON_SCHEMA, bound=MAX_FILES)
         self._uses: Counter[int] | None = None  # read when it is first needed: few runs have lessons
 
     def choose(self, query: LessonQuery) -> list[LessonRef]:
@@ -114,16 +115,15 @@ class LessonShelf:
         Raises:
             ShardDamaged: a lesson is gone or damaged, or is not the one that was chosen. A damaged file was set aside.
         """
-        for shard in dict.fromkeys(lesson.shard for lesson in lessons):
-            self._verify(shard)
+        files = {shard: self._open(shard, again=True) for shard in dict.fromkeys(lesson.shard for lesson in lessons)}
         for lesson in lessons:
-            sums = self._files[lesson.shard].sums
+            sums = files[lesson.shard].sums
             if lesson.row >= len(sums) or int(sums[lesson.row]) != lesson.checksum:
                 raise ShardDamaged(
                     f"Lessons {lesson.shard}, row {lesson.row} were replaced after they were chosen; restore the run's lessons.",
                     lesson.shard,
                 )
-        return _batch_of([(self._files[lesson.shard].table, lesson) for lesson in lessons])
+        return _batch_of([(files[lesson.shard].table, lesson) for lesson in lessons])
 
     def _counted(self) -> Counter[int]:
         if self._uses is None:
@@ -136,7 +136,7 @@ class LessonShelf:
         for name in sorted(names_in(self._paths.lessons / check_name(round_name, "The round"))):
             shard = f"{round_name}/{name}"
             try:
-                file = self._files.get(shard) or self._open(shard)
+                file = self._open(shard)
             except ShardDamaged:
                 continue
             ids, positions = (as_array(file.table[name]).to_pylist() for name in ("lesson_id", "snapshot_id"))
@@ -144,29 +144,23 @@ class LessonShelf:
             known |= {LessonRef(shard, row, number, checksum): position for row, (number, checksum, position) in found}
         return known
 
-    def _verify(self, shard: str) -> None:
-        """Map the file if it is not mapped, or check that no byte has changed since."""
-        file = self._files.get(shard)
-        if file is None:
-            self._open(shard)
-        elif not file.is_unchanged():
-            raise self._set_aside(
-                shard, f"Lessons {shard} changed since they were opened: their checksum is wrong; restore them."
-            )
+    def _open(self, shard: str, *, again: bool = False) -> MappedFile:
+        """The file, mapped. A damaged one is set aside.
 
-    def _open(self, shard: str) -> MappedFile:
+        Args:
+            again: check that no byte has changed since it was mapped.
+        """
         try:
-            self._files[shard] = open_lessons(self._paths.lessons / shard)
-        except DataError as error:
-            raise self._set_aside(shard, str(error)) from error
-        return self._files[shard]
-
-    def _set_aside(self, shard: str, why: str) -> ShardDamaged:
-        self._files.pop(shard, None)
-        if (path := self._paths.lessons / shard).exists():
-            set_aside(path)
-        self.refused.append(why)
-        return ShardDamaged(why, shard)
+            file = self._files.get(shard)
+            if again:
+                verified(shard, file)
+        except ShardDamaged as error:
+            self._files.drop(shard)
+            if (path := self._paths.lessons / shard).exists():
+                set_aside(path)
+            self.refused.append(str(error))
+            raise
+        return file
 
 
 def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
@@ -188,7 +182,6 @@ def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
     owner, completion_offsets = np.array(owners, np.int32), offsets_of(completions)
 
     def of_lesson(column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-        """[R] a scalar of each row's lesson."""
         return np.array([as_array(table[column])[lesson.row].as_py() for table, lesson in found], kind)[owner]
 
     batch = Batch(
@@ -209,6 +202,5 @@ def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
 
 
 def _list(table: pa.Table, column: str, row: int) -> npt.NDArray[Any]:
-    """The numbers of one row's list."""
     array = as_array(table[column])
     return array.values.to_numpy()[array.offsets[row].as_py() : array.offsets[row + 1].as_py()]

@@ -62,7 +62,6 @@ class Outcome:
 
 
 def outcome_path(paths: RunPaths, step: int) -> Path:
-    """Path of the outcome of this step."""
     return ledger_path(paths, step).with_suffix(".json")
 
 

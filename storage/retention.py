@@ -27,11 +27,11 @@ from entente.telemetry.setting_marks import Settings
 from storage.adapters import published_versions
 from storage.files import Entry, entries_in, file_marks, folders_in, names_in, remove_folder
 from storage.league_files import LEAGUE_EVERY
-from storage.ledger import last_step, ledger_path, read_ledger, read_ledger_file, recorded_steps
+from storage.ledger import last_step, ledgers_after
 from storage.ledger_copies import checkpoint_steps
 from storage.runs import ADAPTER_NAME, CHECKPOINT_NAME, RunPaths
 from storage.settings import StorageSettings
-from storage.shards import NO_ROWS, SHARD_NAME, describe_shard, shard_names
+from storage.shards import NO_ROWS, SHARD_NAME, readable_shards
 
 WANDB_DAYS = 30.0
 """Days after which local W&B folders are removed; by then `wandb sync` has run, and metrics.jsonl has the same values."""
@@ -119,7 +119,9 @@ def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
     return RetentionFacts(
         adapters=published,
         checkpoints=frozenset(kept),
-        replayed=frozenset(version for ledger in _ledgers(paths, after=oldest) for version in _versions_in(ledger)),
+        replayed=frozenset(
+            version for ledger in ledgers_after(paths, oldest) for version in ledger["policy_version"].to_pylist()
+        ),
         scored=frozenset(
             _scored_version(folder / name) for folder in scores for name in names_in(folder) if name.endswith(".json")
         ),
@@ -202,14 +204,6 @@ def _own_folders(paths: RunPaths) -> list[Path]:
     return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in folders_in(folder))]
 
 
-def _ledgers(paths: RunPaths, after: int) -> list[Path]:
-    return [ledger_path(paths, step) for step in recorded_steps(paths) if step > after]
-
-
-def _versions_in(ledger: Path) -> set[int]:
-    return set(read_ledger_file(ledger)["policy_version"].to_pylist())
-
-
 def _scored_version(file: Path) -> int:
     try:
         return int(json.loads(file.read_bytes())["policy_version"])
@@ -265,14 +259,8 @@ class RunAge:
 
 
 def newest_versions(paths: RunPaths) -> dict[str, int]:
-    """The newest policy version of each shard, by name. Those with damaged metadata are left out."""
-    found = {}
-    for name in shard_names(paths):
-        try:
-            found[name] = describe_shard(paths.shards / name).newest_version
-        except DataError:
-            continue  # it stays
-    return found
+    """The newest policy version of each shard, by name. Those with damaged metadata are left out, so they stay."""
+    return {name: shard.newest_version for name, shard in readable_shards(paths)}
 
 
 def removable_shards(
@@ -293,7 +281,8 @@ def removable_shards(
     old = sorted((version, name) for name, version in newest.items() if NO_ROWS < version < behind and name in files)
     if over <= 0 or not old:
         return going
-    needed = _named_after(paths, min(last_step(paths) - REPLAY_STEPS, age.oldest_checkpoint))
+    before = min(last_step(paths) - REPLAY_STEPS, age.oldest_checkpoint)
+    needed = {shard for ledger in ledgers_after(paths, before) for shard in ledger["shard"].unique().to_pylist()}
     for _, name in old:
         if over <= 0:
             break
@@ -333,9 +322,3 @@ def _left_alone(files: Mapping[str, list[Removable]], now: float) -> list[Remova
         for file in some
         if (marks := file_marks(file.path)) and now - marks[1] / 1e9 > ASIDE_HOURS * 3600
     ]
-
-
-def _named_after(paths: RunPaths, step: int) -> set[str]:
-    """The shards that ledgers of later steps name."""
-    ledgers = (read_ledger(paths, each) for each in recorded_steps(paths) if each > step)
-    return {shard for ledger in ledgers if ledger is not None for shard in ledger["shard"].unique().to_pylist()}

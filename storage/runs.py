@@ -63,11 +63,9 @@ class RunPaths:
     vllm_log = _Below("vllm.log")
 
     def adapter(self, version: int) -> Path:
-        """Folder of the adapter of policy version `version`."""
         return self.adapters / f"v{version:06d}"
 
     def checkpoint(self, step: int) -> Path:
-        """Folder of the checkpoint after `step`."""
         return self.checkpoints / f"step_{step:06d}"
 
     def create(self) -> "RunPaths":

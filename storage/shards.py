@@ -8,7 +8,8 @@ the order in which batches read them.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,13 @@ def shard_names(paths: RunPaths) -> list[str]:
         for name in sorted(names_in(paths.shards / producer))
         if SHARD_NAME.fullmatch(name)
     ]
+
+
+def readable_shards(paths: RunPaths) -> Iterator[tuple[str, Shard]]:
+    """Names and descriptions of all shards whose metadata can be read."""
+    for name in shard_names(paths):
+        with suppress(DataError):
+            yield name, describe_shard(paths.shards / name)
 
 
 def shard_path(paths: RunPaths, producer: str, first_start_group: int) -> Path:

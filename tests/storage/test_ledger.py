@@ -1,5 +1,6 @@
 """A step is recorded once, by one trainer, and reads back in its order."""
 
+import shutil
 from typing import Any
 
 import pyarrow as pa
@@ -8,6 +9,8 @@ import pytest
 from entente.telemetry.errors import DataError
 from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps, write_ledger
+from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
+from storage.retention import retention_facts
 from storage.runs import RunPaths
 from tests.damage import flip
 
@@ -61,3 +64,17 @@ def test_a_damaged_record_is_an_error_and_never_an_unused_row(paths: RunPaths, c
     for _ in range(2):  # not only once: a second look must not take the rows for unused
         with pytest.raises(DataError, match="step-000001"):
             index.refresh()
+
+
+def test_a_ledger_or_an_outcome_under_another_name_is_refused(paths: RunPaths, chosen: pa.Table) -> None:
+    write_ledger(paths, 40, chosen, {})
+    shutil.copyfile(ledger_path(paths, 40), ledger_path(paths, 41))
+    for read in (lambda: read_ledger(paths, 41), Index(paths).refresh, lambda: retention_facts(paths, ())):
+        with pytest.raises(DataError, match=r"step-000041.arrow records step 40, which"):
+            read()
+    outcome = Outcome(updates=[], device="cpu", threads=1, torch="2")
+    write_outcome(paths, 40, outcome)
+    assert read_outcome(paths, 40) == outcome
+    shutil.copyfile(outcome_path(paths, 40), outcome_path(paths, 41))
+    with pytest.raises(DataError, match="is the outcome of step 40: it"):
+        read_outcome(paths, 41)

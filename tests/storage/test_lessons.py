@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_found_and_the_file_set_aside(paths, lessons, published
         file.write(content)
         os.fsync(file.fileno())
     if opened_before:
-        with pytest.raises(ShardDamaged, match=r"Lessons r/000000.arrow changed"):
+        with pytest.raises(ShardDamaged, match=r"r/000000.arrow changed"):
             shelf.gather(chosen)
     left = shelf.choose(LessonQuery(round="r", count=8, max_uses=1))
     assert {lesson.shard for lesson in left} == {"r/000004.arrow"} and len(left) == 4

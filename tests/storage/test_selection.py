@@ -62,6 +62,7 @@ def random_run(paths: RunPaths, rows: Any, seed: int) -> list[Row]:
                                         policy_version=max(0, version - rng.choice([0, 0, 0, 1])),
                                         status=rng.choice(["complete"] * 15 + ["failed"]),
                                         orders_rejected=rng.choice([0] * 15 + [1]),
+                                        ended=rng.choice(["horizon", "won", "eliminated"]),
                                     )
                                 )
             rng.shuffle(decisions)

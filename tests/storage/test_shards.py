@@ -1,5 +1,6 @@
 """A shard is published whole, once, with its own plies; and no damaged byte is ever read as data."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import pytest
 from entente.records.rows import Ply
 from entente.telemetry.errors import DataError, InputError
 from storage import arrow_files
-from storage.arrow_files import SCHEMA_VERSION
 from storage.index import Index
 from storage.runs import RunPaths
 from storage.shards import open_plies, open_shard, publish_shard
@@ -135,66 +135,29 @@ def test_decisions_without_their_plies_are_set_aside(paths: RunPaths, publish: C
     assert index.refused == [("p0/000000.arrow", f"{shard.plies_path} is missing.")]
 
 
-@pytest.mark.parametrize("of_plies", [False, True], ids=["decisions", "plies"])
-def test_no_flipped_byte_is_read_as_data(publish: Callable[..., Any], of_plies: bool) -> None:
-    """Wherever a byte of the file is flipped, reading refuses it, or nothing that is read has changed."""
-    shard, _ = publish(range(1), forks=2)
-    path = shard.plies_path if of_plies else shard.path
-    whole = path.read_bytes()
-    expected = open_plies(shard.path) if of_plies else open_shard(shard.path)
-    contents, metadata = expected.to_pylist(), expected.schema.metadata
-    del expected
-    data = _data_bytes(path)
-    assert len(data) > 400
-    for place in sorted({*data[::41], *range(0, len(whole), 101)}):
-        path.unlink()  # a new file each time: a mapped one is never changed in place
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
-        try:
-            read = open_plies(shard.path) if of_plies else open_shard(path)
-        except DataError as error:
-            assert path.name in str(error)
-        else:
-            assert place not in data, f"byte {place} of a row was flipped and nobody noticed"
-            assert (read.to_pylist(), read.schema.metadata) == (contents, metadata)
+@pytest.mark.parametrize("name", ["p0/000007.arrow", "other/000000.arrow"])
+def test_a_shard_under_another_name_is_set_aside_and_its_rows_count_once(
+    paths: RunPaths, publish: Callable[..., Any], name: str
+) -> None:
+    shard, decisions = publish(range(1))
+    copy = paths.shards / name
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(shard.path, copy)
+    if copy.parent != shard.path.parent:
+        shutil.copyfile(shard.plies_path, copy.with_name(shard.plies_path.name))
+    index = Index(paths)
+    assert index.refresh() == len(decisions)
+    ((refused, sentence),) = index.refused
+    assert refused == name and "was written as p0/000000.arrow" in sentence
 
 
-def _data_bytes(path: Path) -> list[int]:
-    """Positions in the file of every byte that belongs to a value, length or text of a row; not padding."""
-    source = pa.memory_map(str(path))
-    base = source.read_buffer().address
-    source.seek(0)
-    found: list[int] = []
-    pending = [column.chunk(0) for column in pa.ipc.open_file(source).read_all().columns]
-    while pending:
-        array = pending.pop()
-        kind = array.type
-        if pa.types.is_dictionary(kind):
-            pending += [array.indices, array.dictionary]
-            continue
-        sizes = {1: len(array) * kind.bit_width // 8} if pa.types.is_primitive(kind) else {1: 4 * (len(array) + 1)}
-        if pa.types.is_list(kind):
-            pending.append(array.values)
-        if pa.types.is_string(kind):
-            sizes[2] = sum(len(text.encode()) for text in array.to_pylist())
-        for number, size in sizes.items():
-            buffer = array.buffers()[number]
-            found += range(buffer.address - base, buffer.address - base + size) if size else []
-    assert max(found) < path.stat().st_size
-    return sorted(found)
-
-
-def test_a_file_with_nulls_is_refused(tmp_path: Path) -> None:
-    assert arrow_files.write_arrow(pa.table({"a": ["x", None]}), tmp_path / "a.arrow", {})
-    with pytest.raises(DataError, match="holds nulls"):
-        arrow_files.map_arrow(tmp_path / "a.arrow")
-
-
-def test_another_schema_version_is_refused_by_its_number(publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow_files, "SCHEMA_VERSION", 99)
-    shard, _ = publish(range(1), producer="future")
-    monkeypatch.undo()
-    with pytest.raises(DataError, match=f"has schema version 99, this program reads {SCHEMA_VERSION}"):
-        open_shard(shard.path)
+def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, publish: Callable[..., Any]) -> None:
+    one, _ = publish(range(1))
+    other, _ = publish(range(1, 2))
+    one.plies_path.unlink()
+    shutil.copyfile(other.plies_path, one.plies_path)
+    with pytest.raises(DataError, match="does not have the plies of its name"):
+        open_plies(one.path)
 
 
 def test_rows_outside_the_shard_s_start_groups_are_refused(paths: RunPaths, rows: Any, rng: Any) -> None:

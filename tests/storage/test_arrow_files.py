@@ -1,6 +1,8 @@
-"""The schema is the dataclass, rows come back as they went in, and a checksum sees every change."""
+"""Rows come back from a file as they went in, a checksum sees every change, and no damaged byte is read as data."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,17 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entente.records.rows import Decision, Ply, decision_id
+from entente.records.rows import Decision, decision_id
 from entente.telemetry.errors import DataError
-from storage.arrow_files import DECISION_SCHEMA, PLY_SCHEMA, check_tokens, row_checksums, to_table
+from storage import arrow_files
+from storage.arrow_files import DECISION_SCHEMA, SCHEMA_VERSION, check_tokens, row_checksums, to_table
+from storage.shards import open_plies, open_shard
 
 INT16, INT32, INT64, FLOAT32, TEXT = pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.string()
-
-
-@pytest.mark.parametrize(("row_type", "schema"), [(Decision, DECISION_SCHEMA), (Ply, PLY_SCHEMA)])
-def test_columns_are_the_fields_in_their_order_without_nulls(row_type: type, schema: pa.Schema) -> None:
-    assert schema.names == [field.name for field in fields(row_type)]
-    assert not any(field.nullable for field in schema)
 
 
 ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6)
@@ -130,6 +128,68 @@ def test_decision_ids_are_stable_positive_and_distinct() -> None:
     found = {decision_id(*place, power) for place in places for power in ("ITALY", "FRANCE")}
     assert len(found) == 2 * len(places)
     assert all(0 < number < 2**63 for number in found)
+
+
+@pytest.mark.parametrize("of_plies", [False, True], ids=["decisions", "plies"])
+def test_no_flipped_byte_is_read_as_data(publish: Callable[..., Any], of_plies: bool) -> None:
+    """Wherever a byte of the file is flipped, reading refuses it, or nothing that is read has changed."""
+    shard, _ = publish(range(1), forks=2)
+    path = shard.plies_path if of_plies else shard.path
+    whole = path.read_bytes()
+    expected = open_plies(shard.path) if of_plies else open_shard(shard.path)
+    contents, metadata = expected.to_pylist(), expected.schema.metadata
+    del expected
+    data = _data_bytes(path)
+    assert len(data) > 400
+    for place in sorted({*data[::41], *range(0, len(whole), 101)}):
+        path.unlink()  # a new file each time: a mapped one is never changed in place
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        try:
+            read = open_plies(shard.path) if of_plies else open_shard(path)
+        except DataError as error:
+            assert path.name in str(error)
+        else:
+            assert place not in data, f"byte {place} of a row was flipped and nobody noticed"
+            assert (read.to_pylist(), read.schema.metadata) == (contents, metadata)
+
+
+def _data_bytes(path: Path) -> list[int]:
+    """Positions in the file of every byte that belongs to a value, length or text of a row; not padding."""
+    source = pa.memory_map(str(path))
+    base = source.read_buffer().address
+    source.seek(0)
+    found: list[int] = []
+    pending = [column.chunk(0) for column in pa.ipc.open_file(source).read_all().columns]
+    while pending:
+        array = pending.pop()
+        kind = array.type
+        if pa.types.is_dictionary(kind):
+            pending += [array.indices, array.dictionary]
+            continue
+        sizes = {1: len(array) * kind.bit_width // 8} if pa.types.is_primitive(kind) else {1: 4 * (len(array) + 1)}
+        if pa.types.is_list(kind):
+            pending.append(array.values)
+        if pa.types.is_string(kind):
+            sizes[2] = sum(len(text.encode()) for text in array.to_pylist())
+        for number, size in sizes.items():
+            buffer = array.buffers()[number]
+            found += range(buffer.address - base, buffer.address - base + size) if size else []
+    assert max(found) < path.stat().st_size
+    return sorted(found)
+
+
+def test_a_file_with_nulls_is_refused(tmp_path: Path) -> None:
+    assert arrow_files.write_arrow(pa.table({"a": ["x", None]}), tmp_path / "a.arrow", {})
+    with pytest.raises(DataError, match="holds nulls"):
+        arrow_files.map_arrow(tmp_path / "a.arrow")
+
+
+def test_another_schema_version_is_refused_by_its_number(publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_files, "SCHEMA_VERSION", 99)
+    shard, _ = publish(range(1), producer="future")
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=f"has schema version 99, this program reads {SCHEMA_VERSION}"):
+        open_shard(shard.path)
 
 
 def _decision(**given: Any) -> Decision:
