@@ -48,10 +48,10 @@ from storage.retention import drop_old_adapters
 from storage.runs import RunPaths
 from tasks.artifacts import write_report_page
 from tasks.improve_policy import label_visits, visit_groups
-from tasks.resources import Resources, quoted
+from tasks.resources import Resources
 from tasks.rollout_queue import StepRollouts
 from tasks.step_figures import StepClock
-from tasks.train_policy import check_mismatch, has_fresh_rows, roll_out_groups, train_step
+from tasks.train_policy import check_mismatch, has_fresh_rows, quoted, roll_out_groups, train_step
 
 _LABELLED_AT_ONCE = 4
 """Shards of visits that are labelled at a time: while the playouts of one end, those of the others keep the cores busy."""

@@ -52,9 +52,9 @@ from storage.run_base import new_base, resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
 from tasks.preparation import make_model
-from tasks.resources import Resources, quoted
+from tasks.resources import Resources
 from tasks.rollout_queue import RolloutQueue, groups_per_task
-from tasks.train_policy import roll_out_groups, roll_out_on_dask
+from tasks.train_policy import quoted, roll_out_groups, roll_out_on_dask
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:

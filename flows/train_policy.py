@@ -26,9 +26,9 @@ from storage.ledger import count_run
 from storage.retention import drop_old_adapters
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result, write_report_page
-from tasks.resources import Resources, forget_finished_tasks, quoted
+from tasks.resources import Resources
 from tasks.step_figures import StepClock
-from tasks.train_policy import check_agreement, train_step
+from tasks.train_policy import check_agreement, forget_finished_tasks, quoted, train_step
 
 _CLEAR_EVERY = 20
 """Steps between two removals of old adapters and shards, and of what Prefect remembers of finished tasks."""

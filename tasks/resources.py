@@ -1,23 +1,17 @@
 """The open objects that the tasks of a training run share: those of its rollouts, its trainer process, its control file.
 
-The flow passes them to tasks as one object, which Prefect neither copies, stores nor looks into (`quoted`). The code that opened
-an object closes it.
+The flow passes them to tasks as one object, which Prefect neither copies, stores nor looks into (`quoted` in
+`tasks/train_policy.py`). The code that opened an object closes it.
 """
 
 import asyncio
 from dataclasses import dataclass
-from typing import TypeVar, cast
-
-from prefect.context import FlowRunContext
-from prefect.utilities.annotations import quote
 
 from entente.records.policy_version import PolicyVersion
 from entente.rollouts.resources import RolloutResources
 from entente.telemetry.devices import GpuSampler
 from entente.training.process import TrainedStep, TrainerProcess
 from storage.control import ControlDesk
-
-T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -44,23 +38,3 @@ class Resources(RolloutResources):
             await self.host.run(self.past.retire(policy.version - self.max_policy_lag))
             if self.control is not None:
                 await asyncio.to_thread(self.control.serve, policy)
-
-
-def quoted(value: T) -> T:
-    """Wrap `value` as an argument of a task. The task receives `value` itself.
-
-    Without this, Prefect visits every field of every dataclass in the argument, twice a task. A run's resources hold thousands of
-    positions; visiting them took 50 ms a task.
-    """
-    return cast(T, quote(value))
-
-
-def forget_finished_tasks() -> None:
-    """Drop Prefect's record of the states of finished tasks in this flow run; does nothing outside of one.
-
-    Prefect keeps the state of each task as long as the flow runs, under the ids of what the task returned, to draw an arrow when
-    another task is given that. No task of ours is given another's result, and a run has thousands of tasks.
-    """
-    context = FlowRunContext.get()
-    if context is not None:
-        context.run_results.clear()

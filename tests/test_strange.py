@@ -34,6 +34,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / ".venv" / "bin" / "python").symlink_to(sys.executable)
     subprocess.run(["git", "init", "--quiet", folder], check=True)
     monkeypatch.setattr(strange_environments, "ROOT", folder)
+    for name in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS"):  # `make test ARGS=...` hands its own ARGS down
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
     return folder
 

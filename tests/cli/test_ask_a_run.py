@@ -18,7 +18,9 @@ def test_every_view_that_the_help_names_and_every_ready_question_has_rows(traine
     with connect(trained[1].root) as run:
         for view in VIEWS:
             assert view in (sql.__doc__ or "")
-            assert (ask(run, f"select * from {view}").num_rows > 0) is (view not in may_be_empty), view
+            rows = ask(run, f"select * from {view}").num_rows
+            if view != "candidates":  # what a next step could take: the last one may have used all
+                assert (rows > 0) is (view not in may_be_empty), view
         for name in QUERIES:
             assert (ask(run, ready_query(name)).num_rows > 0) is (name not in of_what_is_not_here), name
             assert re.match(r"-- \w.{20,120}\.\n", ready_query(name))

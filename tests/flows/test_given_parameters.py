@@ -19,6 +19,7 @@ from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_giv
 from flows.improve_policy import improve_policy
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
+from tests.test_docs import resolved
 
 ROOT = Path(__file__).resolve().parents[2]
 Begin = Callable[[], Coroutine[Any, Any, Any]]
@@ -112,7 +113,7 @@ def test_what_the_machine_lists_may_be_named(place: Path, monkeypatch: pytest.Mo
 
 def test_the_parameters_of_every_deployment_are_accepted(place: Path):
     for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
-        given = each["parameters"]
+        given = resolved(each)["parameters"]
         training = each["entrypoint"].endswith(":train_policy")
         run_settings = RunSettings.model_validate(given["settings"]) if training else None
         check_given(Path(given.get("runs_root", "runs")), settings=run_settings)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from entente.decoding.legal_table import TableBuilder
+from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import thinking_of
 from entente.game.board import Board
 from entente.inference.uniform_engine import UniformEngine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from entente.settings.run_settings import RunSettings
-from tasks import training
+from tasks import train_policy
 
 
 class Run:
@@ -16,10 +16,10 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fresh: bool) -> None:
         self.fresh, self.asked = fresh, []
         self.engine, self.resume_point = object(), SimpleNamespace(step_done=2)
-        monkeypatch.setattr(training, "COMPARE_EVERY", 4)
-        monkeypatch.setattr(training, "has_fresh_rows", self._has_fresh_rows)
-        monkeypatch.setattr(training, "roll_out_probe", self._probe)
-        monkeypatch.setattr(training, "check_mismatch", self._check)
+        monkeypatch.setattr(train_policy, "COMPARE_EVERY", 4)
+        monkeypatch.setattr(train_policy, "has_fresh_rows", self._has_fresh_rows)
+        monkeypatch.setattr(train_policy, "roll_out_probe", self._probe)
+        monkeypatch.setattr(train_policy, "check_mismatch", self._check)
 
     async def all_played(self) -> None:
         self.asked.append("all played")
@@ -38,7 +38,7 @@ class Run:
         self.in_step = pipeline["buffer_depth"] <= 1
         settings = RunSettings.model_validate({"pipeline": pipeline})
         resources: Any = self
-        asyncio.run(training.check_agreement(resources, resources, settings, step))
+        asyncio.run(train_policy.check_agreement(resources, resources, settings, step))
         asked, self.asked = self.asked, []
         return asked
 

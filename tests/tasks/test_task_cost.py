@@ -11,8 +11,15 @@ from prefect.states import Completed
 from prefect.utilities.collections import visit_collection
 from prefect.utilities.engine import collect_task_run_inputs_sync, link_state_to_task_run_result, resolve_to_final_result
 
-from tasks.resources import forget_finished_tasks, quoted
-from tasks.train_policy import check_mismatch, roll_out_groups, roll_out_on_dask, roll_out_probe, train_step
+from tasks.train_policy import (
+    check_mismatch,
+    forget_finished_tasks,
+    quoted,
+    roll_out_groups,
+    roll_out_on_dask,
+    roll_out_probe,
+    train_step,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
