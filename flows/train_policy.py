@@ -1,6 +1,12 @@
 """Flow: train a policy.
 
-    open ─▶ score the base ─▶ [ roll out ─▶ train ─▶ publish ] per step ─▶ score the trained policy
+    open ─▶ score the base ─▶ steps ─▶ score the trained policy
+
+    step s:   take ─────────▶ check_agreement ─▶ play_ahead ─▶ train_step ─▶ hand_over
+              waits for the   compares trainer   starts        in the        publishes version s, which
+              rollouts of s   and engine, if     rollouts up   trainer's     later rollouts sample from; waits
+              or, ahead, for  due; else nothing  to s + depth; process       for the engines only if nothing
+              enough rows                        no waiting                  plays ahead, or s is scored
 
 Everything that must survive is in files, never in Prefect: with `resume` the same flow continues from those files, however the
 run ended. How rollouts and training overlap is decided in `tasks/rollout_queue.py`.
