@@ -57,7 +57,7 @@ while not Path(sys.argv[2]).exists():
     if now:
         index.gather(index.fresh_rows(policy_version=0, limit=5))
 followed.refresh()
-print(*followed.connection.sql("SELECT count(*) FROM decisions").fetchone(), looks, flush=True)
+print(*followed.connection.sql("SELECT count(*) FROM decisions").fetchall()[0], looks, flush=True)
 """
 
 
