@@ -47,10 +47,6 @@ class OpenPlayers:
     processes: ProcessPool | None = None
     """Play out for those who search; None: the host's thread does."""
 
-    def policy(self, name: str) -> tuple[Engine, Tokens]:
-        """Engine and tokens of a version that its engine serves as the newest."""
-        return self.served[name][:2]
-
     def decider(self, player: Contestant, play: PlaySettings) -> Decider | None:
         """What decides for the player; None for a scripted player that does not search."""
         name = player.without_search.name

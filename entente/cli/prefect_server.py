@@ -156,7 +156,7 @@ def who_answers(address: str, key: str = "", within_s: float = _ANSWERS_WITHIN_S
     import httpx
 
     with prefect_client(address, key, within_s=within_s, retries=0) as client:
-        for path in ("/health", "/admin/version"):  # health is told without a key
+        for path in ("/health", "/admin/version"):  # health needs no key
             try:
                 answer = client.request("GET", path)
             except httpx.HTTPStatusError as refused:

@@ -4,7 +4,6 @@ Each field names its Arrow type. `storage/arrow_files.py` builds the Arrow schem
 raises its `SCHEMA_VERSION`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,9 +29,8 @@ TextList = Annotated[Sequence[str], pa.list_(pa.string())]
 class Decision:
     """The order set of one power at one ply of one fork: one prompt, one completion, one row.
 
-    It is made when it is drawn. What has a default is filled in later: the outcome when the fork ends, the numbers of a run's
-    row when its start group has ended. If a fork fails, its earlier decisions are kept, but their status is "failed" and they are
-    not trained on.
+    It is built once, when its fork ends. If a fork fails, its earlier decisions are kept, but their status is "failed" and they
+    are not trained on.
     """
 
     decision_id: Int64 = 0
@@ -120,11 +118,6 @@ class Decision:
     def completion_ids(self) -> npt.NDArray[np.int32]:
         """[n_completion] token ids of the completion, with the end token."""
         return np.asarray(self.input_ids[self.prompt_len :])
-
-    @property
-    def probability(self) -> float:
-        """Of the completion, after the legal mask and temperature."""
-        return math.exp(float(np.sum(self.behaviour_logprobs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
