@@ -45,7 +45,9 @@ class LegalOrders:
 
     def only_orders(self) -> tuple[str, ...]:
         """The legal set if there is exactly one."""
-        return tuple(options[0] for options in self.options) or (WAIVE,) * self.picks
+        if self.kind is OrderKind.BUILD:
+            return (WAIVE,) * self.picks
+        return tuple(options[0] for options in self.options[: self.picks])
 
     def count(self) -> int:
         """Exact number of legal sets of orders."""

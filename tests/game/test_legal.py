@@ -43,6 +43,8 @@ CASES = [
     legal(OrderKind.BUILD, 3, 1, 2, 1),
     legal(OrderKind.DISBAND, 1, 1, 1, 1),
     legal(OrderKind.DISBAND, 2, 1, 1, 1, 1),
+    *(legal(kind, 2, 1, 1) for kind in (OrderKind.MOVEMENT, OrderKind.RETREAT, OrderKind.DISBAND)),
+    legal(OrderKind.BUILD, 2),
 ]
 IDS = [f"{case.kind}-{case.picks}-of-{'-'.join(str(len(own)) for own in case.options)}" for case in CASES]
 
@@ -53,6 +55,7 @@ def test_count_and_membership_are_those_of_all_legal_sets(case: LegalOrders) -> 
     texts = [text for options in case.options for text in options] + [WAIVE, "A PAR H"]
     expected = all_sets(case)
     assert case.count() == len(expected) and case.is_forced == (len(expected) == 1)
+    assert not case.is_forced or case.only_orders() in expected
     for length in range(case.picks + 2):
         for orders in product(texts, repeat=length):
             assert case.admits(orders) == (orders in expected), orders
