@@ -23,7 +23,7 @@ from entente.inference.engine import Engine
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_wire import throwaway_request
 from entente.players.policy import Tokens
-from entente.records.generation import GenerationRequest
+from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import EngineError
 from entente.telemetry.progress import reporter
 

@@ -13,7 +13,7 @@ from entente.game.players import player
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
-from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Generation, GenerationRequest
 from entente.rollouts.groups import decisions_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 from state_cache.sampling import sample_start_positions

@@ -186,8 +186,8 @@ def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: 
     Raises:
         InputError: the settings cannot be used.
     """
-    from entente.cli.environment import prepare_environment
     from entente.cli.train import train_run
+    from entente.prefect_server.environment import prepare_environment
     from entente.settings.layers import layered_settings, resumed_settings
 
     files = [Path(file) for file in config]

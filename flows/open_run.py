@@ -47,7 +47,7 @@ from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, folders_in, held, set_aside
 from storage.json_files import write_json
-from storage.ledger_copies import restore_ledgers
+from storage.ledger import restore_ledgers
 from storage.run_base import new_base, resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster

@@ -28,8 +28,7 @@ from storage.adapters import published_versions
 from storage.files import Entry, entries_in, file_marks, folders_in, names_in, remove_folder
 from storage.league_files import LEAGUE_EVERY
 from storage.ledger import last_step, ledgers_after
-from storage.ledger_copies import checkpoint_steps
-from storage.runs import ADAPTER_NAME, CHECKPOINT_NAME, RunPaths
+from storage.runs import ADAPTER_NAME, CHECKPOINT_NAME, RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 from storage.shards import NO_ROWS, SHARD_NAME, readable_shards
 

@@ -19,6 +19,8 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 ADAPTER_NAME, CHECKPOINT_NAME = re.compile(r"v(\d{6,})"), re.compile(r"step_(\d{6,})")
 """Names of `RunPaths.adapter` and `RunPaths.checkpoint`; group 1 is the number."""
+CHECKPOINT_MANIFEST = "manifest.json"
+"""File of a checkpoint that is written last."""
 
 
 class _Below:
@@ -78,6 +80,12 @@ class RunPaths:
 def numbers_in(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
     """The numbers in the names that match, ascending."""
     return sorted({int(match[1]) for name in names if (match := pattern.fullmatch(name))})
+
+
+def checkpoint_steps(paths: RunPaths) -> list[int]:
+    """Steps of the checkpoints that have a manifest, ascending."""
+    steps = numbers_in(folders_in(paths.checkpoints), CHECKPOINT_NAME)
+    return [step for step in steps if (paths.checkpoint(step) / CHECKPOINT_MANIFEST).exists()]
 
 
 def hashes_file(runs_root: Path) -> Path:

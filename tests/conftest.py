@@ -89,6 +89,7 @@ the same; with this one both steps have two groups to learn from."""
 
 _SERVER = {
     "tests/cli/": "Prefect",
+    "tests/prefect_server/": "Prefect",
     "tests/flows/": "Prefect",
     "tests/reports/": "Prefect",
     "tests/tasks/": "Prefect",

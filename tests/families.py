@@ -18,7 +18,7 @@ from transformers import (
 
 from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.open_set import nth_id, set_size
-from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Generation, GenerationRequest
 
 VOCABULARY = 200
 WINDOW = 24

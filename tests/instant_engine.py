@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from entente.inference import uniform_engine
-from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import EngineError
 
 

@@ -29,8 +29,8 @@ from entente.inference.choose_engine import choose_engine, engine_here
 from entente.inference.engine_cards import vllm_build
 from entente.inference.settings import InferenceSettings
 from entente.players.policy import Tokens
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PolicyVersion, version_in
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.cards import visible_cards
 from entente.telemetry.progress import reporter
 from entente.training.mismatch import Mismatch, check_mismatch

@@ -156,7 +156,7 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
 
 def check_folders(runs_root: Path) -> Iterator[Finding]:
     """Whether a run can write where it writes: its folder and Prefect's home."""
-    from entente.cli.prefect_server import check_home
+    from entente.prefect_server.own_server import check_home
     from entente.telemetry.errors import InputError
     from storage.runs import check_runs_root
 
@@ -187,8 +187,8 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
 
 def check_prefect() -> Iterator[Finding]:
     """Prefect's server where PREFECT_API_URL names one, and the database of a server that is started here."""
-    from entente.cli.prefect_database import check_database, check_room
-    from entente.cli.prefect_server import check_address
+    from entente.prefect_server.database import check_database, check_room
+    from entente.prefect_server.own_server import check_address
     from entente.telemetry.errors import EntenteError
 
     address = os.environ.get("PREFECT_API_URL", "")

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from entente.cli.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.evaluation.settings import POWERS_PER_POSITION, EvaluationSettings
@@ -18,6 +17,7 @@ from entente.inference.engine_cards import unused_card
 from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
 from entente.players.policy import Tokens
 from entente.reports.read_run import read_run
+from entente.rollouts.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import (
     TINY,

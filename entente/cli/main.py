@@ -64,7 +64,7 @@ def _call(words: list[str], *, debug: bool) -> None:
     if set(words) <= _HELP_FLAGS:
         print(overview(), end="")
     else:
-        from entente.cli.environment import prepare_environment
+        from entente.prefect_server.environment import prepare_environment
 
         prepare_environment(debug=debug)
         app = command_line()

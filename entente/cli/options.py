@@ -54,7 +54,7 @@ def settings_from(
         _name_latest(str(overrides.get("run")), settings.run, settings.runs_root)
         return settings
     if init_from:
-        from entente.cli.init_from import settings_from_step
+        from entente.reports.init_from import settings_from_step
 
         return settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
     return layered_settings(preset, config or (), overrides)

@@ -72,8 +72,8 @@ def with_open_players(
     players: "list[Contestant]", runs_root: Path, how: "PlaySettings | None", play: "Callable[[OpenPlayers], Awaitable[T]]"
 ) -> T:
     """What `play` returns, on an event loop of its own, while the players' engines are open."""
-    from entente.cli.prefect_server import prefect_server
     from entente.evaluation.settings import PlaySettings
+    from entente.prefect_server.own_server import prefect_server
     from flows.open_players import open_players
 
     async def opened() -> T:

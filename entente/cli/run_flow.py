@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from entente.cli.prefect_database import check_room
-from entente.cli.prefect_server import prefect_server
 from entente.cli.terminal import progress_shown
+from entente.prefect_server.database import check_room
+from entente.prefect_server.own_server import prefect_server
 from entente.telemetry.errors import DiskFullError, EntenteError
 from entente.telemetry.progress import reporter
 

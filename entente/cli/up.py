@@ -23,9 +23,9 @@ from uuid import UUID
 import psutil
 from cyclopts import Parameter
 
-from entente.cli.automations import apply, limit_queue, server_client
-from entente.cli.deployed_folder import check_folder, folder_behind
-from entente.cli.server_key import key_file, send_key, want_key
+from entente.prefect_server.automations import apply, limit_queue, server_client
+from entente.prefect_server.deployed_folder import check_folder, folder_behind
+from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
 
@@ -139,8 +139,8 @@ def _say(what: str, words: str) -> None:
 
 def _server(port: int) -> str:
     """Address of the running server, which is started now if there is none."""
-    from entente.cli.prefect_database import check_database
-    from entente.cli.prefect_server import check_home, wait_until_up, who_answers
+    from entente.prefect_server.database import check_database
+    from entente.prefect_server.own_server import check_home, wait_until_up, who_answers
 
     given = os.environ.get(_API, "").rstrip("/").removesuffix("/api")
     address = given or f"http://127.0.0.1:{port}"
@@ -167,7 +167,7 @@ def _server(port: int) -> str:
     log = _in_prefect_home("server.log")
     _say("server", f"starting at {address}; the first time it takes about half a minute")
     with socket.create_server(("127.0.0.1", port)) as listener:
-        words = ["-P", "-m", "entente.cli.serve_prefect", str(listener.fileno())]
+        words = ["-P", "-m", "entente.prefect_server.serve", str(listener.fileno())]
         more = {_API: f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
         process = _start("server", words, log, more, listener.fileno())
     wait_until_up(process, f"{address}/api", log)
@@ -289,7 +289,7 @@ def _why_not_prefect(address: str) -> str:
     """Why there is no Prefect server at `address`; '' if there is one."""
     import httpx
 
-    from entente.cli.prefect_server import who_answers
+    from entente.prefect_server.own_server import who_answers
 
     try:
         return "" if who_answers(address, within_s=5) != "other" else "its version is not what Prefect says"

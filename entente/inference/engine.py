@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE_VERSION, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

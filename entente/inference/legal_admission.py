@@ -5,6 +5,9 @@ same text, so each table is decoded and checked once. A bad table must be refuse
 leave the request unfinished for ever.
 """
 
+# vLLM is there only after `make setup-vllm`.
+# pyright: reportMissingImports=false
+
 import binascii
 from base64 import b64decode, b64encode
 from collections import OrderedDict

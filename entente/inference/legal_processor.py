@@ -9,6 +9,9 @@ vLLM's own sampler would make random numbers for the whole vocabulary, in a laun
 On a CPU its start also mends how vLLM draws requests of the base model, in each process that computes.
 """
 
+# vLLM is there only after `make setup-vllm`.
+# pyright: reportMissingImports=false
+
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 

@@ -12,8 +12,8 @@ from dataclasses import fields
 from typing import Any
 
 from entente.inference.engine import Engine, EngineStats
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError
 from entente.telemetry.progress import reporter
 

@@ -20,8 +20,8 @@ from entente.inference.engine_cards import engine_cards
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_lane import Lane, PartialCompletion
 from entente.inference.torch_model import TorchModel
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.cards import take_cards
 from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError
 

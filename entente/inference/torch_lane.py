@@ -21,8 +21,8 @@ from torch import Tensor
 from entente.decoding.legal_table import END
 from entente.inference.sampling import sample, seed_array
 from entente.inference.torch_model import KeyValueRows, Step, TorchModel
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE_HASH, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import EngineError
 
 _OPEN_LOGITS = 1 << 22

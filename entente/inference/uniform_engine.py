@@ -12,8 +12,8 @@ import numpy as np
 from entente.decoding.legal_table import END
 from entente.decoding.open_set import nth_id, set_size
 from entente.inference.engine import Engine, EngineStats
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 
 
 class UniformEngine(Engine):

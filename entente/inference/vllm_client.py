@@ -21,8 +21,8 @@ from entente.inference.engine import Engine, EngineStats
 from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_server import PREEMPTED, STEPS, Call, CallFailed, ClientTimes, Server
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, InputError, VersionGoneError
 from entente.telemetry.progress import reporter
 

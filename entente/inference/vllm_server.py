@@ -33,8 +33,8 @@ from entente.inference.vllm_wire import (
     request_body,
     same_weights,
 )
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, InputError
 
 STEPS, PREEMPTED = "vllm:iteration_tokens_total_count", "vllm:num_preemptions_total"

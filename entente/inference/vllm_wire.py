@@ -14,8 +14,8 @@ import numpy as np
 
 from entente.decoding.legal_table import END, LegalTable
 from entente.inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY, table_cache
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE_HASH, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError
 
 PROBE_TEMPERATURE = 2.0

@@ -20,7 +20,7 @@ from entente.game.legal import LegalOrders
 from entente.game.prompts import ANSWER_CUE, DEFAULT_PROMPTS, PromptSettings, board_text, power_text
 from entente.inference.engine import Engine
 from entente.players.seeds import seed_of
-from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import InputError, VersionGoneError
 
 _RETIRED_VERSIONS_MAX = 3

@@ -28,7 +28,7 @@ from entente.telemetry.setting_marks import (
     similar_names,
 )
 from entente.training.settings import TinyModelSettings, usual_rate
-from storage.ledger_copies import check_ledgers
+from storage.ledger import check_ledgers
 from storage.runs import RunPaths, check_name, resolve_run, run_names
 
 _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need

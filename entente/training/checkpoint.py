@@ -29,9 +29,8 @@ from entente.training.policy import Policy
 from storage.files import publish_directory, remove_folder
 from storage.json_files import is_sealed, read_object, sealed
 from storage.ledger import STEP_NAME
-from storage.ledger_copies import CHECKPOINT_MANIFEST, checkpoint_steps
 from storage.outcome import Outcome
-from storage.runs import RunPaths
+from storage.runs import CHECKPOINT_MANIFEST, RunPaths, checkpoint_steps
 
 _FORMAT = 3
 _TENSORS = "trainer.safetensors"

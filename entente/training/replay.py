@@ -26,10 +26,9 @@ from storage.arrow_files import metadata_of
 from storage.files import names_in
 from storage.index import open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
-from storage.ledger_copies import checkpoint_steps
 from storage.lessons import recorded_lessons
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
-from storage.runs import RunPaths
+from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 
 

@@ -35,13 +35,12 @@ from storage.adapters import publish_adapter
 from storage.files import set_aside
 from storage.gather import Batch, ShardDamaged
 from storage.index import Index
-from storage.ledger import Eligible, count_start_groups, read_ledger, recorded_steps, write_ledger
-from storage.ledger_copies import checkpoint_steps, ledgers_to_copy
+from storage.ledger import Eligible, count_start_groups, ledgers_to_copy, read_ledger, recorded_steps, write_ledger
 from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
 from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.retention import RetentionSettings, RunAge, retire
-from storage.runs import RunPaths
+from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 
 logger = logging.getLogger("entente.trainer")

@@ -72,7 +72,7 @@ def test_nothing_to_measure_is_the_users_mistake(bench):
 def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(bench._BENCHMARKS, "game", lambda rounds: bench_game(phases=10, rounds=rounds))
     monkeypatch.setattr(Target, "holds", lambda target, value: False)
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     assert main.run(["bench", "game", "--seed", "1"]) == 2 and "has no use for --seed" in capsys.readouterr().err
     assert main.run(["bench", "game", "--rounds", "1", "--json"]) == 0
     shown = capsys.readouterr()

@@ -26,7 +26,7 @@ NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 @pytest.fixture(autouse=True)
 def _environment_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
 
 
 def test_the_overview_names_every_command_on_one_screen():

@@ -15,10 +15,10 @@ import pytest
 
 from entente.cli import dry_run
 from entente.cli.dry_run import plan_train
-from entente.cli.rehearse_forks import unique_tokens
 from entente.decoding.architectures import read_architecture
 from entente.inference.memory_plan import Machine, read_shape
 from entente.reports.read_run import read_run
+from entente.rollouts.rehearse_forks import unique_tokens
 from entente.settings.find_model import tiny_shape
 from entente.settings.layers import layered_settings
 from entente.training.first_guess import matrix_rate

@@ -40,7 +40,7 @@ def begins(*_: object, **__: object) -> None:
 def no_work() -> Iterator[None]:
     """Nothing starts, and this process keeps its environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+        patch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
         patch.setattr("entente.cli.run_flow.progress_shown", begins)
         patch.setattr("entente.inference.torch_engine.TorchEngine", begins)
         patch.setenv("HF_HUB_OFFLINE", "1")

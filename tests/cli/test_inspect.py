@@ -11,7 +11,7 @@ from storage.ledger import read_ledger
 @pytest.fixture
 def inspect(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command in this process: `inspect("step", 1)`; its exit code."""
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
 
     def run(*words: object, run: str = "first") -> int:
         return main.run(["runs", "inspect", *map(str, words), "--run", run, "--runs-root", str(trained[1].root.parent)])

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from entente.cli import main
-from entente.cli.environment import prepare_environment
+from entente.prefect_server.environment import prepare_environment
 from entente.telemetry.errors import DataError, EngineError, InputError
 
 
@@ -30,7 +30,7 @@ def foreign_complaint() -> ValidationError:
 @pytest.fixture
 def run_into(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Run a command that ends with the given error, in this process: `run_into(error)`; its exit code."""
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
 
     def run(error: BaseException, **how: Any) -> int:
         def fail(*paths: object) -> None:

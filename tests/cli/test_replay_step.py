@@ -15,7 +15,7 @@ from storage.outcome import outcome_path
 @pytest.fixture
 def replay(trained, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command in this process, which saves the imports: `replay(run="first", step=2)`; its exit code."""
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     root = trained[1].root.parent
 
     def run(*more: str, run: str = "first", step: object = 2, runs_root: Path = root) -> int:

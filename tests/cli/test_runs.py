@@ -35,7 +35,7 @@ def make_run(name: str, *, age: float, done: int = 0, steps: int = 4, summary: b
 def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run in each state, and what is no run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     make_run("done", age=30, done=4, summary=True)
     make_run("cut", age=20, done=2)
     make_run("begun", age=10)

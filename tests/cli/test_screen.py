@@ -116,7 +116,7 @@ def test_a_reader_that_closes_the_output_ends_every_command_with_141(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: str
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     Path("runs").mkdir()
     Path("runs", ".left.1-ab.tmp").touch()
     os.utime("runs/.left.1-ab.tmp", (0, 0))

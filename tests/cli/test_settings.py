@@ -46,7 +46,7 @@ def test_the_page_of_settings_is_what_the_classes_say():
 def help_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """What the words print, where nothing is a terminal."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
 
     def ask(*words: str) -> str:
         assert run(list(words)) == 0

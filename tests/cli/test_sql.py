@@ -29,7 +29,7 @@ Ask = Callable[..., tuple[int, str, str]]
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
     """`entente sql WORDS` in this process, of a run with a few rows: exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     paths = RunPaths(Path("runs/mine")).create()
     paths.settings.write_text(RunSettings(run="mine").model_dump_json())
     decisions, plies = make_shard_rows(random.Random(0), range(1), "local")

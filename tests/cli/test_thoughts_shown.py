@@ -21,7 +21,7 @@ WICKED = "\x1b[2J<script>alert(1)</script>\nA PAR H\n\u202eétage"
 @pytest.fixture
 def thinking(stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """`entente WORDS` about a run whose decisions have thoughts, some wicked ones ended by force: standard output."""
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
 
     def run(*words: str, thoughts: list[tuple[str, bool]]) -> str:
         add_thoughts(stored_run, thoughts)

@@ -18,8 +18,9 @@ from uuid import UUID
 import psutil
 import pytest
 
-from entente.cli import automations, up
-from entente.cli.automations import WHOLE_MACHINE, server_client
+from entente.cli import up
+from entente.prefect_server import automations
+from entente.prefect_server.automations import WHOLE_MACHINE, server_client
 from entente.telemetry.errors import InputError
 from tests.command import Entente
 from tests.prefect_api import asker

@@ -18,8 +18,8 @@ import httpx
 import pytest
 import yaml
 
-from entente.cli import environment
-from entente.cli.automations import SILENT_S, crash_silent_runs
+from entente.prefect_server import environment
+from entente.prefect_server.automations import SILENT_S, crash_silent_runs
 from entente.settings.layers import layered_settings
 from flows.recover_training import SILENT
 from state_cache.settings import CacheSettings

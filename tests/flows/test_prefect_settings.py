@@ -14,7 +14,7 @@ from prefect.settings import Settings
 from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
-from entente.cli import environment
+from entente.prefect_server import environment
 from tasks.train_policy import ROLLOUT_RETRIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ OWN_RETRIES = {
 OPTIONS = ("retries", "persist_result", "log_prints", "cache_policy", "result_storage")
 LOOK = f"""
 import importlib, json, pkgutil
-from entente.cli.environment import prepare_environment
+from entente.prefect_server.environment import prepare_environment
 prepare_environment(debug=True)
 import flows, tasks
 from prefect import Flow, Task

@@ -13,7 +13,7 @@ from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.inference.settings import InferenceSettings
 from entente.inference.supervisor import EngineSupervisor
-from entente.records.generation import GenerationRequest
+from entente.records.rows import GenerationRequest
 
 KEY = "a key for the contract"
 

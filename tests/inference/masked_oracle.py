@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Generation, GenerationRequest
 
 
 def expected_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:

@@ -12,8 +12,8 @@ import numpy as np
 
 from entente.decoding.legal_table import END
 from entente.inference.engine import Engine, EngineStats
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import EngineError, VersionGoneError
 
 

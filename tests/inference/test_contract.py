@@ -17,8 +17,8 @@ import pytest
 from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import thinking_of
 from entente.inference.host import EngineHost
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import ADAPTER_WEIGHTS, BASE, PolicyVersion, version_in
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, VersionGoneError
 from tests.inference.conftest import Contender
 from tests.inference.masked_oracle import gap, same

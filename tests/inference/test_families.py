@@ -18,8 +18,8 @@ from entente.inference.adapter_check import check_adapter
 from entente.inference.served_vllm import ServedVllm
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import version_in
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import EngineError
 from entente.training.micro_batches import plan
 from entente.training.policy import Policy

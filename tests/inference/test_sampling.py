@@ -10,7 +10,7 @@ from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.inference import sampling
 from entente.inference.sampling import seed_array, uniforms
 from entente.inference.torch_lane import PartialCompletion, sample_next
-from entente.records.generation import GenerationRequest
+from entente.records.rows import GenerationRequest
 
 
 def table(*nodes: dict[int, int]) -> LegalTable:

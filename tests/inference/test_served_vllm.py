@@ -12,8 +12,8 @@ from entente.game.board import Board
 from entente.inference.host import EngineHost
 from entente.inference.settings import InferenceSettings
 from entente.inference.supervisor import EngineSupervisor
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import PolicyVersion, version_in
+from entente.records.rows import Generation, GenerationRequest
 from tests.inference.conftest import Contender
 from tests.telemetry.test_child import is_gone
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from entente.inference.supervisor import EngineSupervisor
-from entente.records.generation import GenerationRequest
 from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import EngineLostError
 from tests.inference.plain_engine import PlainEngine, expected_tokens
 from tests.inference.test_vllm_client import request_for

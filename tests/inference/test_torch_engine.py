@@ -16,8 +16,8 @@ from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.inference import torch_lane, torch_model
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import version_in
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import EngineError, EngineLostError, InputError
 from tests import families
 from tests.families import ladder

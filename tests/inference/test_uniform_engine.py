@@ -9,8 +9,8 @@ from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import thinking_of
 from entente.game.board import Board
 from entente.inference.uniform_engine import UniformEngine
-from entente.records.generation import GenerationRequest
 from entente.records.policy_version import PolicyVersion
+from entente.records.rows import GenerationRequest
 
 
 def test_it_draws_legal_answers_with_the_odds_that_it_says(tokens):

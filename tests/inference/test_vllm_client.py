@@ -21,8 +21,8 @@ from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_client import VllmClient
 from entente.inference.vllm_server import ClientTimes
 from entente.inference.vllm_wire import read_counter
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import version_in
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.inference.vllm_double import LIES, VllmDouble, before_the_mask, ids_in_text, illegal_path, probability_one
 from tests.waiting import wait_until

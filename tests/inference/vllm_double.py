@@ -17,8 +17,8 @@ from entente.decoding.legal_table import LegalTable
 from entente.inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
-from entente.records.generation import GenerationRequest
 from entente.records.policy_version import version_in
+from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import DataError, EngineError
 
 Spoil = Callable[[dict[str, Any]], object]

@@ -16,7 +16,7 @@ from entente.game.prompts import PromptSettings, board_text, power_text
 from entente.game.recorded import as_recorded
 from entente.play.orders_request import read_question, read_request
 from entente.players.policy import Tokens
-from entente.records.generation import GenerationRequest
+from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import EngineError, EngineLostError
 from tests.instant_engine import UniformEngine
 from tests.play.api_here import MODEL, PUBLISHED, ApiHere

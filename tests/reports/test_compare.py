@@ -154,7 +154,7 @@ def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Pa
     root = tmp_path / "runs"
     for name in ("first", "again"):
         shutil.copytree(paths.root, root / name, ignore=shutil.ignore_patterns("wandb"))
-    monkeypatch.setattr("entente.cli.environment.prepare_environment", lambda **how: None)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     assert main.run(["compare", "first", "again", "--runs-root", str(root)]) == 0
     assert "finished steps" in capsys.readouterr().out
     facts = compared(*(RunPaths(root / name) for name in ("first", "again")))

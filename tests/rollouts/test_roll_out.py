@@ -15,8 +15,7 @@ from entente.game.scores import components, compute_standing
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer
-from entente.records.generation import Generation, GenerationRequest
-from entente.records.rows import Ply
+from entente.records.rows import Generation, GenerationRequest, Ply
 from entente.rollouts.fork import PlayedFork
 from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings

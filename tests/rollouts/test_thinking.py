@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entente.cli.rehearse_forks import rehearse
 from entente.decoding.codec import Codec
 from entente.decoding.open_set import set_size
 from entente.game.board import POWERS
 from entente.game.prompts import PromptSettings, rules_text
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
-from entente.records.generation import Generation, GenerationRequest
+from entente.records.rows import Generation, GenerationRequest
 from entente.rollouts.figures import rollout_figures
 from entente.rollouts.fork import PlayedFork
 from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.rollouts.rehearse_forks import rehearse
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError
 from storage.arrow_files import check_tokens, to_table

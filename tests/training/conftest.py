@@ -14,9 +14,8 @@ from entente.decoding.legal_table import END
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
-from entente.records.generation import Generation, GenerationRequest
 from entente.records.policy_version import BASE
-from entente.records.rows import Decision, Ply
+from entente.records.rows import Decision, Generation, GenerationRequest, Ply
 from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from storage.runs import RunPaths

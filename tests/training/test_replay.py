@@ -19,9 +19,8 @@ from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path
-from storage.ledger_copies import checkpoint_steps
 from storage.outcome import Outcome, outcome_path, read_outcome
-from storage.runs import RunPaths
+from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 from tests.damage import flip
 

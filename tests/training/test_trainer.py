@@ -19,9 +19,8 @@ from entente.training.trainer import Trainer
 from entente.training.update import Updater
 from storage.adapters import read_adapter
 from storage.index import Index, open_index
-from storage.ledger import ledger_path, read_ledger, recorded_steps
-from storage.ledger_copies import checkpoint_steps, restore_ledgers
-from storage.runs import RunPaths
+from storage.ledger import ledger_path, read_ledger, recorded_steps, restore_ledgers
+from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 from tests.damage import flip
 

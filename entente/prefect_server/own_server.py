@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from entente.cli.environment import LOOPBACK
-from entente.cli.prefect_database import check_database
-from entente.cli.server_key import send_key, want_key
+from entente.prefect_server.database import check_database
+from entente.prefect_server.environment import LOOPBACK
+from entente.prefect_server.server_key import send_key, want_key
 from entente.telemetry.errors import InputError
 from storage.files import check_writable, held
 
@@ -69,7 +69,7 @@ def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "entente.cli.serve_prefect", str(listener.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-m", "entente.prefect_server.serve", str(listener.fileno()), str(os.getpid())],
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from entente.cli.environment import LOOPBACK
+from entente.prefect_server.environment import LOOPBACK
 from entente.telemetry.errors import DiskFullError, InputError, disk_full
 
 _URLS = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")

@@ -80,10 +80,10 @@ def test_commands_begun_at_once_on_a_fresh_home_have_servers_that_answer_to_thei
     """Neither a page in a browser nor another user of the machine can ask one anything, whatever host they say they want."""
     program = """
 import asyncio, os, urllib.error, urllib.request
-from entente.cli.environment import prepare_environment
+from entente.prefect_server.environment import prepare_environment
 prepare_environment(debug=False)
 from prefect.client.orchestration import get_client
-from entente.cli.prefect_server import prefect_server
+from entente.prefect_server.own_server import prefect_server
 
 async def flows():
     async with get_client() as client:
@@ -149,7 +149,7 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
 
 GARBAGE = """
 import threading, time
-from entente.cli import serve_prefect
+from entente.prefect_server import serve as serve_prefect
 serve_prefect.BEAT_S = 0.01
 serve_prefect.collect_in_thread()
 class Held:

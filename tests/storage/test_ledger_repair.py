@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from entente.telemetry.errors import DataError
-from storage.ledger import ROWS_SCHEMA, ledger_path, read_ledger, write_ledger
-from storage.ledger_copies import check_ledgers, ledgers_to_copy, restore_ledgers
+from storage.ledger import ROWS_SCHEMA, check_ledgers, ledger_path, ledgers_to_copy, read_ledger, restore_ledgers, write_ledger
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from tests.damage import flip

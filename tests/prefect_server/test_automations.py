@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from prefect.events.schemas.automations import Automation, AutomationCore
 
-from entente.cli.automations import (
+from entente.prefect_server.automations import (
     NOTIFIED,
     WHOLE_MACHINE,
     apply,

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from entente.cli.environment import LOOPBACK, prepare_environment
-from entente.cli.prefect_server import who_answers
-from entente.cli.server_key import key_file, send_key, want_key
+from entente.prefect_server.environment import LOOPBACK, prepare_environment
+from entente.prefect_server.own_server import who_answers
+from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.errors import InputError
 
 SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"

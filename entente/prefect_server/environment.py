@@ -43,7 +43,7 @@ _PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_TASK_RUNS_LEVEL": "CRITICAL",
 }
 _PINNED = {
-    # The server counts a run as crashed after four times as long without a heartbeat (entente/cli/automations.py).
+    # The server counts a run as crashed after four times as long without a heartbeat (entente/prefect_server/automations.py).
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     # "reschedule" begins a run a second time under its name.
     "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "crash",

@@ -1,6 +1,6 @@
 """Automations and limits of Prefect's server. `entente up` creates them, and updates those that differ.
 
-    python -m entente.cli.automations    creates and updates those of PREFECT_API_URL, where nobody runs `entente up`
+    python -m entente.prefect_server.automations    creates and updates those of PREFECT_API_URL, where nobody runs `entente up`
 
 An automation only reports: a run without heartbeats, a run to recover, an alert to pass on. flows/recover_training.py reads the
 run's files and decides what to do. An automation that a user switched off stays off.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from entente.cli.prefect_server import check_address, prefect_client
+from entente.prefect_server.own_server import check_address, prefect_client
 from entente.telemetry.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Main of a Prefect server that `entente` starts: serves on an inherited socket until SIGTERM.
 
-    python -m entente.cli.serve_prefect FD PARENT    the server of one command, without pages and schedules; ends with PARENT
-    python -m entente.cli.serve_prefect FD           the server of `entente up`
+    python -m entente.prefect_server.serve FD PARENT    the server of one command, without pages and schedules; ends with PARENT
+    python -m entente.prefect_server.serve FD           the server of `entente up`
 
 It collects garbage in a thread of its own. Python collects in whatever thread allocates, in a server mostly the event loop.
 Finalising a database statement waits for the thread that uses its connection. Where SQLite's database is locked, that thread

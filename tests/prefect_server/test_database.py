@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from entente.cli import prefect_database
-from entente.cli.prefect_database import check_database, check_room, database_file
-from entente.cli.prefect_server import _start
+from entente.prefect_server import database as prefect_database
+from entente.prefect_server.database import check_database, check_room, database_file
+from entente.prefect_server.own_server import _start
 from entente.telemetry.errors import DiskFullError, InputError
 
 
@@ -111,7 +111,7 @@ def test_a_full_disk_is_one_that_takes_no_byte(home: Path, monkeypatch: pytest.M
 
 
 def test_an_address_without_api_is_told_from_one_where_nothing_answers(prefect_server: str, monkeypatch: pytest.MonkeyPatch):
-    from entente.cli.prefect_server import check_address
+    from entente.prefect_server.own_server import check_address
 
     check_address(prefect_server)
     for odd in (prefect_server.removesuffix("/api"), f"{prefect_server}/", prefect_server.replace("/api", "/dashboard")):

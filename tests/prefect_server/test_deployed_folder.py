@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entente.cli.deployed_folder import check_folder, folder_behind
+from entente.prefect_server.deployed_folder import check_folder, folder_behind
 from entente.telemetry.errors import InputError
 from tests.command import Entente
 

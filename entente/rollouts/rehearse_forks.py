@@ -17,8 +17,7 @@ from entente.game.snapshot import Snapshot
 from entente.inference.uniform_engine import UniformEngine
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
-from entente.records.generation import Generation, GenerationRequest
-from entente.records.rows import Decision, Ply
+from entente.records.rows import Decision, Generation, GenerationRequest, Ply
 from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from state_cache.build import play_source_game

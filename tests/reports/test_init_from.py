@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from entente.cli.init_from import settings_from_step
 from entente.decoding.weight_files import WEIGHTS
+from entente.reports.init_from import settings_from_step
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.training.policy import Policy

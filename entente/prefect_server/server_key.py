@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from entente.cli.environment import LOOPBACK
+from entente.prefect_server.environment import LOOPBACK
 from entente.telemetry.errors import InputError
 from storage.files import publish_once
 
