@@ -23,7 +23,7 @@ from entente.game.snapshot import Snapshot
 from entente.telemetry.errors import DataError, InputError
 from state_cache.settings import CacheSettings
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 PARTS = ("train", "held_out")
 

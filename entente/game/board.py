@@ -1,8 +1,8 @@
 """A live game: its position, its legal orders, and one step at a time.
 
 Other packages use the rules engine only through `Board`. Legal orders are computed once per phase and shared with forks. An
-illegal order is rejected and counted. A restored or forked board continues exactly as the original would. A board keeps no
-history; a caller that needs one stores each `PhaseResult`.
+illegal order is rejected and counted. A restored or forked board continues exactly as the original would. Of its history a board
+keeps the orders of the last movement phase; a caller that needs more stores each `PhaseResult`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from entente.game.adjudicator import Adjudicator, freeze, new_game, thaw
 from entente.game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
 from entente.game.plain import PackageGame, PlainGame, new_plain_game, thaw_plain
-from entente.game.snapshot import POWERS, Snapshot, position_id, read_position
+from entente.game.snapshot import (
+    POWERS,
+    Snapshot,
+    last_orders_in,
+    movement_orders_of,
+    position_id,
+    read_position,
+    with_last_orders,
+)
 from entente.telemetry.errors import DataError, InputError
 
 __all__ = ["POWERS", "Board", "PhaseResult"]
@@ -62,11 +70,12 @@ class PhaseResult:
 class Board:
     """One game in progress. Make it with `start`, `restore` or `fork`."""
 
-    __slots__ = ("_computed", "_game", "_legal", "_phase", "_position", "_year")
+    __slots__ = ("_computed", "_game", "_last_orders", "_legal", "_phase", "_position", "_year")
 
     def __init__(self, game: Adjudicator | PackageGame) -> None:
         self._game = game
         self._year = 0
+        self._last_orders: dict[str, tuple[str, ...]] = {}  # replaced, never changed, so forks share it
         self._enter_phase()
 
     @classmethod
@@ -79,7 +88,9 @@ class Board:
         """The game that `snapshot` was taken from, at the same phase."""
         try:
             position = read_position(snapshot)
-            return cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position, _KINDS[path]))
+            board = cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position, _KINDS[path]))
+            board._last_orders = last_orders_in(position)
+            return board
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: "
@@ -90,7 +101,21 @@ class Board:
         """An independent copy of this game. It shares what is computed of the position: legal orders, text, and `once`."""
         twin = Board(self._game.fork())
         twin._legal, twin._position, twin._year = self._legal, self._position, self._year
-        twin._computed = self._computed
+        twin._computed, twin._last_orders = self._computed, self._last_orders
+        return twin
+
+    def with_last_orders(self, orders: Mapping[str, Sequence[str]]) -> "Board":
+        """A copy of a position that others recorded, with the orders of the movement phase before it.
+
+        Raises:
+            InputError: a power is unknown, or an order is no movement order.
+        """
+        twin = Board(self._game.fork())
+        twin._legal, twin._year = self._legal, self._year
+        try:
+            twin._last_orders = movement_orders_of(orders)
+        except ValueError as error:
+            raise InputError(f"the last orders cannot be read: {error}") from error
         return twin
 
     def once(self, compute: "Callable[[Board], _T]") -> _T:
@@ -190,6 +215,14 @@ class Board:
         """Number of centres per power of POWERS."""
         return tuple(len(self._game.powers[power].centers) for power in POWERS)
 
+    @property
+    def last_orders(self) -> dict[str, tuple[str, ...]]:
+        """Orders of the last movement phase, one for each unit of a power, sorted as units are; holds where none was given.
+
+        Retreats and adjustments do not replace them. Empty in a game's first phase, and where a position came without them.
+        """
+        return dict(self._last_orders)
+
     def legal_orders(self) -> dict[str, LegalOrders]:
         """Legal orders per power; powers with nothing to order are missing."""
         if self._legal is None:
@@ -224,6 +257,8 @@ class Board:
         for power, accepted in taken.items():
             rejected[power] += self._game.take_orders(power, list(accepted))
         played, owners = self._phase, self._owners(taken)
+        if played.endswith("M"):
+            self._last_orders = {power: _with_holds(taken.get(power, ()), own) for power, own in legal.items()}
         results = self._game.adjudicate()
         dislodged = self._driven_out_by(results) if played.endswith("M") else {}
         self._enter_phase()
@@ -239,19 +274,25 @@ class Board:
     def advance(self, orders: Mapping[str, Sequence[str]]) -> None:
         """Play this phase as `step` does, without its checks and without a record.
 
-        `orders` are legal sets of powers in `legal_orders`; the caller knows this, because nothing here notices.
+        `orders` are legal sets of all powers in `legal_orders`; the caller knows this, because nothing here notices.
         """
         self._check_not_over("step")
+        if self._phase.endswith("M"):
+            self._last_orders = {power: tuple(orders[power]) for power in POWERS if power in orders}
         for power, given in orders.items():
             self._game.take_orders(power, list(given))
         self._game.adjudicate()
         self._enter_phase()
 
+    def rules_position(self) -> str:
+        """Text of what the rules go on from: the position without `last_orders`, which some players and prompts look at."""
+        return freeze(self._game)
+
     def _frozen(self) -> tuple[str, str]:
         """The position's id and text."""
         if self._position is None:
             position = freeze(self._game)
-            self._position = position_id(position), position
+            self._position = position_id(position), with_last_orders(position, self._last_orders)
         return self._position
 
     def _owners(self, taken: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -312,6 +353,13 @@ def _location(unit: str) -> str:
 
 def _unit(order: str) -> str:
     return " ".join(order.split(" ", 2)[:2])
+
+
+def _with_holds(taken: Sequence[str], legal: LegalOrders) -> tuple[str, ...]:
+    """Accepted movement orders as a whole set in canonical form."""
+    if len(taken) == legal.picks and all(map(str.startswith, taken, legal.sites)):
+        return tuple(taken)  # as nearly always
+    return legal.completed(taken) or ()
 
 
 def _check_texts(power: str, orders: Sequence[str]) -> None:

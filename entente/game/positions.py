@@ -1,9 +1,9 @@
-"""Positions that others wrote, as boards: the JSON of the `diplomacy` package, or units, retreats and centres by power.
+"""Positions that others wrote, as boards: a state of the `diplomacy` package, or units, retreats and centres by power.
 
 Other programs write more than a position needs, and the package itself lists retreats that the rules forbid. A reader drops what
 cannot be: fields that it does not know, empty entries, retreats to provinces that are occupied, contested or out of reach. It
 refuses what contradicts itself or the map, such as two units in one province. Names are read in any case, and armies without a
-coast. Whatever else a game knows is as at its start. This module reads no text of prompts and no files.
+coast. Whatever else a game knows is as at its start; there are no last orders. This module reads no text of prompts and no files.
 """
 
 import json
@@ -47,15 +47,6 @@ _LONG = {"S": "SPRING", "F": "FALL", "W": "WINTER", "M": "MOVEMENT", "R": "RETRE
 _KEPT = 64
 """Boards kept, each some ten KB."""
 _ByPower = Mapping[str, Sequence[str]]
-
-
-def board_of_game(game: Any) -> Board:
-    """The last position of a game as `diplomacy.utils.export.to_saved_game_format` saves it."""
-    phases = game.get("phases") if isinstance(game, Mapping) else None
-    if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
-        raise InputError("the game is not one as the diplomacy package saves it: it lacks phases")
-    check_variant(game, "the game")
-    return board_of_state(phases[-1].get("state"), phases[-1].get("name"), contested_in(phases[-2]) if phases[1:] else ())
 
 
 def board_of_state(state: Any, name: Any = None, contested: Collection[str] = ()) -> Board:

@@ -6,6 +6,7 @@ The rules are the same for every prompt. What the board text shares depends on `
     last       the board names the other six from the farthest to the nearest, and the power that orders is in the last segment,
                so forks of a start group share what their orders have not changed yet
 
+With `PromptSettings.last_orders` each power's orders of the last movement phase are on the line after its own.
 The last segment always depends on the power. The engine's prefix cache and the trainer's prefix packing depend on this order.
 Words are separated by single spaces and every segment ends with a line break, so segments can be tokenised separately. This
 module does not tokenise.
@@ -43,6 +44,9 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     examples: Annotated[int, Field(ge=0, le=24)] = 0
     """Worked examples before the board, with the aim of the game and a key to its notation, for a model that was not trained on
     the game; all prompts share them; 0: none."""
+    last_orders: bool = False
+    """Whether a prompt has each power's orders of the last movement phase, on the line after the power's; in a game's first phase
+    there are none."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens of free text that the model may write before its orders; 0: none."""
 
@@ -51,6 +55,9 @@ DEFAULT_PROMPTS = PromptSettings()
 
 FREE = "FREE"
 """Stands before supply centres without an owner."""
+LAST = "LAST"
+"""Stands before a power and its orders of the last movement phase."""
+BETWEEN_LAST_ORDERS = ", "
 ANSWER_CUE = "ORDERS:\n"
 """The text before the orders. It ends with a line break, so every order of the answer follows a line break."""
 THOUGHT_CUE = "THOUGHT:\n"
@@ -59,6 +66,7 @@ _BOARD_KEY = {
     "in_place": "Each power: units | supply centres. ",
     "last": "Each power: supply centres | units; yours last. ",
 }
+_LAST_KEY = f"{LAST}: a power's orders of the last movement phase. "
 _HOW_TO_ANSWER = "Answer one order per line, in the order of the units named.\n"
 _FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
     "AUSTRIA": ("ENGLAND", "FRANCE", "TURKEY", "RUSSIA", "GERMANY", "ITALY"),
@@ -90,7 +98,8 @@ def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
     think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
     board_key = _BOARD_KEY[settings.own_line]
     aim, order_key = (_AIM, _ORDER_KEY) if settings.examples else ("Diplomacy without press. ", "")
-    return aim + board_key + order_key + think + _HOW_TO_ANSWER
+    last_key = _LAST_KEY if settings.last_orders else ""
+    return aim + board_key + last_key + order_key + think + _HOW_TO_ANSWER
 
 
 def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
@@ -101,13 +110,12 @@ def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PR
             its units and centres are left out, because the last segment names them.
     """
     units, centres, dislodged = board.units(), board.centres(), board.dislodged()
-    lines = [board.long_phase]
-    if settings.own_line == "in_place":
-        shown = POWERS
-        lines += [_line(each, *units[each], "|", *centres[each]) for each in POWERS]
-    else:
-        shown = _FARTHEST_FIRST[power]
-        lines += [_line(each, *centres[each], "|", *units[each]) for each in shown]
+    last = board.last_orders if settings.last_orders else {}
+    lines, is_in_place = [board.long_phase], settings.own_line == "in_place"
+    shown = POWERS if is_in_place else _FARTHEST_FIRST[power]
+    for each in shown:
+        parts = (units[each], centres[each]) if is_in_place else (centres[each], units[each])
+        lines += [_line(each, *parts[0], "|", *parts[1]), *_last_line(each, last)]
     if free := board.free_centres():
         lines.append(_line(FREE, *free))
     lines += [_line("DISLODGED", each, *dislodged[each]) for each in shown if dislodged[each]]
@@ -115,8 +123,8 @@ def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PR
 
 
 def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
-    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the legal orders
-    if the settings ask for them, and the cue.
+    """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the last orders and
+    the legal orders if the settings ask for them, and the cue.
 
     If the own line is last, the power's centres come before the kind of orders, and its units if they are not the sites
     themselves. A retreat always names the locations open to each unit, because the board text does not show them.
@@ -131,7 +139,8 @@ def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DE
         retreats = board.dislodged()[legal.power]
         sites = [_line(site, "R", *retreats[unit]) for site, unit in zip(sites, legal.sites, strict=True)]
     listed = _every_order(legal) if lists_lines else ()
-    return "\n".join([_line(head, *sites), *listed, cue])
+    last = board.last_orders if settings.last_orders and settings.own_line == "last" else {}
+    return "\n".join([_line(head, *sites), *_last_line(legal.power, last), *listed, cue])
 
 
 def _own_line(legal: LegalOrders, board: "Board", settings: PromptSettings) -> list[str]:
@@ -141,6 +150,12 @@ def _own_line(legal: LegalOrders, board: "Board", settings: PromptSettings) -> l
     is_for_other_sites = legal.kind in (OrderKind.RETREAT, OrderKind.BUILD)
     units = board.units()[legal.power] if is_for_other_sites else ()
     return [legal.power, *board.centres()[legal.power], "|", *units]
+
+
+def _last_line(power: str, last_orders: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The line of the power's last orders, if there are any. What forks share of a power's lines is thus in one place."""
+    own = last_orders.get(power)
+    return [_line(LAST, power, BETWEEN_LAST_ORDERS.join(own))] if own else []
 
 
 def _line(*words: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from entente.game.board import OVER, POWERS, Board
 from entente.game.legal import OrderKind
 from entente.game.positions import board_of
-from entente.game.prompts import ANSWER_CUE, FREE, THOUGHT_CUE
+from entente.game.prompts import ANSWER_CUE, BETWEEN_LAST_ORDERS, FREE, LAST, THOUGHT_CUE
 from entente.telemetry.errors import InputError
 
 _PHASE = re.compile(r"(?:(SPRING|FALL) (\d{4}) (MOVEMENT|RETREATS)|(WINTER) (\d{4}) (ADJUSTMENTS))")
@@ -30,6 +30,7 @@ class _Parts:
     units: dict[str, Sequence[str]] = field(default_factory=dict)
     centres: dict[str, Sequence[str]] = field(default_factory=dict)
     retreats: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    last_orders: dict[str, Sequence[str]] = field(default_factory=dict)
     free: Sequence[str] = ()
 
 
@@ -69,10 +70,17 @@ def _read_line(line: str, words: Sequence[str], parts: _Parts) -> None:
         parts.centres[words[0]], parts.units[words[0]] = centres, _units(" ".join(units), line)
     elif words[0] == FREE:
         parts.free = words[1:]
+    elif words[0] == LAST:
+        _read_last(words, parts)
     elif words[0] == "DISLODGED" and words[1:2] and words[1] in POWERS:
         parts.retreats[words[1]] = {unit: [] for unit in _units(" ".join(words[2:]), line)}
     else:
         raise InputError(f"the line {line[:_SHOWN]!r} is not part of a board: lines are such as 'ITALY ROM VEN | A ROM'")
+
+
+def _read_last(words: Sequence[str], parts: _Parts) -> None:
+    """A line of last orders."""
+    parts.last_orders["".join(words[1:2])] = " ".join(words[2:]).split(BETWEEN_LAST_ORDERS)
 
 
 def _read_own(words: Sequence[str], after: Sequence[str], parts: _Parts) -> None:
@@ -84,7 +92,9 @@ def _read_own(words: Sequence[str], after: Sequence[str], parts: _Parts) -> None
         raise InputError(f"the message goes on after '{after[cue]}': leave out what is not the position")
     explained = [line for line in after[:cue] if line]
     for line in explained:
-        if line.split()[0] in POWERS:
+        if (first := line.split())[0] == LAST:
+            _read_last(first, parts)
+        if first[0] in POWERS:
             raise InputError(f"the message goes on after {power}'s line with {line[:_SHOWN]!r}: ask for one power at a time")
     starts = [match for line in explained if (match := _SITE.match(line))]
     found = list(_SITE.finditer(" ".join(words[place + 1 :]))) or starts
@@ -118,7 +128,7 @@ def _board(phase: str, own: Sequence[str], parts: _Parts) -> Board:
     kind, legal = next((word for word in own[1:] if word in _KINDS), ""), board.legal_orders().get(own[0])
     if kind and legal is not None and kind != legal.kind.upper():
         raise InputError(f"{own[0]} is asked for a {kind.lower()}, but has a {legal.kind} to order in this position")
-    return board
+    return board.with_last_orders(parts.last_orders) if parts.last_orders else board
 
 
 def _units(text: str, line: str) -> list[str]:

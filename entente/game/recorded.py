@@ -54,14 +54,17 @@ def replay_recorded(
         ignore: takes a sentence for each order that is not legal, which is then left out; None: such a game is refused.
 
     Yields:
-        The board of each phase, and the canonical orders of each power. A power whose disbands the rules chose is missing. Nobody
-        may step the board.
+        The board of each phase, and the canonical orders of each power. A power whose disbands the rules chose is missing.
 
     Raises:
         RefusedGameError: it is no such game, or contradicts itself or the rules.
     """
-    for phase, board, _ in _phases(saved, where):
-        yield board, _orders(board, phase["orders"], f"{where}, {phase['name']}", ignore)
+    last_orders: _OrderSets = {}
+    for phase, recorded, _ in _phases(saved, where):
+        board = recorded.with_last_orders(last_orders)
+        orders = _orders(board, phase["orders"], f"{where}, {phase['name']}", ignore)
+        yield board, orders
+        last_orders = orders if board.phase_type == "M" else last_orders
 
 
 def recorded_turns(saved: Any, where: str, ignore: Callable[[str], None]) -> list[RecordedTurn]:
@@ -74,13 +77,36 @@ def recorded_turns(saved: Any, where: str, ignore: Callable[[str], None]) -> lis
     for phase, board, after in _phases(saved, where):
         position = ""
         if _position(ours) != _position(board):
-            ours = board.fork()
+            ours = board.with_last_orders(ours.last_orders)
             position = ours.snapshot(game_id="", seed=0, source="").position
         orders = _orders(board, phase["orders"], f"{where}, {phase['name']}", ignore)
         orders |= _chosen_disbands(board, orders, after)
         turns.append(RecordedTurn(phase=board.phase, orders=orders, position=position))
         ours.step(orders)
     return turns
+
+
+def board_of_game(game: Any) -> Board:
+    """The last position of a game as `diplomacy.utils.export.to_saved_game_format` saves it, with its last orders.
+
+    Raises:
+        InputError: it is no such game, is on another map or under other rules, is over, or contradicts itself.
+    """
+    phases = game.get("phases") if isinstance(game, Mapping) else None
+    if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
+        raise InputError("the game is not one as the diplomacy package saves it: it lacks phases")
+    check_variant(game, "the game")
+    board = board_of_state(phases[-1].get("state"), phases[-1].get("name"), contested_in(phases[-2]) if phases[1:] else ())
+    return board.with_last_orders(last_recorded_orders(phases[:-1]))
+
+
+def last_recorded_orders(phases: Sequence[Any]) -> _OrderSets:
+    """The order sets of the last movement phase among these, empty if there is none. An order that is not legal is a hold."""
+    last = next((phase for phase in reversed(phases) if _is_whole([phase]) and phase["name"].endswith("M")), None)
+    try:
+        return {} if last is None else _orders(board_of_state(last["state"], last["name"]), last["orders"], "", lambda _: None)
+    except InputError:  # the phase contradicts itself, which is no reason to refuse the position after it
+        return {}
 
 
 def as_recorded(name: str, turns: Sequence[tuple[Board, Mapping[str, Sequence[str]]]], now: Board) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -75,6 +75,8 @@ class JoinedGame:
     """The position, as `diplomacy.Game.get_state` gives it."""
     controllers: dict[str, str]
     """Account by power; 'dummy' where nobody controls it."""
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    """The phases before it: name, state and orders, as a saved game has them."""
 
 
 class ServerClient:
@@ -109,6 +111,11 @@ class ServerClient:
             power=found.role if power is not None else "",
             state=found.get_state(),
             controllers={name: each.get_controller() for name, each in found.powers.items()},
+            phases=[
+                {"name": str(name), "state": found.state_history[name], "orders": orders}
+                for name, orders in found.order_history.items()
+                if name in found.state_history
+            ],
         )
 
     async def give_orders(

@@ -1,10 +1,13 @@
 """A frozen position as plain data, and the names of the powers.
 
 The id of a `Snapshot` is the hash of the position's canonical text, so equal positions have equal ids and a damaged text is
-detected. `Board.snapshot` makes snapshots and `Board.restore` continues from them. This module does not load `diplomacy`.
+detected. The last orders end the text and are not hashed: a position has the same id, and the same luck in scores, whatever led
+to it. `Board.snapshot` makes snapshots and `Board.restore` continues from them. This module does not load `diplomacy`.
 """
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -13,14 +16,17 @@ from entente.telemetry.errors import DataError
 
 POWERS = ("AUSTRIA", "ENGLAND", "FRANCE", "GERMANY", "ITALY", "RUSSIA", "TURKEY")
 """The seven powers in alphabetical order. Every tuple with one entry per power has this order."""
+_LAST_ORDERS = ',"last_orders":'
+_PLACE = r"[A-Z]{3}(?:/[A-Z]{2})?"
+_ORDER = re.compile(rf"[AF] {_PLACE} (?:H|- {_PLACE}(?: VIA)?|S [AF] {_PLACE}(?: - {_PLACE})?|C A {_PLACE} - {_PLACE})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One frozen position at the start of a phase, about 2 KB."""
+    """One frozen position at the start of a phase, about 3 KB."""
 
     snapshot_id: str
-    """Hash of `position`, 16 hex digits."""
+    """`position_id` of `position`."""
     phase: str
     """Short phase name, for example "S1903M"."""
     year: int
@@ -32,7 +38,7 @@ class Snapshot:
     centres: tuple[int, ...]
     """Supply centres owned, int per power of POWERS."""
     position: str
-    """The whole position as canonical JSON: everything that later phases depend on."""
+    """The whole position as canonical JSON: everything that later phases depend on, and the last orders if there are any."""
     source: str
     """Who played the game up to here: "scripted:random+mover" or "policy:12"."""
     game_id: str
@@ -42,16 +48,54 @@ class Snapshot:
     power: str = ""
     """Power that the policy had up to here, and goes on with while it has units; empty: any."""
 
+    @property
+    def last_orders(self) -> dict[str, tuple[str, ...]]:
+        """`Board.last_orders` of the frozen board."""
+        return last_orders_in(json.loads(self.position))
+
 
 def position_id(position: str) -> str:
-    """Hash of a position's canonical text, 16 hex digits."""
-    return blake2b(position.encode(), digest_size=8).hexdigest()
+    """Hash of a position's canonical text without the last orders, 16 hex digits."""
+    return blake2b(rules_part(position).encode(), digest_size=8).hexdigest()
+
+
+def rules_part(position: str) -> str:
+    """The canonical text without the last orders, of which the rules know nothing."""
+    rules, mark, _ = position.partition(_LAST_ORDERS)
+    return rules + "}" if mark else position
+
+
+def with_last_orders(position: str, orders: Mapping[str, Sequence[str]]) -> str:
+    """The canonical text of a position with last orders at its end."""
+    return position[:-1] + _LAST_ORDERS + json.dumps(orders, separators=(",", ":")) + "}" if orders else position
 
 
 def centres_in(position: str) -> tuple[int, ...]:
     """Supply centres owned in a position, int per power of POWERS."""
     found = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
     return tuple(found[power] for power in POWERS)
+
+
+def last_orders_in(position: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """`Board.last_orders` of a frozen position; one without the key has none.
+
+    Raises:
+        ValueError: they are no movement orders of powers.
+    """
+    return movement_orders_of(position.get("last_orders") or {})
+
+
+def movement_orders_of(orders: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Movement orders by power, in the order of POWERS. Only their spelling is checked.
+
+    Raises:
+        ValueError: a power is unknown, or an order is no movement order.
+    """
+    if unknown := sorted(orders.keys() - set(POWERS)):
+        raise ValueError(f"there is no power {unknown[0]!r}")
+    if wrong := [order for own in orders.values() for order in own if not _ORDER.fullmatch(order)]:
+        raise ValueError(f"{wrong[0]!r} is no movement order")
+    return {power: tuple(orders[power]) for power in POWERS if power in orders}
 
 
 def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int, power: str = "") -> Snapshot:

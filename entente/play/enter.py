@@ -20,6 +20,7 @@ from pathlib import Path
 from entente.game.board import OVER, Board
 from entente.game.legal import LegalOrders
 from entente.game.positions import RULES, board_of_state
+from entente.game.recorded import last_recorded_orders
 from entente.game.rules import MAP
 from entente.game.server_client import (
     ForeignServerError,
@@ -234,7 +235,7 @@ class EnteredGames:
         if phase == OVER:
             return
         try:
-            board = board_of_state(joined.state)
+            board = board_of_state(joined.state).with_last_orders(last_recorded_orders(joined.phases))
         except InputError as error:
             return await self._order_nothing(client, token, seat, phase, error)
         if self.entry.draw_after and board.year > self.entry.draw_after and board.is_alive(seat.power):

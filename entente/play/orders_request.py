@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from entente.game.board import POWERS, Board
 from entente.game.legal import LegalOrders
-from entente.game.positions import board_of_game, board_of_state
+from entente.game.positions import board_of_state
 from entente.game.read_prompt import read_prompt
+from entente.game.recorded import board_of_game
 from entente.telemetry.errors import EntenteError, InputError
 
 LEAST_TEMPERATURE = 0.01

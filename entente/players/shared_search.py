@@ -31,10 +31,10 @@ class SharedSearch:
 
     async def decide(self, request: DecisionRequest) -> Sequence[str]:
         """See `Decider`."""
-        position = request.board.snapshot(game_id="", seed=0, source="").snapshot_id
-        key = request.shared, position, request.power
+        frozen = request.board.snapshot(game_id="", seed=0, source="")
+        key = request.shared, frozen.position, request.power  # also the last orders, which a player may look at
         if key not in self._asked:
-            asked = replace(request, game=f"{request.shared}/{position}", dice=request.shared)
+            asked = replace(request, game=f"{request.shared}/{frozen.snapshot_id}/{len(self._asked)}", dice=request.shared)
             self._asked[key] = asyncio.create_task(self._search(asked))
         return await self._asked[key]
 

@@ -182,5 +182,6 @@ def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = D
 
 def longest_sequence(prompts: PromptSettings) -> int:
     """Longest prompt plus completion of a tiny model, tokens. Prompts that list every legal order on a line are several times
-    longer."""
-    return (4096 if prompts.legal_orders == "lines" else 1024) + prompts.thinking_tokens
+    longer, and the last orders of all powers take half as much as the rest."""
+    listed = 4096 if prompts.legal_orders == "lines" else 1024
+    return listed + 512 * prompts.last_orders + prompts.thinking_tokens

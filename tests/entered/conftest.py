@@ -19,10 +19,13 @@ class FirstOrders:
     def __init__(self, slow: tuple[str, ...] = (), slow_s: float = 0.0) -> None:
         self.slow, self.slow_s = slow, slow_s
         self.asked: list[tuple[str, str]] = []
+        self.last_orders: dict[str, dict[str, tuple[str, ...]]] = {}
+        """Of the boards that it was shown, by phase."""
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
         """See `entente.play.game.Players`."""
         self.asked.append((request.board.phase, request.power))
+        self.last_orders[request.board.phase] = request.board.last_orders
         if request.board.phase in self.slow:
             await asyncio.sleep(self.slow_s)
         orders = request.legal.completed([options[0] for options in request.legal.options[: request.legal.picks]])

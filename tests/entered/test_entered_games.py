@@ -59,10 +59,12 @@ def test_the_orders_of_a_saved_game_lead_to_its_last_position(seed: int, drawn: 
     turns = recorded_turns(saved, "game", never)
     assert [turn.phase for turn in turns] == [phase["name"] for phase in saved["phases"][: len(turns)]]
     assert len(turns) == len(saved["phases"]) - (2 if drawn else 1)
-    board = Board.start()
+    board, last_orders = Board.start(), {}
     for turn, recorded in zip(turns, saved["phases"], strict=False):
         if turn.position:
             board = Board.restore(make_snapshot(turn.position, turn.phase, source="", game_id="", seed=0))
+        assert board.last_orders == last_orders
+        last_orders = turn.orders if turn.phase.endswith("M") else last_orders
         _expect(board, recorded["state"])
         legal = board.legal_orders()
         assert board.phase == turn.phase and turn.orders.keys() == legal.keys()

@@ -19,10 +19,10 @@ def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first
     server.make_game("hurried", deadline=4, n_controls=2)
     told: list[str] = []
     entry = Entry(address=server.address, account="ours", password="hush", games=("hurried",), power="FRANCE", player="first")
-    games = EnteredGames(entry, tmp_path, told.append)
+    games, player = EnteredGames(entry, tmp_path, told.append), first_orders(slow=("S1901M",), slow_s=30)
 
     async def play() -> None:
-        playing = asyncio.create_task(games.play(first_orders(slow=("S1901M",), slow_s=30)))
+        playing = asyncio.create_task(games.play(player))
         async with connect(server.address) as client:
             token = await client.sign_in("rosa", "hush")
             await client.join(token, "hurried", "AUSTRIA", None)
@@ -45,6 +45,7 @@ def test_a_late_seat_has_default_orders_and_says_so(server: ServerProcess, first
     assert spring.orders["AUSTRIA"] == ("A BUD H", "F TRI - VEN", "A VIE - TYR")
     assert spring.orders["FRANCE"] == ("F BRE H", "A MAR H", "A PAR H")
     assert set(autumn.orders["FRANCE"]) != {"F BRE H", "A MAR H", "A PAR H"}
+    assert player.last_orders["F1901M"]["AUSTRIA"] == spring.orders["AUSTRIA"], "the server's record of the season before"
     assert kept.seats["AUSTRIA"].startswith("rosa@")
 
 

@@ -70,6 +70,54 @@ def test_prepared_forks_compute_neither_legal_orders_nor_the_position_again(monk
     assert twin.snapshot(game_id="", seed=0, source="").position != apart.position
 
 
+def test_a_board_knows_the_whole_orders_of_the_last_movement_phase_alone(trieste_falls: Board) -> None:
+    """In the order of the units, with holds for units without an order; a retreat does not replace them."""
+    ordered = trieste_falls.last_orders
+    assert list(ordered) == list(POWERS)
+    assert ordered["ITALY"] == ("F NAP H", "A TYR S A VEN - TRI", "A VEN - TRI")
+    assert ordered["FRANCE"] == ("F BRE H", "A MAR H", "A PAR H")
+    trieste_falls.step({"AUSTRIA": ["F TRI R ALB"]})
+    assert trieste_falls.phase == "W1901A" and trieste_falls.last_orders == ordered
+    trieste_falls.step({})
+    assert trieste_falls.phase == "S1902M" and trieste_falls.last_orders == ordered
+    trieste_falls.step({"ITALY": ["A TRI - BUD"]})
+    assert trieste_falls.last_orders["ITALY"] == ("F NAP H", "A TRI - BUD", "A TYR H") and ordered["ITALY"][0] == "F NAP H"
+    assert Board.start().last_orders == {}
+
+
+def test_a_step_and_an_advance_have_the_same_last_orders(self_play) -> None:
+    for board, _, orders in self_play(3, phases=20):
+        stepped, advanced = board.fork(), board.fork()
+        stepped.step(orders)
+        advanced.advance(dict(reversed(orders.items())))
+        assert list(stepped.last_orders.items()) == list(advanced.last_orders.items())
+
+
+def test_forks_of_a_snapshot_have_its_last_orders(trieste_falls: Board) -> None:
+    snapshot = freeze(trieste_falls)
+    forks = [Board.restore(snapshot), Board.restore(snapshot).fork()]
+    assert all(fork.last_orders == snapshot.last_orders == trieste_falls.last_orders for fork in forks)
+    assert all(freeze(fork) == snapshot for fork in forks)
+    for _ in range(3):
+        forks[0].step({})
+    assert forks[0].last_orders != forks[1].last_orders == snapshot.last_orders
+
+
+def test_the_id_of_a_position_is_that_of_the_rules_whatever_was_ordered_before() -> None:
+    board, twin = Board.start(), Board.start()
+    board.step({"FRANCE": ["A PAR S F BRE"]})
+    twin.step({})
+    one, other = freeze(board), freeze(twin)
+    assert one.snapshot_id == other.snapshot_id == position_id(board.rules_position()) and one != other
+    assert '"last_orders"' not in freeze(Board.start()).position
+
+
+@pytest.mark.parametrize("orders", [{"NARNIA": ["A PAR H"]}, {"FRANCE": ["A PAR H\nORDERS:"]}, {"FRANCE": [3]}, [1]])
+def test_last_orders_that_nobody_can_have_given_are_refused(orders: object) -> None:
+    with pytest.raises(DataError, match="holds no position of this version"):
+        Board.restore(altered(freeze(Board.start()), last_orders=orders))
+
+
 def test_a_game_ends_with_eighteen_centres() -> None:
     """France owns 17 centres and occupies the eighteenth in autumn."""
     board = Board.start()

@@ -15,10 +15,10 @@ from diplomacy.utils.export import to_saved_game_format
 from entente.game.board import POWERS, Board
 from entente.game.legal import OrderKind
 from entente.game.players import player
-from entente.game.positions import board_of, board_of_game, board_of_state, contested_in
+from entente.game.positions import board_of, board_of_state, contested_in
 from entente.game.prompts import OwnLine, PromptSettings, board_text, power_text, rules_text
 from entente.game.read_prompt import read_prompt
-from entente.game.recorded import as_recorded
+from entente.game.recorded import as_recorded, board_of_game
 from entente.telemetry.errors import InputError
 
 
@@ -48,17 +48,18 @@ def test_a_state_of_the_package_has_the_legal_orders_of_its_game_in_every_phase(
             assert (read.units(), read.centres(), read.dislodged()) == (board.units(), board.centres(), board.dislodged())
             until_here = {**saved, "phases": saved["phases"][: number + 1]}
             assert board_of_game(until_here).legal_orders() == board.legal_orders()
+            assert board_of_game(until_here).last_orders == board.last_orders
             kinds |= {legal.kind for legal in board.legal_orders().values()}
     assert kinds == set(OrderKind)
 
 
 FORMS = [
-    PromptSettings(own_line=own_line, legal_orders=legal_orders)
-    for own_line, legal_orders in itertools.product(get_args(OwnLine), ("none", "lines"))
+    PromptSettings(own_line=own_line, legal_orders=legal_orders, last_orders=last_orders)
+    for own_line, legal_orders, last_orders in itertools.product(get_args(OwnLine), ("none", "lines"), (False, True))
 ]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.own_line}-{form.legal_orders}")
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.own_line}-{form.legal_orders}-{form.last_orders}")
 def test_a_prompt_is_read_back_to_its_power_and_its_legal_orders(played, form: PromptSettings):
     dice = random.Random(0)
     asked = [(board, legal) for boards, _ in played for board in boards for legal in board.legal_orders().values()]
@@ -70,6 +71,7 @@ def test_a_prompt_is_read_back_to_its_power_and_its_legal_orders(played, form: P
             assert (power, read.phase) == (legal.power, board.phase), text
             assert read.legal_orders()[power] == legal, text
             assert read.units() == board.units() and read.centres() == board.centres(), text
+            assert read.last_orders == (board.last_orders if form.last_orders else {}), text
 
 
 def test_a_board_and_the_name_of_a_power_are_enough():
@@ -250,12 +252,13 @@ BOARD = board_text(Board.start(), "", PromptSettings(own_line="in_place"))
         (BOARD + "FRANCE\nGERMANY A MUN - BUR", "goes on after FRANCE's line with 'GERMANY A MUN - BUR'"),
         (BOARD.replace("ITALY F NAP A ROM A VEN | NAP ROM VEN\n", "") + "FRANCE", "the board has no line of ITALY"),
         (BOARD.replace("A VEN |", "A BUD |") + "FRANCE", "two units are in BUD"),
+        (BOARD + "LAST FRANCE A PAR - BUR; hello\nFRANCE", "'A PAR - BUR; hello' is no movement order"),
         (
             BOARD.replace("SPRING 1901 MOVEMENT", "SPRING 1901 RETREATS\nDISLODGED FRANCE A BUR") + "FRANCE",
             "say where they may go",
         ),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_text_that_is_no_prompt_is_refused_in_a_sentence(text: str, said: str):
     with pytest.raises(InputError) as refused:

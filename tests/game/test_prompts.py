@@ -50,9 +50,10 @@ def test_the_power_text_names_the_sites_in_order(trieste_falls: Board) -> None:
 
 LINES = PromptSettings(own_line="in_place", legal_orders="lines")
 WAYS = [
-    PromptSettings.model_validate({"own_line": place, "legal_orders": listed})
+    PromptSettings.model_validate({"own_line": place, "legal_orders": listed, "last_orders": last})
     for place in ("in_place", "last")
     for listed in ("none", "lines")
+    for last in (False, True)
 ]
 
 
@@ -64,7 +65,7 @@ def test_prompts_of_lines_name_every_legal_order_as_it_is_to_be_answered(self_pl
             assert power_text(own, board, LINES).splitlines()[1:-1] == flat + last
 
 
-@pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.own_line}-{way.legal_orders}")
+@pytest.mark.parametrize("settings", WAYS, ids=lambda way: f"{way.own_line}-{way.legal_orders}-{way.last_orders}")
 def test_every_way_shares_the_same_pieces_first_and_joins_cleanly(self_play, settings: PromptSettings) -> None:
     """Rules are equal for all prompts, and all text about the power is in the last segment."""
     rules = set()
@@ -90,6 +91,22 @@ def test_the_own_line_is_last_with_what_varies_most_at_its_end(trieste_falls: Bo
     board.step({"FRANCE": ["F MAO - POR"]})
     build = "FRANCE BRE MAR PAR POR SPA | A PAR F POR A SPA BUILD 2 BRE MAR\nORDERS:\n"
     assert power_text(board.legal_orders()["FRANCE"], board) == build
+
+
+@pytest.mark.parametrize("place", ["in_place", "last"])
+def test_the_last_orders_of_a_power_follow_its_line_and_change_nothing_else(trieste_falls: Board, place: str) -> None:
+    plain, shown = (PromptSettings.model_validate({"own_line": place, "last_orders": last}) for last in (False, True))
+    (retreat,) = trieste_falls.legal_orders().values()
+    texts = [board_text(trieste_falls, "AUSTRIA", each) + power_text(retreat, trieste_falls, each) for each in (plain, shown)]
+    lines = texts[1].splitlines()
+    assert [line for line in lines if not line.startswith("LAST ")] == texts[0].splitlines()
+    assert sum(line.startswith("LAST ") for line in lines) == 7
+    place_of = {line.split()[0]: number for number, line in reversed(list(enumerate(lines)))}
+    assert lines[place_of["ITALY"] + 1] == "LAST ITALY F NAP H, A TYR S A VEN - TRI, A VEN - TRI"
+    assert lines[place_of["AUSTRIA"] + 1] == "LAST AUSTRIA A BUD H, F TRI H, A VIE H"
+    begin = Board.start()
+    assert board_text(begin, "FRANCE", shown) == board_text(begin, "FRANCE", plain), "nobody has ordered yet"
+    assert rules_text(shown).replace("LAST: a power's orders of the last movement phase. ", "") == rules_text(plain)
 
 
 def test_forks_whose_own_orders_changed_nothing_else_share_the_board() -> None:

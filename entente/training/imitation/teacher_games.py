@@ -38,7 +38,7 @@ MOST_REFUSED = 0.1
 """Share of recorded games that may be refused. Archives hold a few odd games in a thousand; more means that it is another archive
 than the user thinks."""
 _TWICE = "it is given twice"
-_RECIPE_VERSION = 2
+_RECIPE_VERSION = 3
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
 """The board before each phase, and the orders that the teacher gives there. The board is stepped between two items."""

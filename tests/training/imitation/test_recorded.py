@@ -44,9 +44,11 @@ def saved() -> dict[str, Any]:
 
 
 def test_every_phase_of_a_recorded_game_is_met_with_its_orders(saved: dict[str, Any]):
-    played = 0
+    played, last_orders = 0, {}
     for phase, (board, orders) in zip(saved["phases"], replay_recorded(saved, "it"), strict=False):
         legal = board.legal_orders()
+        assert board.last_orders == last_orders
+        last_orders = orders if board.phase_type == "M" else last_orders
         assert board.phase == phase["name"]
         for power, own in orders.items():
             assert legal[power].admits(own)
