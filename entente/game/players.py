@@ -83,13 +83,25 @@ def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board | None" = None
     return choose_orders(legal, rng, _require_board(board, "dumbbot"))
 
 
+def repeat(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
+    """Gives each unit its order of the last movement phase, if that is legal again; else does what `hold` does."""
+    last = _require_board(board, "repeat").last_orders.get(legal.power, ())
+    return list(legal.completed(last) or hold(legal, rng, board))
+
+
 PLAYERS: Mapping[str, Player] = {
     "hold": hold,
+    "repeat": repeat,
     "random": uniform,
     "mover": mover,
     "territorial": territorial,
     "dumbbot": dumbbot,
 }
+
+
+def looks_back(name: str) -> bool:
+    """Whether the player of this name may look at `Board.last_orders`, and so continue otherwise on an equal position."""
+    return name == "repeat" or name not in PLAYERS
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from entente.game.board import POWERS, Board
-from entente.game.players import Player, player
+from entente.game.players import Player, looks_back, player
 from entente.game.scores import Standing, compute_standing, horizon_reached
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
@@ -37,7 +37,7 @@ class Playouts:
         scenario, start, years = self._scenarios[number], self._board.phase, self._settings.years
         game = self._board.fork()
         game.advance({**scenario.first, self._power: orders})
-        position = _position(game)
+        position = _position(game, scenario.looks_back)
         value = scenario.values.get(position)
         if value is None:
             standing = _play_on(game, start, scenario.seats, scenario.name, years)
@@ -46,8 +46,10 @@ class Playouts:
         return value
 
     def _scenario(self, name: str) -> "_Scenario":
-        seats = _players(name, self._settings.player)
-        return _Scenario(name=name, seats=seats, first=_scripted(self._board, seats, name, skip=(self._power,)))
+        names = seats_of(name, self._settings.player)
+        seats = {power: player(who) for power, who in names.items()}
+        first = _scripted(self._board, seats, name, skip=(self._power,))
+        return _Scenario(name=name, seats=seats, first=first, looks_back=any(map(looks_back, names.values())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +59,17 @@ class _Scenario:
     seats: dict[str, Player]
     first: dict[str, Sequence[str]]
     """Orders of the others in the first phase."""
+    looks_back: bool
+    """Whether a seat's player may look at the last orders."""
     values: dict[object, float] = field(default_factory=dict)
     """By the position after the first phase."""
 
 
-def _position(game: Board) -> object:
+def _position(game: Board, looks_back: bool) -> object:
     """Equal for boards that continue equally. A game that is over has no text, and its centres are its value."""
-    return game.centre_counts() if game.is_over else game.snapshot(game_id="", seed=0, source="").position
+    if game.is_over:
+        return game.centre_counts()
+    return game.snapshot(game_id="", seed=0, source="").position if looks_back else game.rules_position()
 
 
 def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> Standing:
@@ -82,10 +88,6 @@ def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
 def value_of(standing: Standing, power: str, settings: SearchSettings) -> float:
     """Value of a standing for `power`: centres (0 to 34), or share of squared centres (0 to 1; 1 after a solo)."""
     return float(standing.centres[POWERS.index(power)]) if settings.value == "centres" else standing.sos_share(power)
-
-
-def _players(name: str, players: Sequence[str]) -> dict[str, Player]:
-    return {seat: player(who) for seat, who in seats_of(name, players).items()}
 
 
 def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Container[str] = ()) -> dict[str, Sequence[str]]:

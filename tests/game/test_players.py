@@ -52,7 +52,20 @@ def test_the_uniform_player_draws_every_legal_subset_alike() -> None:
         assert all(850 < times < 1150 for times in drawn.values())
 
 
-@pytest.mark.parametrize("name", ["territorial", "dumbbot"])
+def test_the_player_that_repeats_gives_each_unit_its_order_of_the_last_season_where_it_is_legal() -> None:
+    """A unit that moved holds; one that bounced tries again, and so does one that supports it."""
+    board = Board.start()
+    board.step({"FRANCE": ["F BRE - MAO", "A MAR S A PAR - BUR", "A PAR - BUR"], "GERMANY": ["A MUN - BUR", "A BER S A MUN"]})
+
+    def ordered(power: str) -> list[str]:
+        return player("repeat")(board.legal_orders()[power], random.Random(0), board)
+
+    assert ordered("FRANCE") == ["A BUR H", "F MAO H", "A MAR H"]
+    assert ordered("GERMANY") == ["A BER S A MUN", "F KIE H", "A MUN - BUR"]
+    assert ordered("ITALY") == ["F NAP H", "A ROM H", "A VEN H"]
+
+
+@pytest.mark.parametrize("name", ["repeat", "territorial", "dumbbot"])
 def test_a_player_that_looks_at_the_board_says_so_where_there_is_none(name: str) -> None:
     (own, *_) = Board.start().legal_orders().values()
     with pytest.raises(InputError, match=f"'{name}' needs the board"):

@@ -61,6 +61,7 @@ def forked(board: Board, power: str, orders: list[str], name: str, settings: Sea
     [
         ("S1901M", SearchSettings(value="squares")),
         ("F1902M", SearchSettings(player=("mover",))),
+        ("F1902M", SearchSettings(player=("repeat",), years=2)),
         ("R", SearchSettings(value="squares")),
         ("W1901A", SearchSettings(years=2, player=("dumbbot", "territorial", "random"), value="squares")),
     ],
