@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -93,9 +94,14 @@ def movement_orders_of(orders: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """
     if unknown := sorted(orders.keys() - set(POWERS)):
         raise ValueError(f"there is no power {unknown[0]!r}")
-    if wrong := [order for own in orders.values() for order in own if not _ORDER.fullmatch(order)]:
+    if wrong := [order for own in orders.values() for order in own if not _is_movement_order(order)]:
         raise ValueError(f"{wrong[0]!r} is no movement order")
     return {power: tuple(orders[power]) for power in POWERS if power in orders}
+
+
+@lru_cache(maxsize=8192)  # a restored board has some thirty, and games repeat them
+def _is_movement_order(text: str) -> bool:
+    return _ORDER.fullmatch(text) is not None
 
 
 def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int, power: str = "") -> Snapshot:
