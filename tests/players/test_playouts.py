@@ -91,6 +91,16 @@ def test_what_follows_a_position_is_played_once_for_all_order_sets_that_lead_the
     assert played.count("F1901M") == 3, "another position, and other luck"
 
 
+def test_an_equal_position_is_played_again_where_a_player_looks_at_the_last_orders(monkeypatch):
+    board = Board.start()
+    playouts, played = Playouts(board, "FRANCE", "g", SearchSettings(player=("repeat",))), []
+    advance = Board.advance
+    monkeypatch.setattr(Board, "advance", lambda game, orders: (played.append(game.phase), advance(game, orders)))
+    for marseilles in ("A MAR H", "A MAR S A PAR - BUR"):
+        playouts.value(["F BRE H", marseilles, "A PAR H"], 0)
+    assert played.count("F1901M") == 2
+
+
 def test_seats_of_a_mix_are_drawn_by_the_name_of_the_dice():
     settings = SearchSettings(player=("dumbbot", "random"))
     drawn = [seats_of(f"g/{number}", settings.player) for number in range(40)]
