@@ -46,7 +46,7 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     the game; all prompts share them; 0: none."""
     last_orders: bool = False
     """Whether a prompt has each power's orders of the last movement phase, on the line after the power's; in a game's first phase
-    there are none."""
+    there are none. Prompts are about twice as long: raise inference.max_model_length where it is 512."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens of free text that the model may write before its orders; 0: none."""
 
