@@ -1,9 +1,9 @@
 """Flow: resume a training run or a round of improvement whose process was lost, or raise an alert if that cannot be.
 
 An automation (entente/prefect_server/automations.py) starts this flow when a flow run tagged `train` crashed, failed, or sent no
-heartbeat. A schedule starts it for losses without an event. Prefect only names the flow runs to check, and says whether a person
-ended one. Whether a run is done, which process trains it and its newest step are read from its folder. The run's locks and ledgers
-keep two processes from training it at once. The runs of a sweep belong to no deployment, so they are left alone.
+heartbeat; a schedule starts it for losses without an event. Prefect only names the flow runs to check, and says whether a person
+ended one. Whether a run is done, which process trains it and its newest step are read from its folder. The run's locks and
+ledgers keep two processes from training it at once. The runs of a sweep belong to no deployment, so they are left alone.
 """
 
 import asyncio
