@@ -7,7 +7,7 @@ BIN := .venv/bin
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-system test-slow break-rules check clean
+.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-pure test-system test-slow break-rules check clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ demo-lm: setup ## Train SmolLM2-135M-Instruct, a real language model from the pa
 
 test: setup-dev ## Run the tests of every commit: about five minutes on two cores
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)
+
+test-pure: setup-dev ## Run those that need neither torch nor Prefect, where neither can be imported: on each save
+	$(BIN)/pytest -p tests.pure -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)
 
 test-system: setup-dev ## Run the tests of many processes: kills, servers, browsers, deployments (those of vLLM after setup-vllm)
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "system and not slow" $(ARGS)

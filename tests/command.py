@@ -68,7 +68,8 @@ class Entente:
     @contextlib.contextmanager
     def _as_if_alone(self) -> Iterator[None]:
         """The folder, the environment and the warnings of a process of its own, as long as the block lasts."""
-        import prefect  # noqa: F401  # reads its settings once: this process's, not those of the first command
+        with contextlib.suppress(ModuleNotFoundError):  # tests/pure.py has none
+            import prefect  # noqa: F401  # reads its settings once: this process's, not those of the first command
 
         # One test's signal must not end the next test's command.
         no_signal = mock.patch.multiple("entente.cli.end_by_signal", _heard=0, _said=False, _nothing_is_open=False)
@@ -90,7 +91,7 @@ class Entente:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=self._inherited() | {"PYTHONPATH": str(ROOT)} | environment,
+            env={"PYTHONPATH": str(ROOT)} | self._inherited() | environment,
         )
 
     def process(self, *words: str, timeout: float = 900, **how: str) -> subprocess.CompletedProcess[str]:

@@ -196,7 +196,7 @@ def test_a_run_whose_package_is_gone_can_still_be_read(tmp_path: Path):
 
 def test_a_dry_run_refuses_a_loss_that_cannot_be_loaded(entente, package):
     site = package({"broken.py": "import missing_module"})
-    done = entente.process("train", "--dry-run", "--training.loss", "broken:part", PYTHONPATH=f"{ROOT}:{site}")
+    done = entente("train", "--dry-run", "--training.loss", "broken:part")
     assert done.returncode == 2 and list(entente.folder.iterdir()) == [site]
     (line,) = done.stderr.strip().splitlines()
     assert re.search(r"training.loss: the loss 'broken:part' cannot be loaded .ModuleNotFoundError", line)

@@ -306,7 +306,9 @@ def test_any_text_gives_a_legal_set(legal: LegalOrders):
 
 
 @pytest.mark.parametrize(
-    "text", [" " * 200_000, "-" * 200_000, "A " * 100_000, "[" * 100_000, '"' * 200_000, "\\" * 200_000, "{" * 200_000], ids=repr
+    "text",
+    [" " * 50_000, "-" * 50_000, "A " * 25_000, "[" * 50_000, '"' * 50_000, "\\" * 50_000, "{" * 50_000],
+    ids=lambda text: text[0],
 )
 def test_long_nonsense_takes_no_time(text: str):
     """A pattern that backtracks would take minutes here."""

@@ -116,8 +116,10 @@ def answering(host: str) -> Iterator[tuple[int, list[str]]]:
     with kind((host, 0), Answers) as server:
         server.heard = []
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server.server_address[1], server.heard
-        server.shutdown()
+        try:
+            yield server.server_address[1], server.heard
+        finally:
+            server.shutdown()
 
 
 def by_httpx(url: str) -> None:

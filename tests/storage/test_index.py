@@ -198,7 +198,7 @@ def test_every_step_chooses_what_it_would_choose_with_every_fact(paths: RunPaths
     storage = StorageSettings(max_policy_lag=LAG, max_uses=uses)
     rng, kept = random.Random(uses), Index(paths, storage, seed=3, oldest=-LAG)
     expired = 0
-    for step in range(1, 9):
+    for step in range(1, 7):
         publish_some(paths, rng, step)
         kept.refresh()
         whole, late = open_index(paths, storage, seed=3), open_index(paths, storage, seed=3, oldest=step - 1 - LAG)

@@ -183,10 +183,19 @@ class Run(RuleBasedStateMachine):
         return sum(other.centres_gained for other in same)
 
 
-TestRun: Any = Run.TestCase
-TestRun.settings = settings(
+QUICK = settings(
     max_examples=4,
     stateful_step_count=12,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # making a failure smaller would take minutes
 )
+TestRun: Any = Run.TestCase
+TestRun.settings = QUICK
+
+
+class LongRun(Run):
+    """The same, more often and for longer."""
+
+
+TestLongRun: Any = pytest.mark.slow(LongRun.TestCase)
+TestLongRun.settings = settings(QUICK, max_examples=200, stateful_step_count=30)
