@@ -32,6 +32,7 @@ from storage.runs import RunPaths
 from tests.command import Entente
 from tests.instant_engine import UniformEngine
 from tests.made_once import made_once
+from tests.prefect_home import put_database, serving
 
 # How long one example takes says how busy the machine is, and holds no rule.
 settings.register_profile("entente", deadline=None)
@@ -87,17 +88,27 @@ training in turn, so that two steps are trained on two versions. Of so few forks
 the same; with this one both steps have two groups to learn from."""
 
 
-_SERVER = {
-    "tests/cli/": "Prefect",
-    "tests/prefect_server/": "Prefect",
-    "tests/flows/": "Prefect",
-    "tests/reports/": "Prefect",
-    "tests/tasks/": "Prefect",
-    "tests/tasks/test_dask_rollouts.py": "Prefect",
-    "tests/tasks/test_rollout_side.py": "Prefect",
+_SERVED = {
+    "tests/cli/test_ask_a_run.py",
+    "tests/cli/test_dry_run.py",
+    "tests/cli/test_inspect.py",
+    "tests/cli/test_replay_step.py",
+    "tests/cli/test_watch.py",
+    "tests/flows/test_damage.py",
+    "tests/flows/test_end_to_end.py",
+    "tests/flows/test_matches.py",
+    "tests/prefect_server/test_database.py",
+    "tests/reports/test_command.py",
+    "tests/reports/test_compare.py",
+    "tests/reports/test_explain.py",
+    "tests/reports/test_inspect_rows.py",
+    "tests/reports/test_page.py",
+    "tests/reports/test_replay.py",
+    "tests/tasks/test_dask_rollouts.py",
+    "tests/tasks/test_rollout_side.py",
 }
-"""Start of a test's path -> the fixture that these tests share and that takes long to make. One worker process runs them all. The
-groups take longest, so they run first. In the system tier each process has a server: one alone would have most of the work."""
+"""Files of the fast tier that use a Prefect server, or the run that needs one. One worker process runs them all, and first,
+because server and run take long to make. In the system tier each process has a server: one alone would have most of the work."""
 
 
 _ONE_VLLM = {"tests/inference/test_contract.py": "vLLM", "tests/inference/test_served_vllm.py": "vLLM"}
@@ -128,8 +139,8 @@ def _is_system_tier(config: pytest.Config) -> bool:
 def _group(nodeid: str, config: pytest.Config) -> str:
     """The tests that run in one worker process together with this one: its shared group, or its file."""
     file = nodeid.partition("::")[0]
-    shared = _ONE_VLLM if _is_system_tier(config) else _SERVER
-    return next((group for start, group in shared.items() if file.startswith(start)), file)
+    shared = _ONE_VLLM if _is_system_tier(config) else dict.fromkeys(_SERVED, "Prefect")
+    return shared.get(file, file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -162,8 +173,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = not item.get_closest_marker("system") and not item.get_closest_marker("slow")
         if item.get_closest_marker("system") and _SYSTEM not in item.path.read_text():
             raise pytest.UsageError(f"{item.nodeid} is of the system tier, so its file has to say pytest.{_SYSTEM}")
-        if "prefect_server" in used and quick and not item.nodeid.startswith(tuple(_SERVER)):
-            raise pytest.UsageError(f"{item.nodeid} uses a Prefect server: add its file to _SERVER in tests/conftest.py")
+        if "prefect_server" in used and quick and item.nodeid.partition("::")[0] not in _SERVED:
+            raise pytest.UsageError(f"{item.nodeid} uses a Prefect server: add its file to _SERVED in tests/conftest.py")
 
 
 @pytest.fixture(scope="session")
@@ -276,16 +287,26 @@ def host() -> Iterator[EngineHost]:
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[str]:
+def prefect_home(pytestconfig: pytest.Config) -> Callable[[Path], Path]:
+    """Give a server's home a database that has its tables already; not for tests of a first start."""
+    return lambda home: put_database(home, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(prefect_home: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server with a database of its own, so that not every command has to start one; its address."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
         patch.setenv("DO_NOT_TRACK", "1")
-        from prefect.settings import PREFECT_API_URL
-        from prefect.testing.utilities import prefect_test_harness
+        from prefect.events.worker import EventsWorker
+        from prefect.logging.handlers import APILogWorker
+        from prefect.settings import PREFECT_API_URL, temporary_settings
 
-        with prefect_test_harness(server_startup_timeout=600):
-            yield str(PREFECT_API_URL.value())
+        home = prefect_home(tmp_path_factory.mktemp("prefect"))
+        with serving(home) as address, temporary_settings({PREFECT_API_URL: address}):
+            yield address
+            for service in (APILogWorker, EventsWorker):  # without a server they would try again for a minute
+                service.drain_all(timeout=10)
 
 
 @pytest.fixture

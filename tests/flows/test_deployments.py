@@ -104,10 +104,16 @@ def small_parameters(workplace: Any) -> dict[str, Any]:
     return {"settings": settings.model_dump(mode="json")}
 
 
+Deployed = tuple[Prefect, dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def deployed(workplace: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prefect, dict[str, Any]]]:
+def deployed(
+    workplace: Any, tmp_path_factory: pytest.TempPathFactory, prefect_home: Any
+) -> Iterator[tuple[Prefect, dict[str, Any]]]:
     """A server with the three deployments and one run of train-policy/train, which is done; the run as the API tells it."""
     prefect = Prefect(tmp_path_factory.mktemp("prefect"), workplace.folder / "runs")
+    prefect_home(prefect.home)
     try:
         prefect.begin("server", "start", "--host", "127.0.0.1", "--port", str(prefect.port))
         wait_for("the server's start", 600, prefect.healthy, prefect.check_alive)

@@ -46,7 +46,8 @@ def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
 
 
 @pytest.mark.system
-def test_a_command_that_is_killed_takes_its_server_along(entente):
+def test_a_command_that_is_killed_takes_its_server_along(entente, prefect_home):
+    prefect_home(entente.folder / ".prefect")
     process = entente.start("cache", "build", "--train-snapshots", "4000")
     try:
         until = time.monotonic() + 120
