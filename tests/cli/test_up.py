@@ -10,7 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -78,8 +78,9 @@ def answered(url: str, headers: dict[str, str], method: str = "POST") -> tuple[i
 
 @pytest.mark.system
 def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_nothing_else(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, prefect_home: Callable[[Path], Path]
 ):
+    prefect_home(folder / ".prefect")
     port = str(free_port())
     first = entente(folder, "up", "--port", port)
     assert first.returncode == 0, first.stderr
