@@ -47,7 +47,7 @@ def serving(home: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener, (home / "server.log").open("wb") as log:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "entente.cli.serve_prefect", str(listener.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-m", "entente.prefect_server.serve", str(listener.fileno()), str(os.getpid())],
             pass_fds=[listener.fileno()],
             env=os.environ | {"PREFECT_HOME": str(home)},
             stdout=log,
