@@ -72,7 +72,7 @@ class Entente:
             import prefect  # noqa: F401  # reads its settings once: this process's, not those of the first command
 
         # One test's signal must not end the next test's command.
-        no_signal = mock.patch.multiple("entente.cli.end_by_signal", _heard=0, _said=False, _nothing_is_open=False)
+        no_signal = mock.patch.multiple("entente.cli.end_by_signal", _heard=0, _reported=False, _nothing_is_open=False)
         with no_signal, mock.patch.dict(os.environ, clear=True), warnings.catch_warnings(), contextlib.chdir(self.folder):
             os.environ.update(self._inherited())
             yield

@@ -27,24 +27,24 @@ def bench(
     what: Annotated[
         Literal["game", "storage", "decode", "trainer", "e2e", "peers"],
         Parameter(
-            help="game: the board, beside direct calls of the game engine. storage: rows. "
+            help="game: the board, compared with direct calls of the game engine. storage: rows. "
             "decode: the engine. trainer: the training step. e2e: whole steps of a run. peers: TRL."
         ),
     ],
     /,
     *,
-    rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, arms in turn; the median counts.")] = None,
+    rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, alternating; the median is reported.")] = None,
     only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
     steps: Annotated[int | None, Parameter(help="e2e: steps of a round.")] = None,
-    scale: Annotated[float | None, Parameter(help="storage: share of the rows; below 1 few figures have targets.")] = None,
+    scale: Annotated[float | None, Parameter(help="storage: fraction of the rows; below 1 few figures have targets.")] = None,
     model: Annotated[Path | None, Parameter(help="decode, trainer, peers: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
     config: ConfigFiles = None,
-    runs_root: Annotated[Path | None, Parameter(help="Folder of all runs; models and positions lie there, or are made.")] = None,
+    runs_root: Annotated[Path | None, Parameter(help="Folder of runs, models and positions; makes missing ones.")] = None,
     seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Measure one part, in minutes at most.
+    """Benchmark one part of the system; takes minutes at most.
 
     Examples
 
@@ -56,15 +56,15 @@ def bench(
     """
     from entente.cli.terminal import progress_shown
 
-    given = {
+    options = {
         "rounds": rounds, "only": only, "steps": steps, "scale": scale, "model": model, "trl_python": trl_python,
         "config": config, "runs_root": runs_root, "seed": seed,
     }  # fmt: skip
-    measure, given = _BENCHMARKS[what], {name: value for name, value in given.items() if value is not None}
-    if others := sorted(given.keys() - inspect.signature(measure).parameters):
+    measure, options = _BENCHMARKS[what], {name: value for name, value in options.items() if value is not None}
+    if others := sorted(options.keys() - inspect.signature(measure).parameters):
         raise InputError(f"`bench {what}` has no use for --{others[0].replace('_', '-')}: leave it out")
     with progress_shown():
-        outcome = measure(**given)
+        outcome = measure(**options)
     show_outcome(outcome, json=json)
 
 
@@ -146,7 +146,7 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 
 
 def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = "laptop") -> Any:
-    """Settings of the measured run. One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
+    """One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
     from entente.settings.layers import layered_settings
     from entente.telemetry.machine import apply_threads
 
@@ -155,12 +155,11 @@ def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = 
 
 
 def _config_words(config: Sequence[Path]) -> list[str]:
-    """Arguments of `entente train` for these config files."""
     return [word for file in config for word in ("--config", str(file))]
 
 
 def show_outcome(outcome: "Outcome", *, json: bool) -> None:
-    """Print the figures with their targets; with `json` also one object."""
+    """Print the figures with their targets, and with `json` one JSON object."""
     from entente.cli.terminal import print_json
 
     table = Table(box=None, padding=(0, 2, 0, 0))

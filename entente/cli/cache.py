@@ -29,7 +29,7 @@ def build(
     runs_root: RunsRoot = Path("runs"),
     settings: CacheFlags = None,
 ) -> None:
-    """Play scripted games and freeze positions. A cache with the same settings is built only once.
+    """Play scripted games and save positions. A cache with the same settings is built only once.
 
     Examples
 
@@ -51,7 +51,7 @@ def refresh(
     share: Annotated[float, Parameter(help="Share of the training positions that come from the run.")] = 0.25,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
-    """Publish a version of a run's cache with positions of its policy. Held-out positions and versions in use are kept.
+    """Publish a version of a run's cache with positions that its policy reached. Keeps held-out positions and versions in use.
 
     Examples
 
@@ -99,7 +99,7 @@ def show(*, runs_root: RunsRoot = Path("runs")) -> None:
 
 @app.command
 def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
-    """Check every file of every cache and restore every position. Prints one line per cache; exit code 1 if one is damaged.
+    """Check every file of every cache and restore every position. Prints a line per cache; exits with 1 if one is damaged.
 
     Example
 
@@ -133,7 +133,6 @@ def _folders(runs_root: Path) -> list[Path]:
 
 
 def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
-    """One line per stratum."""
     from state_cache.sampling import BALANCES, count_strata
 
     table = Table(box=None, padding=(0, 2, 0, 2))

@@ -1,4 +1,4 @@
-"""`entente runs clean`: list what is old, then remove it."""
+"""`entente runs clean`: list old files of runs, then remove them."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -24,17 +24,17 @@ def clean(
     *,
     run: _Names = None,
     runs_root: RunsRoot = Path("runs"),
-    dry_run: Annotated[bool, Parameter(help="Say what would go, and remove nothing.", negative="")] = False,
-    settings: Annotated[RetentionSettings | None, Parameter(name="*", help="How long what is kept.")] = None,
+    dry_run: Annotated[bool, Parameter(help="List what would be removed, and remove nothing.", negative="")] = False,
+    settings: Annotated[RetentionSettings | None, Parameter(name="*", help="Retention settings.")] = None,
 ) -> None:
     """Remove old adapters and checkpoints, local W&B folders, and leftovers of killed processes.
 
-    Ledgers, scores and metrics always stay, and so does every adapter that a resumed run or a score refers to. Shards stay
-    unless --shards-gb limits them. A run that a process works on is skipped.
+    Keeps ledgers, scores, metrics, and every adapter that a resumed run or a score refers to. Removes shards only if
+    --shards-gb limits them. A run that a process is working on is skipped.
 
     Examples
 
-        entente runs clean --dry-run                     what would go
+        entente runs clean --dry-run                     list what would be removed
 
         entente runs clean --run mine --keep-adapters 5
 
@@ -42,20 +42,20 @@ def clean(
     """
     chosen = settings or RetentionSettings()
     runs = [_known_run(runs_root, name) for name in run] if run else _all_runs(runs_root)
-    found: list[Removable] = []
+    removables: list[Removable] = []
     with ExitStack() as stack:
         for paths in runs:
             if _at_rest(stack, paths, dry_run):
-                found += _removable(paths, chosen)
-                found += _old_shards(paths, chosen)
+                removables += _removable(paths, chosen)
+                removables += _old_shards(paths, chosen)
         if not run:
-            found += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder)]
-        _show(found)
+            removables += [each for folder in _shared_folders(runs_root) for each in removable_asides(folder)]
+        _show(removables)
         if not dry_run:
-            for each in found:
+            for each in removables:
                 remove(each)
-    total = size_text(sum(each.size for each in found))
-    print(f"{total} {'would be' if dry_run else 'were'} freed" if found else "nothing is old enough to go")
+    total = size_text(sum(each.size for each in removables))
+    print(f"{total} {'would be' if dry_run else 'were'} freed" if removables else "nothing is old enough to go")
     if dry_run:
         print("nothing was removed")
 
@@ -83,7 +83,7 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings) -> list[Removable]
 
 
 def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
-    """Whether no process works on the run. Unless `dry_run`, the run stays locked until `stack` is closed."""
+    """True if no process works on the run. Unless `dry_run`, the run stays locked until `stack` is closed."""
     for lock in (paths.lock, paths.trainer_lock):
         if (lock.exists() or not dry_run) and not stack.enter_context(held(lock)):
             print(f"{paths.root}: left alone, a process is at work on it")
@@ -94,11 +94,11 @@ def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
 def _all_runs(runs_root: Path) -> list[RunPaths]:
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
-    found = [paths for name in run_names(runs_root) if (paths := RunPaths(runs_root / name)).settings.exists()]
-    for paths in found:
+    runs = [paths for name in run_names(runs_root) if (paths := RunPaths(runs_root / name)).settings.exists()]
+    for paths in runs:
         if paths.root.is_symlink():
             print(f"{paths.root}: left alone, it is a link")
-    return [paths for paths in found if not paths.root.is_symlink()]
+    return [paths for paths in runs if not paths.root.is_symlink()]
 
 
 def _known_run(runs_root: Path, name: str) -> RunPaths:
@@ -120,9 +120,9 @@ def _shared_folders(runs_root: Path) -> list[Path]:
     return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
 
 
-def _show(found: Iterable[Removable]) -> None:
+def _show(removables: Iterable[Removable]) -> None:
     table = Table("where", "what", "how many", "names", "size", box=None, padding=(0, 2, 0, 0))
-    for (folder, why), group in groupby(found, key=lambda each: (each.path.parent, each.why)):
+    for (folder, why), group in groupby(removables, key=lambda each: (each.path.parent, each.why)):
         some = list(group)
         names = some[0].path.name + (f" … {some[-1].path.name}" if len(some) > 1 else "")
         table.add_row(cell(str(folder)), why, str(len(some)), cell(names), size_text(sum(each.size for each in some)))

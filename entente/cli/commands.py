@@ -1,23 +1,23 @@
-"""The commands of `entente`: their names and where each one lies."""
+"""The commands of `entente`: names and import paths."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cyclopts import App
 
-_TRAIN = "Train a policy, or one for each of several settings and seeds."
+_TRAIN = "Train a policy, or one per combination of settings and seeds."
 _UP = "Start Prefect's server, deployments and a worker; stop them."
 _SERVE = "Serve an engine or orders."
-_PLAY = "Play against versions in a browser, or on others' servers."
-_PAGES = "Write a run as one page, or several side by side."
-_LISTED = "List, inspect, repeat or clean runs; watch one train."
-_CHECKED = "Check this environment; try a run's parts on a new card."
+_PLAY = "Play against versions in a browser, or on a remote server."
+_PAGES = "Write the HTML report of a run, or compare several."
+_LISTED = "List, inspect, replay or clean runs; watch one train."
+_CHECKED = "Check this environment; test a run's parts on a new GPU."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
     "Train": {
         "train": ("entente.cli.train:train", _TRAIN),
         "sweep": ("entente.cli.sweep:sweep", _TRAIN),
-        "improve": ("entente.cli.improve:improve", "Improve a policy by search: visit, label, learn."),
+        "improve": ("entente.cli.improve:improve", "Improve a policy by search: visit, label, train."),
         "evaluate": ("entente.cli.evaluate:evaluate", "Measure strength on held-out positions and in matches."),
         "play": ("entente.cli.play:play", _PLAY),
         "enter": ("entente.cli.enter:enter", _PLAY),
@@ -30,8 +30,8 @@ COMMANDS = {
         "watch": ("entente.cli.watch:watch", _LISTED),
         "report": ("entente.cli.report:report", _PAGES),
         "compare": ("entente.cli.compare:compare", _PAGES),
-        "replay": ("entente.cli.replay_game:replay", "Step through a game; 'runs what-if' continues one otherwise."),
-        "sql": ("entente.cli.sql:sql", "Query the rows of runs with SQL, also while they train."),
+        "replay": ("entente.cli.replay_game:replay", "Step through a game; 'runs what-if' continues it differently."),
+        "sql": ("entente.cli.sql:sql", "Query the rows of runs with SQL, even while they train."),
     },
     "Services": {
         "serve": ("entente.cli.serve:serve", _SERVE),
@@ -45,11 +45,10 @@ COMMANDS = {
         "bench": ("entente.cli.bench:app", "Measure this machine: benchmarks, engine tuning."),
     },
 }
-"""Heading -> name -> import path of the command, which is imported only when it runs, and its line in `entente --help`."""
+"""Heading -> name -> (import path, imported only when the command runs; line in `entente --help`)."""
 
 
 def command_line() -> "App":
-    """The commands, which are imported when they are used."""
     from cyclopts import App
 
     app = App(
@@ -67,7 +66,7 @@ def command_line() -> "App":
 
 
 def overview() -> str:
-    """The text of `entente --help`: one screen, made without an import of the commands or of cyclopts."""
+    """The text of `entente --help`: one screen, without importing the commands or cyclopts."""
     lines = ["Usage: entente COMMAND [OPTIONS], entente COMMAND --help, entente --version", ABOUT]
     for heading, commands in COMMANDS.items():
         names: dict[str, list[str]] = {}  # commands with one line share it
@@ -78,10 +77,9 @@ def overview() -> str:
 
 
 def _version() -> str:
-    """The installed version, from the package's metadata."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("entente")
     except PackageNotFoundError:
-        return "unknown: this runs from a folder that was never installed"
+        return "unknown: the package is not installed"

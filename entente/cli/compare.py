@@ -23,8 +23,8 @@ def compare(
 ) -> None:
     """Compare runs on one page and in one table: settings, curves, scores on the same positions, cost.
 
-    Scores are compared position by position, as every run is scored from the same ones. A difference is claimed only if its 95 %
-    interval excludes 0. Also works while the runs train. The page needs no network and no other file.
+    Scores are paired by position, since all runs are scored from the same ones. A difference is reported only if its 95 %
+    interval excludes 0. Works while the runs train. The page needs no network and no other file.
 
     Examples
 
@@ -32,64 +32,63 @@ def compare(
 
         entente compare base 'sweep-*' --output sweep.html --open
     """
-    found, file = compare_on_page(names, runs_root, output)
-    _show(found, runs_root)
+    comparison, file = compare_on_page(names, runs_root, output)
+    _show(comparison, runs_root)
     show_page(file, open=open)
 
 
 def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None = None) -> "tuple[Compared, Path]":
-    """Compare these runs and write the page; the comparison, and the page's file."""
+    """Compare runs and write the page. Returns the comparison and the path of the page."""
     from entente.reports.compare_page import write_comparison
     from entente.reports.compared import compare_runs
     from storage.runs import RunPaths
 
     chosen = which_runs(names, runs_root)
-    found = compare_runs([RunPaths(runs_root / name) for name in chosen])
+    comparison = compare_runs([RunPaths(runs_root / name) for name in chosen])
     file = output or runs_root / chosen[0] / _page_name(chosen[1:])
-    write_comparison(found, file, runs_root)
-    return found, file
+    write_comparison(comparison, file, runs_root)
+    return comparison, file
 
 
 def _page_name(others: list[str]) -> str:
     return f"compare-{others[0]}{f'-and-{len(others) - 1}-more' if len(others) > 1 else ''}.html"
 
 
-def _show(found: "Compared", runs_root: Path) -> None:
-    """The table, and below it what it means in sentences."""
+def _show(comparison: "Compared", runs_root: Path) -> None:
     from entente.reports import sentences
     from entente.telemetry.progress import shown
 
     console = output_console()
-    console.print(_table(found))
-    said = sentences.verdicts(found)
-    said += [f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles]
-    said += [f"{reason}: {command}" for reason, command in sentences.next_commands(found, runs_root)]
-    for sentence in said:
+    console.print(_table(comparison))
+    lines = sentences.verdicts(comparison)
+    lines += [f"{run.name}: {sentence}" for run in comparison.runs for sentence in run.troubles]
+    lines += [f"{reason}: {command}" for reason, command in sentences.next_commands(comparison, runs_root)]
+    for sentence in lines:
         console.print(shown(sentence), markup=False, soft_wrap=not console.is_terminal)
 
 
-def _table(found: "Compared") -> "Table":
-    """A block each for scores, their differences, cost and settings; a column for each run."""
+def _table(comparison: "Compared") -> "Table":
+    """A block each for scores, differences, cost and settings; a column per run."""
     from rich.table import Table
 
     from entente.evaluation.intervals import format_interval
     from entente.reports.compare_page import score_rows, total_rows
     from entente.reports.read_run import value_text
 
-    names = [run.name for run in found.runs]
+    names = [run.name for run in comparison.runs]
     table = Table(show_edge=False, pad_edge=False)
     for name in ("", *names):
         table.add_column(cell(name), overflow="fold")
-    blocks: dict[str, list[tuple[str, list[str]]]] = {"scores, centres gained": score_rows(found)}
+    blocks: dict[str, list[tuple[str, list[str]]]] = {"scores, centres gained": score_rows(comparison)}
     differences: dict[str, list[str]] = {}
-    for pair in found.paired:
+    for pair in comparison.paired:
         if not isinstance(pair.found, str):
             row = differences.setdefault(pair.label, [""] * len(names))
             text = f"{pair.found.difference.mean:+.2f} {format_interval(pair.found.difference.interval, '+.2f')}"
             row[names.index(pair.other)] = text + (" shown" if pair.found.shown else "")
     blocks[f"more than {names[0]}, same starts"] = list(differences.items())
-    blocks["cost"] = total_rows(found.runs)
-    blocks["settings that differ"] = [(name, [value_text(value) for value in values]) for name, values in found.settings]
+    blocks["cost"] = total_rows(comparison.runs)
+    blocks["settings that differ"] = [(name, [value_text(value) for value in values]) for name, values in comparison.settings]
     for heading, rows in blocks.items():
         if rows:
             table.add_section()

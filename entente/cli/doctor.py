@@ -1,7 +1,6 @@
-"""`entente doctor`: what is installed, what does not fit, and how to repair it.
+"""`entente doctor`: checks of the environment; each problem comes with a cure.
 
-It reads package metadata, paths and counters. Of heavy packages it imports Prefect alone, where PREFECT_API_URL names a server.
-Each check gives findings; a problem has a cure.
+The checks read package metadata, paths and counters. The only heavy import is Prefect, where PREFECT_API_URL names a server.
 """
 
 import os
@@ -36,8 +35,6 @@ _LEAST_DISK = 2**28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Result of one check."""
-
     name: str
     state: Literal["problem", "ok"]
     sentence: str
@@ -49,12 +46,12 @@ _ok, _problem = (partial(Finding, state=state) for state in ("ok", "problem"))
 
 def doctor(
     *,
-    preset: Annotated[str, Parameter(help="Settings that a run would have.")] = "laptop",
+    preset: Annotated[str, Parameter(help="Preset of the run to check for.")] = "laptop",
     config: Annotated[list[Path] | None, Parameter(help="TOML files laid over the preset.", negative="")] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder that runs would go to.")] = Path("runs"),
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the findings as one JSON object.", negative="")] = False,
 ) -> None:
-    """Look at this environment and say what would keep a run from working, and the cure; exit code 1 if anything would.
+    """Check this environment: list every problem that would stop a run, with its cure; exits with 1 if there is one.
 
     Examples
 
@@ -78,7 +75,6 @@ def doctor(
 
 
 def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Finding]:
-    """All findings, problems first."""
     installed = _installed()
     findings = [*check_versions(installed, *declared()), *check_run(installed, runs_root, preset, config)]
     findings += [*check_folders(runs_root), *check_size(runs_root), *check_prefect()]
@@ -86,37 +82,36 @@ def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Findin
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """The last line."""
     problems = sum(each.state == "problem" for each in findings)
     return f"not ready: {problems} problem{'s' * (problems > 1)} would stop a run" if problems else "ready: a run can start"
 
 
 def check_versions(installed: dict[str, str], python: str, requirements: Sequence[str]) -> Iterator[Finding]:
-    """Python and installed packages must meet the declared requirements; those of an extra count where they are installed."""
+    """Check Python and packages against the declared requirements; those of an extra only where they are installed."""
     here = platform.python_version()
     if SpecifierSet(python).contains(here, prereleases=True):
         yield _ok(name="Python", sentence=here)
     else:
-        cure = "make the environment with another Python: PYTHON=python3.12 make setup"
+        cure = "create the environment with another Python: PYTHON=python3.12 make setup"
         yield _problem(name="Python", sentence=f"Python {here}, but this needs {python}", cure=cure)
     wrong = []
     for requirement in map(Requirement, requirements):
-        found = installed.get(canonicalize_name(requirement.name))
+        version = installed.get(canonicalize_name(requirement.name))
         extra = requirement.marker is not None and "extra" in str(requirement.marker)
-        if (extra and found is None) or not (extra or requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+        if (extra and version is None) or not (extra or requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             continue
-        if found is None or not requirement.specifier.contains(found, prereleases=True):
-            is_there = f"{requirement.name} {found}" if found else f"no {requirement.name}"
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            is_there = f"{requirement.name} {version}" if version else f"no {requirement.name}"
             wrong.append(f"{is_there} is installed, but {requirement.name}{requirement.specifier} is needed")
     if wrong:
         yield _problem(name="versions", sentence="; ".join(wrong), cure=LOCKED)
     else:
-        shown = ", ".join(f"{name} {installed[name]}" for name in ("torch", "prefect", "duckdb") if name in installed)
-        yield _ok(name="versions", sentence=f"all declared requirements are met: {shown}")
+        versions = ", ".join(f"{name} {installed[name]}" for name in ("torch", "prefect", "duckdb") if name in installed)
+        yield _ok(name="versions", sentence=f"all declared requirements are met: {versions}")
 
 
 def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
-    """Which engine a run with these settings would have and why, and whether it would be refused on this machine."""
+    """Check which engine a run with these settings would use and why, and whether the run fits this machine."""
     from entente.settings.find_model import check_room
     from entente.settings.layers import layered_settings
     from entente.telemetry.cards import unusable_cards, visible_cards
@@ -155,7 +150,6 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
 
 
 def check_folders(runs_root: Path) -> Iterator[Finding]:
-    """Whether a run can write where it writes: its folder and Prefect's home."""
     from entente.prefect_server.own_server import check_home
     from entente.telemetry.errors import InputError
     from storage.runs import check_runs_root
@@ -171,7 +165,6 @@ def check_folders(runs_root: Path) -> Iterator[Finding]:
 
 
 def check_size(runs_root: Path) -> Iterator[Finding]:
-    """Cores, memory and disk."""
     import psutil
 
     memory = psutil.virtual_memory().available / 2**30
@@ -186,7 +179,7 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
 
 
 def check_prefect() -> Iterator[Finding]:
-    """Prefect's server where PREFECT_API_URL names one, and the database of a server that is started here."""
+    """Check the server that PREFECT_API_URL names, else the database of the server that commands start here."""
     from entente.prefect_server.database import check_database, check_room
     from entente.prefect_server.own_server import check_address
     from entente.telemetry.errors import EntenteError
@@ -196,7 +189,7 @@ def check_prefect() -> Iterator[Finding]:
         check_address(address) if address else check_database()
         check_room()
     except (EntenteError, ImportError) as error:
-        yield _problem(name="Prefect", sentence=str(error), cure="do what the sentence says; a run would end at its start")
+        yield _problem(name="Prefect", sentence=str(error), cure="follow the message; a run would fail at its start")
     else:
         yield _ok(name="Prefect", sentence=f"a server answers at {address}" if address else "each command can start a server")
 
@@ -216,5 +209,5 @@ def declared() -> tuple[str, list[str]]:
 
 
 def _installed() -> dict[str, str]:
-    """Canonical name -> version of everything installed; the first on the path where there are two, as for an import."""
-    return {canonicalize_name(found.name): found.version for found in reversed([*metadata.distributions()]) if found.name}
+    """Canonical name -> version of every installed package; of two versions, the first on the path, as for an import."""
+    return {canonicalize_name(package.name): package.version for package in reversed([*metadata.distributions()]) if package.name}

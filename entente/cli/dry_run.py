@@ -1,6 +1,6 @@
-"""What a command would take, before anything is started: work, tokens, time, memory and disk.
+"""Estimates of a command before it starts anything: work, tokens, time, memory and disk.
 
-A dry run makes the checks that need no server, no engine and no loaded model. It downloads and writes nothing, and loads neither
+A dry run makes the checks that need no server, engine or loaded model. It downloads and writes nothing, and imports neither
 Prefect nor vLLM. A plan is a tree of sections. In names, `bytes` is the unit, `_at_most` means a bound and `_about` an estimate.
 """
 
@@ -44,7 +44,7 @@ from tasks.rollout_queue import groups_per_task
 
 Forecast = dict[str, Any]
 PLIES_A_YEAR = 5
-"""Phases of a game year at most: two of movement, each with retreats, and adjustments."""
+"""Upper bound of phases in a game year: two of movement, each with retreats, and adjustments."""
 _ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
 """Approximate sizes of an adapter's files without weights, of random generators in a checkpoint, of a shard without rows."""
 
@@ -53,7 +53,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     """The plan of a training run; with `resume`, of the remaining steps of an existing run.
 
     Raises:
-        InputError: the run itself would raise it: wrong settings, a name that is taken, no such model, too little memory.
+        InputError: as the run itself would: wrong settings, a name that is taken, no such model, too little memory.
     """
     check_settings(settings)
     if not resume:
@@ -68,8 +68,8 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         resumed_base(settings.paths, model)
     trainer_gpu = trainer_gpu_bytes(settings, shape, machine)
     check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape), trainer_gpu=trainer_gpu, machine=machine)
-    found = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
-    positions = some_positions(settings.cache) if found is None else open_cache(found).train
+    cache = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
+    positions = some_positions(settings.cache) if cache is None else open_cache(cache).train
     tokens = Tokens(BytesAsTokens() if model is None else Codec(model), settings.prompts)
     if model is not None:  # without its tokenizer, bytes count as tokens
         tokens.check_thought(settings.inference.max_model_length)
@@ -97,29 +97,28 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
             "warm_up_steps": settings.training.warm_up_steps,
             "updates_of_a_step": settings.training.updates_per_step,
         }
-        | ({"warning": said} if shape and (said := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
+        | ({"warning": warning} if shape and (warning := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
         "time": _time(settings, steps, decisions) or _first_guess(settings, steps, model, sample, machine),
         "memory": _memory(settings, shape, machine, trainer_bytes(settings, shape, machine), trainer_gpu),
         "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
-        "uses": _uses(settings, cards, model, found) | ({"prompts": tokens.form.chat.description} if model else {}),
+        "uses": _uses(settings, cards, model, cache) | ({"prompts": tokens.form.chat.description} if model else {}),
     }
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes on the disk that `folder` will lie on."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
-    """(folder of the model, None if it is not here yet; its shape, None if unknown)."""
+    """(folder of the model, None if it is not on this machine; its shape, None if unknown)."""
     name, made = settings.inference.model, settings.runs_root / MODEL_FOLDER
-    found = find_tiny(made, settings.tiny_model, settings.prompts) if name == TINY else model_for_plan(name)
+    folder = find_tiny(made, settings.tiny_model, settings.prompts) if name == TINY else model_for_plan(name)
     shape = model_shape(name, settings.tiny_model, settings.prompts)
     check_length(settings.inference, None if shape is None else shape.positions, name)
-    return found, shape
+    return folder, shape
 
 
 def _scored_forks(evaluation: EvaluationSettings) -> int:
@@ -134,9 +133,9 @@ def _tokens(settings: RunSettings, sample: Rehearsal, decisions: int, *, exact: 
         "completion_about": round(sample.completion_tokens),
         "prompts_of_the_run_about": round(sample.prompt_tokens * decisions),
         "completions_of_the_run_about": round(sample.completion_tokens * decisions),
-        "basis": "some forks with uniform draws, with this model's tokenizer"
+        "basis": "some forks with uniformly random orders, with this model's tokenizer"
         if exact
-        else "some forks with uniform draws; without a tokenizer each byte counts as a token, so these are upper bounds",
+        else "some forks with uniformly random orders; upper bounds, since each byte counts as a token without a tokenizer",
     }
     if exact and sample.longest_request > longest:
         plan["warning"] = (
@@ -147,7 +146,7 @@ def _tokens(settings: RunSettings, sample: Rehearsal, decisions: int, *, exact: 
 
 
 def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
-    """Time by the newest run here that had this model and trained a step."""
+    """Estimate from the newest run here that had this model and trained a step."""
     for paths in reversed(runs_in(settings.runs_root)):
         try:
             same = settings_of(paths).inference.model == settings.inference.model
@@ -162,7 +161,7 @@ def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
 
 
 def _first_guess(settings: RunSettings, steps: int, model: Path | None, sample: Rehearsal, machine: Machine) -> Forecast:
-    """Time by the arithmetic of the model, where a CPU does it."""
+    """Estimate from the model's arithmetic, where a CPU does it."""
     if model is None or machine.gpu_total or machine.trainer_gpu[1] or settings.inference.urls:
         return {"steps": "unknown until a run with this model is here"}
     from entente.training.first_guess import step_seconds
@@ -217,7 +216,6 @@ def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | No
 
 
 def _uses(settings: RunSettings, cards: CardPlan, model: Path | None, cache: Path | None) -> Forecast:
-    """Engine, cards, model and state cache."""
     engine, unused = settings.inference, unused_card()
     _, reason = engine_here(engine)
     to_make = "to be made from its recipe" if engine.model == TINY else "to be downloaded from the hub, which has it"

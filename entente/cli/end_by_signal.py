@@ -25,7 +25,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 
 _heard = 0
 _nothing_is_open = False
-_said = False
+_reported = False
 
 
 def heard() -> int:
@@ -46,14 +46,14 @@ def install() -> None:
 
 
 def sentence(number: int) -> str:
-    """The line to write for a signal; empty from the second call on, since it is written once."""
-    global _said
-    line, _said = "" if _said else f"entente: {_SENTENCES[signal.Signals(number)]}\n", True
+    """The line to write for a signal; empty after the first call, so that it is written once."""
+    global _reported
+    line, _reported = "" if _reported else f"entente: {_SENTENCES[signal.Signals(number)]}\n", True
     return line
 
 
 def nothing_is_open() -> None:
-    """The command is done: from now on the first signal ends the process at once, and raises nothing."""
+    """Mark the command as done: from now on the first signal ends the process at once instead of raising KeyboardInterrupt."""
     global _nothing_is_open
     _nothing_is_open = True
 

@@ -1,4 +1,4 @@
-"""`entente enter`: a version plays on a server of others."""
+"""`entente enter`: a version plays on a remote diplomacy server."""
 
 import asyncio
 import getpass
@@ -25,7 +25,7 @@ _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "EN
 def enter(
     address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server.")],
     *,
-    game: Annotated[str, Parameter(help="Ids of games to play, with commas.")],
+    game: Annotated[str, Parameter(help="Ids of games to play, separated by commas.")],
     power: Annotated[str, Parameter(help="Power to take; default: a free one.")] = "",
     player: Annotated[
         str, Parameter(help="Who orders: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
@@ -34,16 +34,16 @@ def enter(
     draw_after: Annotated[
         int, Parameter(help="Vote for a draw in each phase after this game year; 0: never.", validator=validators.Number(gte=0))
     ] = 0,
-    seed: Annotated[int, Parameter(help="Seed of the dice.")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of all random choices.")] = 0,
     temperature: Temperature = 1.0,
     runs_root: RunsRoot = Path("runs"),
     search: Search = None,
 ) -> None:
-    """Play on the diplomacy package's own server, several games at once, until they are over; the results come home.
+    """Play on the diplomacy package's own server, several games at once, until they are over, and store the results.
 
-    Account and password are read from ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or asked for; the server makes a new account. The
-    password of a private game is read from ENTENTE_GAME_PASSWORD. After a kill, of this command or of the server, the same
-    command goes on where the server is. Press is not read.
+    Set ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or the command prompts for them; the server creates an unknown account. Set
+    ENTENTE_GAME_PASSWORD to the password of a private game. After a crash of this command or of the server, the same
+    command continues from the server's state. Messages between players (press) are ignored.
 
     Examples
 
@@ -59,7 +59,7 @@ def enter(
     if len(wanted) > 1:
         raise InputError(f"--power names {' and '.join(wanted)}: name one")
     if not ids:
-        raise InputError("--game names no game: give the ids of games, with commas")
+        raise InputError("--game names no game: give the ids of games, separated by commas")
     _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
     from entente.play.enter import Entry
 
@@ -87,7 +87,7 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
 
     with_open_players([who], runs_root, how, lambda opened: entered.play(SeatedPlayers([who.name], opened, how.temperature)))
     if entered.lost:
-        raise EntenteError(f"{len(entered.lost)} of the games did not come home: {', '.join(entered.lost[:10])}")
+        raise EntenteError(f"{len(entered.lost)} of the games could not be stored: {', '.join(entered.lost[:10])}")
 
 
 def _check_address(address: str) -> None:
@@ -98,15 +98,15 @@ def _check_address(address: str) -> None:
 
 
 def _secret(variable: str, what: str, *, hidden: bool = True) -> str:
-    """What the variable holds, or else what the user types."""
-    if found := os.environ.get(variable):
-        return found
+    """The value of the environment variable, or else what the user types."""
+    if secret := os.environ.get(variable):
+        return secret
     if not sys.stdin.isatty():
         raise InputError(f"the {what} is missing: set {variable} to it, or give the command in a terminal, which asks for it")
-    found = getpass.getpass(f"{what}: ") if hidden else input(f"{what}: ")
-    if not found:
+    secret = getpass.getpass(f"{what}: ") if hidden else input(f"{what}: ")
+    if not secret:
         raise InputError(f"the {what} is empty")
-    return found
+    return secret
 
 
 def _say(sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""`entente evaluate`: the strength of a policy version, alone or beside other players, or of models without a run."""
+"""`entente evaluate`: the strength of a policy version, alone or against other players, or of models without a run."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
 from storage.runs import LATEST
 
-_MATCH = Group("Matches", help="Whole games between several players; any of these asks for one.")
+_MATCH = Group("Matches", help="Whole games between several players; any of these options starts one.")
 _SEARCH = Group("Search", help="With --pick search, or for players such as v20+search and dumbbot+search.")
 _OUTSIDE = Group("Outside", help="For players such as openai:model@http://host:port/v1.")
 
@@ -24,15 +24,15 @@ def evaluate(
     run: Run = LATEST,
     version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
     runs_root: RunsRoot = Path("runs"),
-    positions: Annotated[int | None, Parameter(help="Held-out positions; default: as the run was set.")] = None,
+    positions: Annotated[int | None, Parameter(help="Held-out positions; default: the run's setting.")] = None,
     opponents: Annotated[
-        list[str] | None, Parameter(help="Scripted opponents; default: as the run was set. In a match: one name.", negative="")
+        list[str] | None, Parameter(help="Scripted opponents; default: the run's setting. In a match: one name.", negative="")
     ] = None,
     players: Annotated[
         str,
         Parameter(
             group=_MATCH,
-            help="Who plays, with commas: base, newest, v20, other:v20, the folder of a model or adapter such as models/small, "
+            help="Players, separated by commas: base, newest, v20, other:v20, the folder of a model or adapter, as models/small, "
             "or scripted players, each also with +search; or an endpoint openai:model@URL.",
         ),
     ] = "",
@@ -40,7 +40,7 @@ def evaluate(
         str,
         Parameter(
             group=_MATCH,
-            help="Named settings of a match, beside --players and --games: "
+            help="Named settings of a match; --players and --games still apply: "
             + "; ".join(f"{name}: {each.about}" for name, each in protocols().items())
             + ".",
         ),
@@ -51,31 +51,31 @@ def evaluate(
     ] = None,
     measure: Annotated[
         Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,
-        Parameter(group=_MATCH, help="What players are compared by; default: sos, the share of squares."),
+        Parameter(group=_MATCH, help="Measure to compare players by; default: sos, the sum-of-squares share."),
     ] = None,
     start: Annotated[
-        Literal["standard", "held-out"] | None, Parameter(group=_MATCH, help="Where games begin; default: spring 1901.")
+        Literal["standard", "held-out"] | None, Parameter(group=_MATCH, help="Start positions of games; default: spring 1901.")
     ] = None,
     years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
     at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
     seed: Annotated[
-        int | None, Parameter(group=_MATCH, help="Seed of starts, draws and dice, for games that are independent; default: 1000.")
+        int | None, Parameter(group=_MATCH, help="Seed of start positions, sampling and scripted players; default: 1000.")
     ] = None,
-    temperature: Annotated[float | None, Parameter(help="Temperature of a version's draws; default: 1.")] = None,
-    pick: Annotated[Literal["draw", "search"], Parameter(help="How versions choose: as drawn, or by search.")] = "draw",
+    temperature: Annotated[float | None, Parameter(help="Sampling temperature of versions; default: 1.")] = None,
+    pick: Annotated[Literal["draw", "search"], Parameter(help="How versions choose orders: sampled, or by search.")] = "draw",
     search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
-    outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="How endpoints are asked.")] = None,
+    outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="Settings of requests to endpoints.")] = None,
     json: AsJson = False,
 ) -> None:
     """Score a policy version on held-out positions, or play whole games between versions, models and scripted players.
 
-    A match without a version of the run needs no run; its files are then in `_matches`, a folder beside the runs.
+    A match without a version of the run needs no run; its files then go to the folder `_matches` next to the runs.
 
-    A figure has a 95 % interval from six independent games on; games that are not independent count as one. An interrupted match
-    continues when the same command is given again: games that had ended are kept, and games in progress begin anew. With a larger
-    --games it plays only the missing games.
+    A 95 % interval needs at least six independent games; games that are not independent count as one. To continue an interrupted
+    match, run the same command again: it keeps finished games and restarts games in progress. With a larger --games it plays
+    only the missing games.
 
-    An OpenAI-compatible endpoint plays too. Its key is in the environment: for https://api.example.com in
+    An OpenAI-compatible endpoint plays too. Set its key in the environment: for https://api.example.com in
     ENTENTE_KEY_API_EXAMPLE_COM, for http://127.0.0.1:8000 in ENTENTE_KEY_127_0_0_1_8000.
 
     Examples
@@ -100,7 +100,7 @@ def evaluate(
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
-    opponents = [name for given in opponents for name in given.split(",")] if opponents else None
+    opponents = [name for words in opponents for name in words.split(",")] if opponents else None
     asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once, "seed": seed}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     play = _play(temperature, pick, search)
@@ -125,9 +125,9 @@ def evaluate(
     uses_engine = match is None
     if match is not None:
         for some in (match.players, (match.opponents,) if match.opponents else ()):
-            found = resolve_contestants(some, run, runs_root)
-            check_searches(found, match)
-            uses_engine |= any(player.run for player in found)
+            contestants = resolve_contestants(some, run, runs_root)
+            check_searches(contestants, match)
+            uses_engine |= any(player.run for player in contestants)
     elif play.pick == "search":
         from entente.players.search import check_search
 
@@ -142,7 +142,7 @@ def evaluate(
 
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
-    """The evaluation settings of the run, changed as asked; its model must fit this machine if an engine is used."""
+    """The run's evaluation settings with these overrides. Checks that its model fits this machine if an engine is used."""
     from entente.settings.check_settings import check_settings
     from entente.settings.find_model import check_room
     from entente.settings.layers import settings_of
@@ -163,7 +163,6 @@ def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: l
 
 
 def _play(temperature: float | None, pick: str, search: SearchSettings | None) -> Any:
-    """How versions play; only what was asked for is set."""
     from entente.evaluation.settings import PlaySettings
 
     asked: dict[str, Any] = {"pick": pick} if pick == "search" else {}
@@ -175,7 +174,6 @@ def _play(temperature: float | None, pick: str, search: SearchSettings | None) -
 
 
 def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict[str, Any]) -> Any:
-    """Settings of the match that is asked for; None if none is."""
     from entente.evaluation.protocols import protocol_match, usual_protocol
     from entente.evaluation.settings import MatchSettings
     from entente.telemetry.errors import InputError
@@ -232,9 +230,9 @@ def _show_match(result: dict[str, Any]) -> None:
 def _cell(estimate: dict[str, Any], *, share: bool) -> str:
     from entente.evaluation.intervals import format_interval
 
-    found = None if estimate["low"] is None else (estimate["low"], estimate["high"])
+    interval = None if estimate["low"] is None else (estimate["low"], estimate["high"])
     return (
-        f"{estimate['mean']:.1%} {format_interval(found, '.0%')}"
+        f"{estimate['mean']:.1%} {format_interval(interval, '.0%')}"
         if share
-        else f"{estimate['mean']:.2f} {format_interval(found, '.2f')}"
+        else f"{estimate['mean']:.2f} {format_interval(interval, '.2f')}"
     )

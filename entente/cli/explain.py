@@ -1,4 +1,4 @@
-"""`entente runs explain`: where the time of a run or a step went, and which setting changes it."""
+"""`entente runs explain`: the bottleneck of a run or a step, and the setting that relieves it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +24,9 @@ def explain(
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
-    """Say where the seconds of a run or of one step went, what limits it, and which setting to change; also while it trains.
+    """Show where the time of a run or of one step went, its bottleneck, and the setting that relieves it; works while it trains.
 
-    For a step: also whether it was slower than the others, and why.
+    For a step, also show whether it was slower than the others, and why.
 
     Examples
 
@@ -47,24 +47,24 @@ def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]],
     from entente.reports.read_run import read_run
     from storage.runs import RunPaths
 
-    found = read_run(RunPaths(runs_root / run))
-    if not found.steps:
+    progress = read_run(RunPaths(runs_root / run))
+    if not progress.steps:
         raise InputError(f"run '{run}' has no whole step yet: there is nothing to explain")
-    return found.steps, found.settings
+    return progress.steps, progress.settings
 
 
-def _show(found: "Explanation") -> None:
+def _show(explanation: "Explanation") -> None:
     from entente.telemetry.stages import STAGES
 
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     for justify in ("left", "right", "right", "left", "left"):
         table.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for part, seconds in found.parts.items():
-        bar = "█" * round(_WIDTH * found.share(part))
-        shares = f"{found.share(part):.0%}", f"{seconds:,.2f} s"
+    for part, seconds in explanation.parts.items():
+        bar = "█" * round(_WIDTH * explanation.share(part))
+        shares = f"{explanation.share(part):.0%}", f"{seconds:,.2f} s"
         table.add_row(part, *shares, f"[cyan]{bar:<{_WIDTH}}[/]", f"[dim]{STAGES[part]}[/]")
     console = Console(highlight=False)
-    console.print(f"[bold]{found.title}: {found.seconds:,.1f} s[/]")
+    console.print(f"[bold]{explanation.title}: {explanation.seconds:,.1f} s[/]")
     console.print(table)
-    for sentence in found.sentences:
+    for sentence in explanation.sentences:
         console.print(f"- {sentence}", markup=False)

@@ -1,4 +1,4 @@
-"""`entente improve`: rounds in which a run's policy learns from search."""
+"""`entente improve`: rounds of distilling search into a run's policy."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ def improve(
     """Improve a run's policy by search: visit positions that it reaches, label them by search, train on the labels; repeat.
 
     The run must exist (`entente train`) and must not be training. Each step publishes a version, as in training. A round ends
-    with a score by the run's `evaluation` settings. After a kill the same command continues from the run's files. `--rounds`
+    with a score by the run's `evaluation` settings. After a crash the same command continues from the run's files. `--rounds`
     counts all rounds of the run.
 
     Examples
@@ -54,6 +54,6 @@ def improve(
         loss = f", distillation loss {each['train/distil_loss']:.3f} nats a token" if "train/distil_loss" in each else ""
         score = f", {each['score/track']:+.2f} centres" if "score/track" in each else ""
         print(f"round {each['round']}: {each['lessons']} lessons, then version {each['version']}{loss}{score}")
-    print(f"how strong it is now: entente evaluate --run {run}{'' if runs_root == Path('runs') else f' --runs-root {runs_root}'}")
+    print(f"measure its strength: entente evaluate --run {run}{'' if runs_root == Path('runs') else f' --runs-root {runs_root}'}")
     if json:
         print_json(result)

@@ -1,4 +1,4 @@
-"""`entente runs inspect`: look at one decision or one group of forks of a run."""
+"""`entente runs inspect`: one decision or one group of forks of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from entente.decoding.thinking import Thought
     from entente.reports.inspect_rows import Decided, Inspector
 
-app = App(name="inspect", help="Look at one decision or one group of forks of a run.")
+app = App(name="inspect", help="Inspect one decision or one group of forks of a run.")
 Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
 
 
@@ -39,12 +39,12 @@ def decision(
     """
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
-        found = rows.decision(decision_id)
-        _draw(found, board)
-    prompt = _text(found.prompt)
+        decided = rows.decision(decision_id)
+        _draw(decided, board)
+    prompt = _text(decided.prompt)
     prompt.stylize("dim")
-    thought, answer = _thought(found.thought), _text(found.answer)
-    _print(_title(found), _outcome(found), prompt, *thought, answer, _orders(found), _tokens(found))
+    thought, answer = _thought(decided.thought), _text(decided.answer)
+    _print(_title(decided), _outcome(decided), prompt, *thought, answer, _orders(decided), _tokens(decided))
 
 
 @app.command
@@ -67,19 +67,19 @@ def group(
     """
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
-        found = rows.group(start_group, power, phase)
-        _draw(found.best, board)
-    facts = found.facts
+        pair = rows.group(start_group, power, phase)
+        _draw(pair.best, board)
+    facts = pair.facts
     usable = "usable" if facts["usable"] else "not usable"
     head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
     summary = f"{facts['n']} forks, returns {facts['spread']:.3g} apart, {usable}, trained on by {facts['used']} steps"
     forks = Table("fork", "return", "version", "status", "decision", box=None)
-    for member in found.members:
+    for member in pair.members:
         values = (member["fork"], f"{member['return']:+.3g}", member["policy_version"], member["status"], member["decision_id"])
         forks.add_row(*map(str, values))
     sides = [
         Group(Text(f"{name}: fork {side.facts['fork']}", style="bold"), _outcome(side), *_thought(side.thought), _orders(side))
-        for name, side in (("best", found.best), ("worst", found.worst))
+        for name, side in (("best", pair.best), ("worst", pair.worst))
     ]
     side_by_side = Table.grid(padding=(0, 4))
     side_by_side.add_row(*sides)
@@ -103,39 +103,38 @@ def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
         yield rows
 
 
-def _draw(found: "Decided", file: Path | None) -> None:
+def _draw(decision: "Decided", file: Path | None) -> None:
     if file is not None:
-        picture = found.picture()
+        picture = decision.picture()
         try:
             file.write_text(picture)
         except OSError as error:
             raise InputError(f"'{file}' cannot be written: {error.strerror}") from error
 
 
-def _title(found: "Decided") -> Text:
-    facts = found.facts
+def _title(decision: "Decided") -> Text:
+    facts = decision.facts
     where = f"fork {facts['fork']} of start group {facts['start_group']}, ply {facts['ply']}"
     return Text(f"{facts['power']} in {facts['phase']}, {where}, by policy version {facts['policy_version']}", style="bold")
 
 
-def _outcome(found: "Decided") -> Text:
-    facts = found.facts
-    parts = ", ".join(f"{name} {value:+.3g}" for name, value in found.components.items() if value)
-    steps = f"trained on in step {', '.join(map(str, found.steps))}" if found.steps else "not trained on"
+def _outcome(decision: "Decided") -> Text:
+    facts = decision.facts
+    parts = ", ".join(f"{name} {value:+.3g}" for name, value in decision.components.items() if value)
+    steps = f"trained on in step {', '.join(map(str, decision.steps))}" if decision.steps else "not trained on"
     reason = f" ({facts['reason']})" if facts["reason"] else ""
     return Text(f"{facts['status']}{reason}, return {facts['return']:+.3g}; {parts or 'all components 0'}; {steps}")
 
 
-def _orders(found: "Decided") -> RenderableType:
+def _orders(decision: "Decided") -> RenderableType:
     table = Table("order", "probability", "result", box=None)
-    for order, probability in found.orders:
-        results = found.results.get(" ".join(order.split()[:2]), [])
+    for order, probability in decision.orders:
+        results = decision.results.get(" ".join(order.split()[:2]), [])
         table.add_row(Text(order), "" if probability is None else f"{probability:.1%}", Text(", ".join(results) or "-"))
     return table
 
 
 def _thought(thought: "Thought | None") -> list[Text]:
-    """What the model wrote before its orders, under a line about it."""
     if thought is None:
         return []
     head = Text(thought.sentence, style="bold")
@@ -150,9 +149,9 @@ def _text(text: str) -> Text:
     return cell(text, keep="\n")
 
 
-def _tokens(found: "Decided") -> RenderableType:
+def _tokens(decision: "Decided") -> RenderableType:
     table = Table("position", "token", "legal tokens", "logprob", box=None)
-    for place, drawn in enumerate(found.drawn):
+    for place, drawn in enumerate(decision.drawn):
         forced = drawn.legal == 1
         legal = "thought: any" if drawn.legal is None else str(drawn.legal)
         logprob = "forced" if forced else f"{drawn.logprob:.4f}"

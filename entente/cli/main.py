@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _HELP_FLAGS = {"--help", "-h"}
 _PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS)
-"""Error numbers of a path that is the user's mistake; a full disk, for example, is not."""
+"""Errors of a path that are the user's mistake; a full disk, for example, is not."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit with its code; without `arguments` take those of this process, and handle its signals."""
+    """Run one command and exit with its code. Without `arguments`, use those of this process and handle its signals."""
     if arguments is None:
         end_by_signal.install()
     words = sys.argv[1:] if arguments is None else arguments
@@ -36,7 +36,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(words: list[str], *, debug: bool = False) -> int:
-    """Run one command. Returns its exit code."""
     error: BaseException | None = None
     try:
         try:
@@ -78,7 +77,7 @@ def _call(words: list[str], *, debug: bool) -> None:
 
 
 def _json_alone(words: list[str]) -> AbstractContextManager[None]:
-    """With --json, standard output has nothing but the JSON, whatever the command and its libraries print."""
+    """With --json, standard output has only the JSON, whatever the command and its libraries print."""
     if not {"--json", "--json=true"} & set(words):
         return nullcontext()
     from entente.cli.terminal import json_alone
@@ -121,7 +120,7 @@ def _outcome(error: BaseException) -> tuple[str, int]:
 
 
 def _output_is_closed() -> bool:
-    """Whether standard output or error is closed by its reader; their buffers are then written to the null device."""
+    """True if the reader of standard output or error closed it; their buffers are then written to the null device."""
     outputs = select.poll()
     for descriptor in (1, 2):
         outputs.register(descriptor, 0)
@@ -134,7 +133,7 @@ def _output_is_closed() -> bool:
 
 
 def sentence_of(error: Exception) -> str:
-    """One line that says what is wrong: our own message, else the first error in the settings."""
+    """One line for the user: our own message, else the first error in the settings."""
     from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
     from pydantic import ValidationError
 
@@ -154,34 +153,33 @@ def sentence_of(error: Exception) -> str:
 
 
 def _unknown_option(error: "UnknownOptionError") -> str:
-    """The unknown option and similar ones, which may have the same name in another section."""
+    """Also suggests options of that name in another section."""
     from entente.telemetry.setting_marks import similar_names
 
-    given = (error.token.keyword or error.token.value).split("=")[0]
+    option = (error.token.keyword or error.token.value).split("=")[0]
     known = {
         name.removeprefix("--") for each in error.argument_collection if each.parse for name in each.names if name[:2] == "--"
     }
-    meant = " or ".join(f"--{name}" for name in similar_names(given.lstrip("-"), known) if name in known)
-    return f"Unknown option: {given}." + (f" Did you mean {meant}?" if meant else "")
+    meant = " or ".join(f"--{name}" for name in similar_names(option.lstrip("-"), known) if name in known)
+    return f"Unknown option: {option}." + (f" Did you mean {meant}?" if meant else "")
 
 
 def _unknown_command(error: "UnknownCommandError | UnusedCliTokensError", word: str) -> str:
-    """The unknown command, and the one that is spelt like it, or that has a word of it."""
+    """Suggests a command that is spelt like it, or that has a word of it."""
     from difflib import get_close_matches
 
     chain = " ".join(error.command_chain or ())
-    given, known = f"{chain} {word}".strip(), [name for name in _commands(command_line()) if name != chain]
+    typed, known = f"{chain} {word}".strip(), [name for name in _commands(command_line()) if name != chain]
     if chain and not any(name.startswith(f"{chain} ") for name in known):
-        return f"'{word}' belongs to no option of `entente {chain}`; an option with several values is given once for each"
+        return f"'{word}' belongs to no option of `entente {chain}`; repeat an option for each of its values"
     of_a_word = [name for name in known if set(word.split("-")) & set(name.split())]
-    meant = [name for name in known if name.split()[-1] == word] or get_close_matches(given, known, 1, 0.7) or of_a_word
-    return f'Unknown command "{given}". ' + (
+    meant = [name for name in known if name.split()[-1] == word] or get_close_matches(typed, known, 1, 0.7) or of_a_word
+    return f'Unknown command "{typed}". ' + (
         f"Did you mean {meant[0]}?" if meant else f"`{' '.join(filter(None, ('entente', chain)))} --help` lists all."
     )
 
 
 def _commands(app: "App", path: str = "") -> Iterator[str]:
-    """All commands that can be run, each by its words."""
     for name in app:
         if not name.startswith("-"):
             yield from [path + name] * (app[name].default_command is not None)

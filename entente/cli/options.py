@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean: settings from a preset, files and flags, and which runs are read."""
+"""Options that several commands share: settings from a preset, files and flags, and the runs to read."""
 
 import sys
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST, resolve_run, runs_in
 
-Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was written last.")]
+Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was last written to.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 OpenPage = Annotated[bool, Parameter(name="--open", help="Show the page in a browser.", negative="")]
 AsJson = Annotated[
@@ -24,7 +24,7 @@ DryRun = Annotated[
 ]
 Preset = Annotated[
     str,
-    Parameter(help="Settings to begin with: laptop, lm, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; a resumed run has its own."),
+    Parameter(help="Base settings: laptop, lm, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; a resumed run keeps its own."),
 ]
 ConfigFiles = Annotated[
     list[Path] | None,
@@ -42,11 +42,11 @@ def settings_from(
     init_from: str = "",
     dry_run: bool = False,
 ) -> RunSettings:
-    """The checked settings tree. Only flags that were given override. A resumed run starts from its own settings.
+    """The checked settings tree. Only flags on the command line override. A resumed run starts from its own settings.
 
     Args:
-        init_from: step of another run from which the run begins; see `settings_from_step`.
-        dry_run: no model is made for it.
+        init_from: RUN:STEP of the weights to start from; see `settings_from_step`.
+        dry_run: do not make a tiny model for `init_from`.
     """
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
     if resume:
@@ -61,7 +61,7 @@ def settings_from(
 
 
 def which_run(run: str, runs_root: Path) -> str:
-    """The name of the run. It is written to standard error where `run` is "latest"."""
+    """Resolve "latest", and report the name on standard error."""
     chosen = resolve_run(runs_root, run)
     _name_latest(run, chosen, runs_root)
     return chosen
@@ -73,20 +73,20 @@ def _name_latest(asked: str, chosen: str, runs_root: Path) -> None:
 
 
 def which_runs(wanted: Iterable[str], runs_root: Path) -> list[str]:
-    """The names of several runs, each once, in the order in which they are wanted; those of a pattern by name.
+    """Names of runs without duplicates, in the order of `wanted`; those of a pattern sorted by name.
 
     Args:
-        wanted: names, patterns such as 'sweep-*', or several of them with commas.
+        wanted: names, patterns such as 'sweep-*', or lists of them separated by commas.
     """
     there = sorted(paths.root.name for paths in runs_in(runs_root))
-    found: dict[str, None] = {}
+    chosen: dict[str, None] = {}
     for word in (word for words in wanted for word in words.split(",") if word):
         if word == LATEST:
-            found[which_run(word, runs_root)] = None
+            chosen[which_run(word, runs_root)] = None
             continue
         matching = [word] if word in there else [name for name in there if fnmatchcase(name, word)]
         if not matching:
             known = f"; runs there: {', '.join(there[-5:])}" if there else ""
             raise InputError(f"no run in '{runs_root}' is called '{word}'{known}")
-        found |= dict.fromkeys(matching)
-    return list(found)
+        chosen |= dict.fromkeys(matching)
+    return list(chosen)

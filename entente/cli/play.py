@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 def play(
     *,
-    power: Annotated[str, Parameter(help="Powers that people play, with commas.")] = "france",
-    watch: Annotated[bool, Parameter(help="Nobody plays: watch the others.", negative="")] = False,
+    power: Annotated[str, Parameter(help="Powers that people play, separated by commas.")] = "france",
+    watch: Annotated[bool, Parameter(help="No human players: watch the others.", negative="")] = False,
     against: Annotated[
         str,
-        Parameter(help="Players of the other powers, with commas: newest, v20, other:v20, a folder, dumbbot, also with +search."),
+        Parameter(
+            help="Players of the other powers, with commas between: newest, v20, other:v20, a folder, dumbbot, each also +search."
+        ),
     ] = "dumbbot",
     run: Run = LATEST,
     game: Annotated[str, Parameter(help="Name of the game, or its file; one that exists is continued.")] = "",
-    seed: Annotated[int, Parameter(help="Seed of seats and dice of a new game.")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of seats and random choices of a new game.")] = 0,
     years: Annotated[
         int,
-        Parameter(
-            help="Game years until a new game ends; 0: when somebody has won.", validator=validators.Number(gte=0, lte=100)
-        ),
+        Parameter(help="Game years until a new game ends; 0: until somebody wins.", validator=validators.Number(gte=0, lte=100)),
     ] = 0,
     temperature: Temperature = 1.0,
     port: Annotated[int, Parameter(help="Port; 0: any free one.", validator=validators.Number(gte=0, lte=65535))] = 0,
@@ -44,7 +44,7 @@ def play(
 ) -> None:
     """Play a game in the browser, or watch one, until Ctrl-C. Every phase is stored, so a game can be continued at any time.
 
-    The page is served on this machine only, under an address with a key. Several players in --against are dealt to the seats.
+    Serves the page on this machine only, under an address with a key. Assigns the players of --against to seats at random.
 
     Examples
 
@@ -54,9 +54,9 @@ def play(
 
         entente play --run mine --against newest,newest+search --game evening
 
-        entente play --game evening          the same game again, where it was left
+        entente play --game evening          continue that game
 
-        entente play --game shared.json      a game that somebody sent
+        entente play --game shared.json      a game file from somebody else
 
         entente play --watch --run mine --against newest,dumbbot
 
@@ -81,7 +81,7 @@ def play(
 
 
 def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """The seats with what their players' names mean today, and all players."""
+    """Resolve the names of the players in the seats. Returns seats and players."""
     from entente.evaluation.contestants import resolve_contestants
     from entente.game.players import SEARCHES
     from entente.play.game import HUMAN
@@ -132,7 +132,6 @@ def _announce(url: str, file: Path, *, browser: bool) -> None:
 
 
 def _file(game: str, runs_root: Path) -> Path:
-    """The file of the game called `game`, or of a new one."""
     from storage.runs import check_name
 
     if game.endswith(".json"):
@@ -147,7 +146,7 @@ def _file(game: str, runs_root: Path) -> Path:
 
 
 def _seats(people: str, against: str, seed: int) -> dict[str, str]:
-    """Who plays each power: people, and the other players dealt to the rest."""
+    """Assign the players in `against` to the powers that no human plays."""
     from entente.game.snapshot import POWERS
     from entente.play.game import HUMAN
 

@@ -1,4 +1,4 @@
-"""Players that a command names: their options, who they are today, and the engines that they draw with."""
+"""Players named on the command line: their options, resolution of their names, and their engines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flows.open_players import OpenPlayers
 
 T = TypeVar("T")
-Temperature = Annotated[float, Parameter(help="Temperature of a version's draws.")]
+Temperature = Annotated[float, Parameter(help="Sampling temperature of versions.")]
 Search = Annotated[
     SearchSettings | None,
     Parameter(
@@ -28,15 +28,14 @@ Search = Annotated[
 
 
 def how_they_play(temperature: float, search: SearchSettings | None) -> "PlaySettings":
-    """The checked settings; of the search only what was given."""
+    """Checked settings; the search has only the fields set on the command line."""
     from entente.evaluation.settings import PlaySettings
 
-    given = {"search": search.model_dump(exclude_unset=True)} if search else {}
-    return PlaySettings.model_validate({"temperature": temperature} | given)
+    searching = {"search": search.model_dump(exclude_unset=True)} if search else {}
+    return PlaySettings.model_validate({"temperature": temperature} | searching)
 
 
 def named_powers(text: str) -> list[str]:
-    """The powers in `text`, with commas."""
     from entente.game.snapshot import POWERS
 
     named = [power.strip().upper() for power in text.split(",") if power.strip()]
@@ -47,17 +46,17 @@ def named_powers(text: str) -> list[str]:
 
 
 def with_run(who: str, run: str, runs_root: Path) -> str:
-    """A version's name with its run, so that a stored game can be continued by its name alone; other names as they are."""
+    """Prefix a version's name with its run, so that a stored game can be continued without --run."""
     from entente.evaluation.contestants import needs_run
 
     return f"{which_run(run, runs_root)}:{who}" if needs_run([who]) else who
 
 
 def resolve_players(names: Iterable[str], run: str, runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """What each name means today ('newest' may be another version tomorrow), and the players.
+    """Resolve names such as 'newest'. Returns name -> resolved name, and the players.
 
     Args:
-        run: that versions without a run's name belong to.
+        run: run of the versions that are named without one.
     """
     from entente.evaluation.contestants import needs_run, resolve_contestants
 
@@ -71,7 +70,7 @@ def resolve_players(names: Iterable[str], run: str, runs_root: Path) -> "tuple[d
 def with_open_players(
     players: "list[Contestant]", runs_root: Path, how: "PlaySettings | None", play: "Callable[[OpenPlayers], Awaitable[T]]"
 ) -> T:
-    """What `play` returns, on an event loop of its own, while the players' engines are open."""
+    """Open the players' engines, and return the result of `play` on a new event loop."""
     from entente.evaluation.settings import PlaySettings
     from entente.prefect_server.own_server import prefect_server
     from flows.open_players import open_players

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 def replay(
     game: Annotated[
         str | None,
-        Parameter(help="START_GROUP/FORK, latest, best, worst, or the id of one of its decisions; omitted: list what there is."),
+        Parameter(help="START_GROUP/FORK, latest, best, worst, or the id of one of its decisions; omitted: list the games."),
     ] = None,
     /,
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
-    last: Annotated[int, Parameter(help="Games to list, newest last, where none is named.")] = 20,
+    last: Annotated[int, Parameter(help="Number of games to list, newest last, if none is named.")] = 20,
     open: OpenPage = False,
 ) -> None:
-    """Step through a game of a run: boards, everybody's orders and results, and how sure the policy was of each of its own.
+    """Step through a game of a run: boards, all orders with their results, and the probabilities of the policy's orders.
 
-    Writes one page that needs no network and no other file. Works while the run trains. To repeat a training step use
+    Writes one page that needs no network and no other file. Works while the run trains. To replay a training step, use
     `entente runs replay-step`.
 
     Examples
@@ -53,14 +53,14 @@ def replay(
         _list(paths, last)
         return
     model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
-    found = read_game(paths, game, model, settings.storage)
-    file = output or paths.root / f"replay-{found.game.start_group}-{found.game.fork}.html"
-    write_replay(found, file, runs_root)
+    replayed = read_game(paths, game, model, settings.storage)
+    file = output or paths.root / f"replay-{replayed.game.start_group}-{replayed.game.fork}.html"
+    write_replay(replayed, file, runs_root)
     show_page(file, open=open)
 
 
 def _list(paths: "RunPaths", last: int) -> None:
-    """Print the newest games, a line each, and the command that replays one."""
+    """Print the newest games, and the command that replays one."""
     from rich.table import Table
 
     from entente.reports.games import games_of

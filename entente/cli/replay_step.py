@@ -1,4 +1,4 @@
-"""`entente runs replay-step`: repeat a past step, and compare it with its record."""
+"""`entente runs replay-step`: replay a past step, and compare it with its record."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 def replay_step(
     *,
-    step: Annotated[int, Parameter(help="The step to run again, counted from 1.")],
+    step: Annotated[int, Parameter(help="The step to replay, counted from 1.")],
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
 
-    On a CPU they must agree bitwise, on a GPU within a tolerance. Steps since the nearest kept checkpoint are repeated too. The
-    run is not changed, and may be training. Exit code 0 if all agree, else 1; the first micro-batch that differs is named.
+    On a CPU they must agree bitwise, on a GPU within a tolerance. Steps since the nearest kept checkpoint are replayed too. The
+    run is not changed, and may be training. Exits with 0 if all agree, else with 1 and the first micro-batch that differs.
 
     Example
 
@@ -47,41 +47,38 @@ def replay_step(
 
     training = _training(settings)
     with progress_shown():
-        found = replay(paths, step, model, training, settings.storage)
-    for line in _lines(found):
+        comparison = replay(paths, step, model, training, settings.storage)
+    for line in _lines(comparison):
         print(line)
-    if found.difference:
-        raise TrainingError(_sentence(found))
+    if comparison.difference:
+        raise TrainingError(_sentence(comparison))
 
 
 def _training(settings: "RunSettings") -> "TrainingSettings":
-    """The trainer's settings, with the run's seed."""
     return settings.training.model_copy(update={"seed": settings.seed})
 
 
-def _lines(found: "Replay") -> list[str]:
-    """The comparison in words."""
-    start = f"the checkpoint of step {found.start}" if found.start else "the first weights"
-    recorded, replayed = found.recorded, found.replayed
-    lines = [f"step {found.step}, replayed from {start}"]
+def _lines(replay: "Replay") -> list[str]:
+    start = f"the checkpoint of step {replay.start}" if replay.start else "the first weights"
+    recorded, replayed = replay.recorded, replay.replayed
+    lines = [f"step {replay.step}, replayed from {start}"]
     if replayed is not None:
         lines += [
             f"loss           {recorded.loss!r} recorded, {replayed.loss!r} now",
             f"gradient norm  {recorded.gradient_norm!r} recorded, {replayed.gradient_norm!r} now",
             f"adapter        {recorded.adapter_hash} recorded, {replayed.adapter_hash} now",
         ]
-    if found.difference is None:
+    if replay.difference is None:
         micro_batches = sum(len(update.micro_batches) for update in recorded.updates)
-        allowed = f"within {found.tolerance}" if found.tolerance.loss else "bitwise"
+        allowed = f"within {replay.tolerance}" if replay.tolerance.loss else "bitwise"
         lines += [f"all agree {allowed}, over {micro_batches} micro-batches in {len(recorded.updates)} updates"]
     return lines
 
 
-def _sentence(found: "Replay") -> str:
-    """Why the step does not agree with its record."""
-    sentence = "" if found.difference is None else found.difference.sentence
-    if found.recorded.torch != found.torch:
-        sentence += f"; torch was {found.recorded.torch} then and is {found.torch} now"
-    elif found.difference is not None:
+def _sentence(replay: "Replay") -> str:
+    sentence = "" if replay.difference is None else replay.difference.sentence
+    if replay.recorded.torch != replay.torch:
+        sentence += f"; torch was {replay.recorded.torch} then and is {replay.torch} now"
+    elif replay.difference is not None:
         sentence += "; another version of Entente may round the last bits otherwise"
     return sentence

@@ -1,4 +1,4 @@
-"""`entente report`: the page of a run."""
+"""`entente report`: the HTML report of a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,9 +25,9 @@ def report(
     ] = None,
     open: OpenPage = False,
 ) -> None:
-    """Write what a run came to as one page: strength, learning curve, health, time, boards with orders, settings.
+    """Write the report of a run as one page: strength, learning curve, health, time, boards with orders, settings.
 
-    Works while the run trains, and for one that was cut. The page needs no network and no other file.
+    Works while the run trains, and for an interrupted run. The page needs no network and no other file.
 
     Examples
 
@@ -49,7 +49,7 @@ def report(
 
 
 def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":
-    """Write the page of a run; what it was made from, and its file."""
+    """Write the report. Returns its figures and its path."""
     from entente.reports.page import write_report
     from entente.reports.run_facts import read_facts
     from entente.settings.layers import layered_settings, preset_names

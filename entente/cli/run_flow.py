@@ -26,10 +26,10 @@ FULL_FOR_S = 60.0
 
 
 def run_flow(flow: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """The result of a flow, which is called when Prefect's server answers.
+    """Run a flow once Prefect's server answers, and return its result.
 
     Raises:
-        DiskFullError: the flow ended because the disk of Prefect's database is full, on which a server gives no reason.
+        DiskFullError: the disk of Prefect's database is full; the server itself reports no reason.
     """
     with prefect_server(), progress_shown():
         try:
@@ -42,7 +42,7 @@ def run_flow(flow: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _RoomWatch:
-    """Says once that the disk of Prefect's database is full, and raises when it remains so."""
+    """Reports once that the disk of Prefect's database is full, and raises if it stays full for `FULL_FOR_S`."""
 
     def __init__(self) -> None:
         self._full_since: float | None = None
@@ -53,7 +53,7 @@ class _RoomWatch:
         except DiskFullError as error:
             if self._full_since is None:
                 self._full_since = time.monotonic()
-                reporter().say(f"{error} within {FULL_FOR_S:.0f} s, or this ends")
+                reporter().say(f"{error} within {FULL_FOR_S:.0f} s, or the flow stops")
             elif time.monotonic() - self._full_since >= FULL_FOR_S:
                 raise
         else:
@@ -61,7 +61,7 @@ class _RoomWatch:
 
 
 def run_in_thread(work: Coroutine[Any, Any, T], look: Callable[[], None] = lambda: None) -> T:
-    """Run `work` to its end like `asyncio.run`, and return its result; `look` may raise DiskFullError meanwhile."""
+    """Run `work` like `asyncio.run`; `look` is called every `LOOKS_EVERY_S` and may raise DiskFullError."""
     outcome: Future[T] = Future()
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
 

@@ -1,4 +1,4 @@
-"""`entente runs`: the list of runs, and the commands that look into one, repeat a step, continue a game, or remove old files."""
+"""`entente runs`: the list of runs, and the commands that inspect one, replay a step, continue a game, or remove old files."""
 
 import time
 from pathlib import Path
@@ -31,9 +31,9 @@ def runs(
     runs_root: RunsRoot = Path("runs"),
     json: Annotated[bool, Parameter(help="Print one JSON object for each run, a line each.", negative="")] = False,
 ) -> None:
-    """List the runs: state, steps, scores of base and trained model, decisions, size, and when each was written last.
+    """List the runs: state, steps, scores of base and trained model, decisions, size, and the time of the last write.
 
-    The last line is the latest run, which commands that read take where --run is left out. Scores are centres gained a game year.
+    The last line is the latest run, the default of --run. Scores are centres gained per game year.
 
     Examples
 
@@ -43,32 +43,32 @@ def runs(
     """
     from entente.reports.read_run import list_runs
 
-    found = list_runs(runs_root)
+    listed = list_runs(runs_root)
     if json:
-        for line in found:
+        for line in listed:
             print_json(_facts(line))
         return
-    if not found:
+    if not listed:
         print(f"there is no run in {runs_root} yet: begin one with `entente train`")
         return
-    console = output_console(1000)  # a file or a pipe has room for all columns
-    console.print(_table(found, console))
-    for line in found:
+    console = output_console(1000)  # a file or a pipe takes all columns
+    console.print(_table(listed, console))
+    for line in listed:
         if line.trouble:
             console.print(f"{shown(line.name)} is damaged: {shown(line.trouble)}", markup=False, soft_wrap=True, style="yellow")
 
 
-def _table(found: "list[RunLine]", console: Console) -> Table:
-    """The runs, without the columns for which there is no room: names are never cut, because other commands need them."""
+def _table(listed: "list[RunLine]", console: Console) -> Table:
+    """Drops columns until the table fits. Never cuts names, because other commands need them."""
     columns: dict[str, list[str | Text]] = {
-        "run": [cell(line.name) for line in found],
-        "state": [line.state for line in found],
-        "steps": [f"{line.done} of {line.planned}" if line.planned else "" for line in found],
-        "base": [_score(line.base_score) for line in found],
-        "trained": [_score(line.trained_score) for line in found],
-        "decisions": [f"{line.decisions:,}" for line in found],
-        "size": [size_text(line.size) for line in found],
-        "last written": [time.strftime("%Y-%m-%d %H:%M", time.localtime(line.written)) for line in found],
+        "run": [cell(line.name) for line in listed],
+        "state": [line.state for line in listed],
+        "steps": [f"{line.done} of {line.planned}" if line.planned else "" for line in listed],
+        "base": [_score(line.base_score) for line in listed],
+        "trained": [_score(line.trained_score) for line in listed],
+        "decisions": [f"{line.decisions:,}" for line in listed],
+        "size": [size_text(line.size) for line in listed],
+        "last written": [time.strftime("%Y-%m-%d %H:%M", time.localtime(line.written)) for line in listed],
     }
     for title in ("", "decisions", "base", "last written", "size", "trained", "steps", "state"):
         columns.pop(title, None)

@@ -1,4 +1,4 @@
-"""`entente serve`: vLLM's own server with our processor, or legal orders for clients of the OpenAI API."""
+"""`entente serve`: vLLM's own server with our logits processor, or legal orders for clients of the OpenAI API."""
 
 import os
 import sys
@@ -38,13 +38,13 @@ def serve(
     runs_root: RunsRoot = Path("runs"),
     settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
 ) -> None:
-    """Serve a model to training runs with vLLM's own server, or with --openai legal orders to anybody, until SIGTERM or Ctrl-C.
+    """Serve a model to training runs with vLLM's server, or with --openai legal orders to any client, until SIGTERM or Ctrl-C.
 
-    The command of vLLM's server is printed, and then run in place of this one.
+    Prints the command of vLLM's server, and replaces this process by it.
 
-    The key, if any, is read from the environment variable ENTENTE_KEY. vLLM loads adapters by their path, so it must see the
-    runs' folder under the same path as the run. With --openai a client of the OpenAI API sends a position and a power, and is
-    answered with that power's orders.
+    Set a key in the environment variable ENTENTE_KEY. vLLM loads adapters by their path, so it must see the
+    runs' folder under the same path as the run. With --openai a client of the OpenAI API sends a position and a power, and
+    gets that power's orders.
 
     Examples
 
@@ -81,11 +81,10 @@ def serve(
     os.execve(sys.executable, [sys.executable, "-m", MODULE, *arguments], os.environ | variables | secret)
 
 
-def _find_policy(model: str, run: str, version: str, runs_root: Path, given: InferenceSettings | None) -> "Contestant":
-    """What is served: the model in a folder, or else a version of the run."""
+def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: InferenceSettings | None) -> "Contestant":
     from entente.evaluation.contestants import resolve_contestant
 
-    if others := sorted(given.model_fields_set if given else set()):
+    if others := sorted(settings.model_fields_set if settings else set()):
         flag = others[0].replace("_", "-")
         raise InputError(f"--openai takes the engine's settings from the run or the model: leave out --{flag}")
     if model:
@@ -95,7 +94,6 @@ def _find_policy(model: str, run: str, version: str, runs_root: Path, given: Inf
 
 
 def _serve_orders(policy: "Contestant", listener: "socket.socket", key: str | None, runs_root: Path) -> None:
-    """Serve it until SIGTERM, Ctrl-C or the loss of its engine."""
     from entente.play.http_server import LOOPBACK, make_server, serve
     from entente.play.orders_server import Draws, ServedPolicy, orders_app
     from entente.telemetry.memory import freeze_old_objects

@@ -1,4 +1,4 @@
-"""`entente settings`, and `--help` of the commands that take every setting of a run: those that are turned most.
+"""`entente settings`, and `--help` of the commands that take every setting of a run: the most used settings.
 
 cyclopts writes the help of all other commands.
 """
@@ -34,7 +34,7 @@ FIRST_SETTINGS = (
     "pipeline.buffer_depth",
     "evaluation.positions",
 )
-"""The settings that are shown, in this order."""
+"""The settings in `--help`, in this order."""
 _COLUMNS = 120
 """Width where there is no terminal."""
 
@@ -48,7 +48,7 @@ def settings(
     ] = False,
     flags: SettingsFlags = None,
 ) -> None:
-    """Print the settings that a preset, TOML files and flags come to, as a TOML file that `--config` takes back.
+    """Print the settings that result from a preset, TOML files and flags, as a TOML file for `--config`.
 
     Examples
 
@@ -67,8 +67,8 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
     command = apps[-1].default_command
     if command is None or all(each.annotation is not SettingsFlags for each in inspect.signature(command).parameters.values()):
         return False
-    preset = next(_given("--preset", rest), "laptop")
-    chosen = layered_settings(preset, [Path(file) for file in _given("--config", rest)])
+    preset = next(_values_of("--preset", rest), "laptop")
+    chosen = layered_settings(preset, [Path(file) for file in _values_of("--config", rest)])
     described = {each.name: each for each in settings_in()}
     table = _table()
     for name in FIRST_SETTINGS:
@@ -88,7 +88,7 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
     return True
 
 
-def _given(flag: str, words: Sequence[str]) -> Iterator[str]:
+def _values_of(flag: str, words: Sequence[str]) -> Iterator[str]:
     """The values of a flag in `words`: `--flag value` or `--flag=value`."""
     for word, after in pairwise([*words, ""]):
         if word == flag and after:
@@ -105,7 +105,6 @@ def _documentation(command: Callable[..., Any]) -> tuple[str, list[str]]:
 
 
 def _options(command: Callable[..., Any]) -> Table:
-    """The command's own options, without the settings."""
     table = _table()
     for name, each in inspect.signature(command).parameters.items():
         option = next((part for part in get_args(each.annotation) if isinstance(part, Parameter)), Parameter())
@@ -125,12 +124,12 @@ def _table() -> Table:
 
 
 def _short(description: str) -> Text:
-    """The first part of a setting's sentence: on a screen one line says more than four."""
+    """The first part of the description, to fit one line."""
     return Text(re.split(r"; |\. |: |, such as " if description[0] != "'" else r"; |\. ", description)[0].rstrip("."))
 
 
 def _toml(tree: dict[str, object], prefix: str = "") -> str:
-    """A tree as TOML: plain values first, then a table for each branch. What is None, TOML cannot say: it is left out."""
+    """A tree as TOML: plain values first, then a table per branch. Leaves out None, which TOML does not have."""
     plain = {name: value for name, value in tree.items() if not isinstance(value, dict)}
     lines = [f"{name} = {jsonlib.dumps(value, ensure_ascii=False)}" for name, value in plain.items() if value is not None]
     parts = [f"[{prefix}]\n" if prefix else ""] if lines else []

@@ -1,4 +1,4 @@
-"""`entente smoke`: the first thing to run on a new card."""
+"""`entente smoke`: smoke test of a new GPU."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,15 +13,15 @@ def smoke(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Parameter(help="auto: the first visible card, or the CPU where there is none.")
     ] = "auto",
-    model: Annotated[str, Parameter(help="'tiny', which is made, or a folder or hub id.")] = "tiny",
+    model: Annotated[str, Parameter(help="'tiny' to make one, or a folder or hub id.")] = "tiny",
     only: Annotated[list[str] | None, Parameter(help="Stages to run; default: all.", negative="")] = None,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
 ) -> None:
-    """Try every part of a run on this card, one after another, and recommend settings; exit code 1 if a stage fails.
+    """Test every part of a run on this GPU, one after another, and recommend settings; exits with 1 if a stage fails.
 
-    Each stage has a process and a time limit of its own. Results and settings lie in runs/_smoke/, in a folder named after card
-    and model; settings follow from the stages of all starts.
+    Each stage has a process and a time limit of its own. Results and settings are written to runs/_smoke/, to a folder named
+    after GPU and model; the settings use the stages of all invocations.
 
     Examples
 

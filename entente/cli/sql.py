@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "csv", "json", "parquet"]
 _BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
-_ROWS_SHOWN = 10_000
-"""Rows that a table shows at most; a table is laid out as a whole."""
+_MAX_ROWS = 10_000
+"""Upper bound of rows in a printed table; it is laid out as a whole."""
 _SECONDS, _MEMORY_GIB = 600.0, 2.0
 """Default limits. A query that needs more is usually a join without its condition."""
 _AT_MOST = validators.Number(gt=0, lte=1_000_000)
@@ -33,7 +33,7 @@ _AT_MOST = validators.Number(gt=0, lte=1_000_000)
 
 
 def sql(
-    query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready question, @ for their list.")],
+    query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready-made query, @ for their list.")],
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
@@ -47,7 +47,7 @@ def sql(
         float, Parameter(help="Memory limit of DuckDB in GiB; the answer may take as much again.", validator=_AT_MOST)
     ] = _MEMORY_GIB,
 ) -> None:
-    """Query a run's rows with DuckDB's SQL, also while it trains. Nothing is locked or changed. Ctrl-C ends the query.
+    """Query a run's rows with DuckDB's SQL, even while it trains. Locks and changes nothing. Ctrl-C ends the query.
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), plies, orders, tokens (a row per completion position, with its text), lag, snapshots, standings (which
@@ -72,20 +72,20 @@ def sql(
         )
     form = _form(format, output)
     question = ready_query(query[1:]) if query.startswith("@") else query
-    first = _ROWS_SHOWN + 1 if form == "table" else None
+    first = _MAX_ROWS + 1 if form == "table" else None
 
     def answered(connection: "DuckDBPyConnection") -> tuple[pa.Table, str]:
         return ask(connection, question, form, first=first, memory_gib=memory_gib), left_out(connection)
 
     paths = RunPaths(runs_root / which_run(run, runs_root))
     connection, text = connect_run(settings_of(paths), paths.root, memory_gib)
-    late = f"the question was ended after {max_seconds:g} seconds: ask for less, or give it longer with --max-seconds"
+    late = f"the query exceeded {max_seconds:g} seconds: select less, or raise --max-seconds"
     with connection:
         answer, lacking = run_interruptible(connection, answered, seconds=max_seconds, late=late)
     if form == "table":
         _show(answer.column_names, _values(answer))
-        if answer.num_rows > _ROWS_SHOWN:
-            sys.stderr.write(f"only the first {_ROWS_SHOWN:,} rows are shown; --output answer.csv takes all\n")
+        if answer.num_rows > _MAX_ROWS:
+            sys.stderr.write(f"only the first {_MAX_ROWS:,} rows are shown; --output answer.csv takes all\n")
     else:
         _write(answer, form, output)
     if lacking:
@@ -95,18 +95,18 @@ def sql(
 
 
 def _form(format: Format | None, output: Path | None) -> Format:
-    """The format of the answer, from --format or the ending of --output."""
+    """The output format, from --format or the file extension of --output."""
     if output is None:
         return format or "table"
     if format is not None:
-        raise InputError("--format is of an answer without --output, whose ending says the format: leave one of them out")
-    if (found := _BY_SUFFIX.get(output.suffix.lower())) is None:
-        raise InputError(f"--output takes an answer as csv, json or parquet: end '{output}' in one of these")
-    return found
+        raise InputError("--format conflicts with --output, whose file extension sets the format: leave one of them out")
+    if (suffix_format := _BY_SUFFIX.get(output.suffix.lower())) is None:
+        raise InputError(f"--output writes csv, json or parquet: end '{output}' in one of these")
+    return suffix_format
 
 
 def connect_run(settings: "RunSettings", run: Path, memory_gib: float | None = None) -> "tuple[DuckDBPyConnection, RunText]":
-    """The run in this folder with its own blend and discount, so that "return" is the trainer's, and the text of its tokens."""
+    """Connect to a run with its own return blend and discount, so that "return" is the trainer's; also its tokens' text."""
     from storage.asking import connect
 
     text = RunText(settings, run)
@@ -122,8 +122,6 @@ def connect_run(settings: "RunSettings", run: Path, memory_gib: float | None = N
 
 
 class RunText:
-    """Text of a run's tokens by its own tokenizer, which is loaded on first use."""
-
     def __init__(self, settings: "RunSettings", run: Path) -> None:
         self._settings, self._run = settings, run
         self._loaded: Codec | None = None
@@ -131,12 +129,11 @@ class RunText:
         """Why the tokenizer cannot be loaded; empty if it can, or was not needed."""
 
     def of_token(self, token: int) -> str | None:
-        """Text of one token; None without a tokenizer."""
         codec = self._codec()
         return codec and codec.decode([token])
 
     def of_thought(self, tokens: list[int]) -> tuple[str, bool] | None:
-        """Text of a thought and whether it was ended by force; None without a tokenizer."""
+        """Text of a thought and whether it was cut at its limit; None without a tokenizer."""
         from entente.decoding.thinking import read_thought
 
         codec = self._codec()
@@ -155,8 +152,7 @@ class RunText:
 
 
 def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:
-    """The rows that a table shows."""
-    columns = [column.to_pylist() for column in answer.slice(length=_ROWS_SHOWN).columns]
+    columns = [column.to_pylist() for column in answer.slice(length=_MAX_ROWS).columns]
     return zip(*columns, strict=True)
 
 

@@ -1,4 +1,4 @@
-"""`entente sweep`: train the runs of a sweep's file in one process, and compare their settings."""
+"""`entente sweep`: train the runs of a sweep file in one process, and compare their settings."""
 
 import sys
 from collections.abc import Sequence
@@ -23,15 +23,13 @@ def sweep(
     file: Annotated[Path, Parameter(help="TOML file of the sweep: name, seeds, and values for settings.")],
     *,
     runs_root: RunsRoot = Path("runs"),
-    resume: Annotated[
-        bool, Parameter(help="Continue a sweep that was begun; of one that is done, show the table.", negative="")
-    ] = False,
+    resume: Annotated[bool, Parameter(help="Continue a sweep; if it is done, print its table.", negative="")] = False,
     json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train runs that differ in some settings and in their seed, in one process, and say which setting played better.
+    """Train runs that differ in some settings and in their seed, in one process, and report which setting played better.
 
-    The runs are ordinary runs, named after the sweep. They share the state cache, base model and the base's score where the
+    The runs are ordinary runs, named after the sweep. They share the state cache, base model and base score where the
     settings allow it. After Ctrl-C or a crash, the same command with --resume continues.
 
     Examples
@@ -67,8 +65,7 @@ def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Pa
 
 
 def _plan(points: Sequence[SweepPoint]) -> dict[str, Any]:
-    """The runs, and what they share."""
-    told = {
+    descriptions = {
         run.run: ", ".join(f"{name} {value}" for name, value in {"seed": run.seed, **point.values}.items())
         for point in points
         for run in point.runs
@@ -80,19 +77,18 @@ def _plan(points: Sequence[SweepPoint]) -> dict[str, Any]:
         "scores of the base": len({base_question(run) for run in runs}),
     }
     work = {"runs": len(runs), "steps": sum(run.steps for run in runs)}
-    return {"command": "sweep", "work": work, "made once for all": shared, "runs": told}
+    return {"command": "sweep", "work": work, "made once for all": shared, "runs": descriptions}
 
 
 def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:
-    """Print the table of settings."""
     results = sweep_results(points)
     rows = result_rows(results)
-    shown = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for name in rows[0]:
-        shown.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold")
     for row in rows:
-        shown.add_row(*map(cell, row.values()))
-    output_console(_COLUMNS).print(shown)
+        table.add_row(*map(cell, row.values()))
+    output_console(_COLUMNS).print(table)
     if (count := len(sweep.seeds)) < FEWEST_CLUSTERS:
         print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
     if json:

@@ -1,4 +1,4 @@
-"""What commands write: tables and plans on standard output, progress on standard error; each to a terminal, a file or a pipe."""
+"""Output of commands: tables and plans on standard output, progress on standard error; to a terminal, a file or a pipe."""
 
 import json as jsonlib
 import math
@@ -25,12 +25,12 @@ _LINE_EVERY_S = 60.0
 
 
 _json_output: TextIO | None = None
-"""Standard output, while `json_alone` keeps all else from it."""
+"""Standard output, while `json_alone` redirects all else."""
 
 
 @contextmanager
 def json_alone() -> Iterator[None]:
-    """Within the block `print_json` alone writes to standard output; what all others write there goes to standard error."""
+    """Within the block only `print_json` writes to standard output; all other output goes to standard error."""
     global _json_output
     if (output := sys.stdout) is None:  # the caller closed it
         yield
@@ -58,7 +58,7 @@ def _descriptor(output: TextIO) -> int:
 
 
 def print_json(value: object) -> None:
-    """Print a line of JSON on standard output. A number that JSON does not have, such as an unknown score, is null."""
+    """Print a line of JSON on standard output; NaN and infinity become null."""
     print(jsonlib.dumps(_finite(value), allow_nan=False), file=_json_output, flush=True)
 
 
@@ -71,25 +71,25 @@ def _finite(value: object) -> object:
 
 
 def cell(text: str, *, keep: str = "") -> Text:
-    """Text that is safe to show, as a cell of a table, without markup. It is never cut: it may be a name to copy."""
+    """A table cell without markup and control characters. It is folded, never cut: it may be a name to copy."""
     return Text(shown(text, keep=keep), overflow="fold")
 
 
 def output_console(columns: int = 160) -> Console:
-    """A console on standard output: as wide as the terminal, or `columns` wide where there is none."""
+    """A console on standard output; `columns` is its width where there is no terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(width=columns, highlight=False)
 
 
 def show_page(file: Path, *, open: bool) -> None:
-    """Print where a page lies; with `open` show it in a browser."""
+    """Print the path of a page; with `open` show it in a browser."""
     print(file)
     if open:
         webbrowser.open(file.resolve().as_uri())
 
 
 def show_plan(plan: dict[str, Any], *, json: bool) -> None:
-    """Print what `--dry-run` shows: the plan as a table for people, or as one JSON object."""
+    """Print a plan as a table, or as one JSON object."""
     if json:
         print_json(plan)
         return
@@ -131,7 +131,7 @@ def line_reporter(clock: Callable[[], float] = time.monotonic) -> Reporter:
 
 
 class BarReporter(Reporter):
-    """Lines as elsewhere, above a bar for each stage that goes on."""
+    """Lines, above a progress bar per running stage."""
 
     def __init__(self, bars: Progress) -> None:
         super().__init__(partial(bars.console.print, highlight=False, markup=False))
@@ -151,7 +151,6 @@ class BarReporter(Reporter):
 
 @contextmanager
 def progress_shown() -> Iterator[None]:
-    """Show progress for the length of the block."""
     console = Console(stderr=True)
     try:
         if not console.is_terminal:

@@ -25,7 +25,7 @@ def train(
     dry_run: DryRun = False,
     settings: SettingsFlags = None,
 ) -> None:
-    """Train a policy: roll out, train, publish, repeat; then say how much better it plays.
+    """Train a policy: roll out, train, publish, repeat; then report how much better it plays.
 
     Works without a GPU, a hub or an account: the `laptop` preset makes its own tiny model.
 
@@ -43,7 +43,7 @@ def train(
 
         entente train --init-from mine:20 --run hot    a new run from step 20 of another
 
-        entente train --steps 500 --dry-run            what that would take, without starting it
+        entente train --steps 500 --dry-run            estimate time, memory and disk without starting
     """
     if init_from and resume:
         raise InputError("--init-from begins a new run: leave out --resume, or --init-from")
@@ -61,7 +61,7 @@ def train(
 
 
 def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str, Any]]:
-    """Train a run to its end with a Prefect server and progress on standard error; its folder and its summary."""
+    """Train a run with a Prefect server and progress on standard error. Returns its paths and its summary."""
     from flows.open_run import check_inputs, with_run_name
 
     check_inputs(chosen, resume=resume)
@@ -83,7 +83,7 @@ def _root(summary: dict) -> str:
 
 
 def _scripted(summary: dict) -> list[str]:
-    """The gain of each scripted player in centres a year; the player that the model imitated is its teacher."""
+    """The gain of each scripted player, in centres a year; `teacher` is the player that the model imitated."""
     names = [name.removesuffix("_score") for name in summary if name.endswith("_score")]
     words = {"teacher": "imitated teacher"}
     return [
@@ -94,7 +94,6 @@ def _scripted(summary: dict) -> list[str]:
 
 
 def _lines(summary: dict) -> list[str]:
-    """The result in words."""
     from entente.evaluation.intervals import describe_interval
 
     def score(name: str) -> str:

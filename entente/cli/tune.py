@@ -1,4 +1,4 @@
-"""`entente bench tune`: which engine settings draw the most decisions here, with the adapter on."""
+"""`entente bench tune`: engine settings that sample the most decisions a second, with the adapter."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +12,13 @@ from entente.telemetry.errors import EngineError, InputError
 
 def tune(
     *,
-    run: Annotated[str, Parameter(help="Run whose positions and newest adapter are played with.")] = "latest",
+    run: Annotated[str, Parameter(help="Run whose positions and newest adapter are used.")] = "latest",
     config: ConfigFiles = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs; results lie in _tuning beside them.")] = Path("runs"),
+    runs_root: Annotated[Path, Parameter(help="Folder of all runs; results are written to _tuning in it.")] = Path("runs"),
     json: AsJson = False,
     tuning: Annotated[TuneSettings | None, Parameter(name="*", consume_multiple=True, help="The grid and the limits.")] = None,
 ) -> None:
-    """Find the engine settings that draw the most decisions per second within limits of latency and cache hits.
+    """Find the engine settings that sample the most decisions per second within limits of latency and cache hits.
 
     Each candidate plays start groups of the run in its own process; the run's settings are one of them.
 
@@ -44,16 +44,16 @@ def tune(
     toml = folder / "tuned.toml"
     toml.unlink(missing_ok=True)
     with progress_shown():
-        found, failed = asyncio.run(measure_candidates(settings, tuning, candidates, folder))
-    chosen, why = choose(found, tuning)
-    rows = table_rows(candidates, found, failed, chosen, tuning)
+        measured, failed = asyncio.run(measure_candidates(settings, tuning, candidates, folder))
+    chosen, why = choose(measured, tuning)
+    rows = table_rows(candidates, measured, failed, chosen, tuning)
     _show_rows(rows)
     for child in failed.values():
         print("\n".join([f"\n{child.why}; its log ends:", *(f"    {line}" for line in child.log.splitlines())]))
     if json:
-        print_json({"why": why, "chosen": chosen and chosen.values | dict(found[chosen]), "rows": rows})
+        print_json({"why": why, "chosen": chosen and chosen.values | dict(measured[chosen]), "rows": rows})
     if chosen is None:
-        raise InputError(why) if found else EngineError(f"{why}: {next(iter(failed.values())).why}")
+        raise InputError(why) if measured else EngineError(f"{why}: {next(iter(failed.values())).why}")
     toml.write_text(tuned_toml(chosen, [f"entente train --config {toml}", f"on the machine where it was measured: {why}"]))
     if not json:
         print(f"\n{why}\nuse them: entente train --config {toml}")

@@ -1,8 +1,8 @@
 """`entente up` and `entente down`: a Prefect server, its key and work pool, the deployments of prefect.yaml with their limits and
 automations, and a worker, on one machine.
 
-`entente up` uses what exists already and says so. It records the processes that it starts in Prefect's home. `entente down` ends
-these processes and no others: process id and start must both match the record.
+`entente up` reuses what exists and reports it. It records the processes that it starts in Prefect's home. `entente down` stops
+only these processes: process id and start time must both match the record.
 """
 
 import json
@@ -44,22 +44,19 @@ _FIRST = "train_policy"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that `entente up` started."""
-
     what: str
     pid: int
     started: str
     """See `process_start`."""
 
     def process(self) -> psutil.Process | None:
-        """The process, if it still runs."""
         return find_process(self.pid, self.started)
 
 
 def up(
     *,
-    port: Annotated[int, Parameter(help="Port of the server on this machine, if none is named by PREFECT_API_URL.")] = 4200,
-    pool: Annotated[str, Parameter(help="Work pool that the worker works for, one that prefect.yaml names.")] = "local",
+    port: Annotated[int, Parameter(help="Port of the server on this machine, unless PREFECT_API_URL names one.")] = 4200,
+    pool: Annotated[str, Parameter(help="Work pool of the worker, one that prefect.yaml names.")] = "local",
 ) -> None:
     """Start Prefect's server, pools, deployments, automations and a worker on this machine. It is safe to repeat.
 
@@ -88,7 +85,7 @@ def up(
         _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
         _prefect("deploy", "--all", "--no-prompt")
         if limit_queue(client, pool):
-            _say("limit", "one run at a time that wants the whole machine")
+            _say("limit", "one run at a time that uses the whole machine")
         for line in apply(client) or ["all are there"]:
             _say("automations", line)
         flows = {flow.id: flow.name for flow in client.read_flows()}
@@ -99,17 +96,17 @@ def up(
     key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
     print(f"\n{address}/dashboard")
     if key and key_file().is_file() and key_file().read_text().strip() == key:
-        print(f"the page asks once for its key; keep it for yourself, since with it one runs programs as you: {key}")
+        print(f"the page asks once for its key; keep it secret, since whoever has it can run programs as you: {key}")
         prefix = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
     elif key:
-        print("the page asks once for what PREFECT_API_AUTH_STRING holds")
+        print("the page asks once for the value of PREFECT_API_AUTH_STRING")
     first = (names[each["entrypoint"], each["name"]] for each in described if each["entrypoint"].endswith(f":{_FIRST}"))
     print(f"run one there, or: PREFECT_API_URL={address}/api {prefix}prefect deployment run {next(first, 'NAME')}")
-    print("end all of it with: entente down")
+    print("stop everything with: entente down")
 
 
 def down() -> None:
-    """Stop what `entente up` started in this folder: the worker with the runs in it, which are cancelled, then the server.
+    """Stop what `entente up` started in this folder: cancel the worker's runs, stop the worker, then the server.
 
     Continue a cancelled run later with `entente train --resume`.
 
@@ -130,7 +127,7 @@ def down() -> None:
 
 
 def _say(what: str, words: str) -> None:
-    """Print a line at once, also into a pipe: a step may take half a minute."""
+    """Print a line unbuffered: a step may take half a minute."""
     print(f"{what:<16}{words}", flush=True)
 
 
@@ -142,13 +139,13 @@ def _server(port: int) -> str:
     from entente.prefect_server.database import check_database
     from entente.prefect_server.own_server import check_home, wait_until_up, who_answers
 
-    given = os.environ.get(_API, "").rstrip("/").removesuffix("/api")
-    address = given or f"http://127.0.0.1:{port}"
+    from_environment = os.environ.get(_API, "").rstrip("/").removesuffix("/api")
+    address = from_environment or f"http://127.0.0.1:{port}"
     reason = _why_not_prefect(f"{address}/api")
     if not reason:
         send_key(address)
         if who_answers(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")) == "refuses":
-            folder = "" if given else folder_behind(port)
+            folder = "" if from_environment else folder_behind(port)
             if folder and folder != str(Path.cwd()):
                 raise InputError(f"port {port} has the Prefect server of another folder, '{folder}': choose another with --port")
             raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
@@ -157,8 +154,8 @@ def _server(port: int) -> str:
             print("                without a key, so whoever reaches it can run programs as you: begin it by `entente up`, or")
             print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
         return address
-    if given:
-        raise InputError(f"no Prefect server answers at PREFECT_API_URL {given} ({reason}): start it, or unset that")
+    if from_environment:
+        raise InputError(f"no Prefect server answers at PREFECT_API_URL {from_environment} ({reason}): start it, or unset that")
     if _is_taken(port):
         raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     check_home()
@@ -176,15 +173,14 @@ def _server(port: int) -> str:
 
 
 def _deployments_in_file() -> list[dict[str, Any]]:
-    """The deployments of prefect.yaml, each with the name of a work pool."""
     import yaml
 
     try:
-        found = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
-        return [each for each in found if each["work_pool"]["name"]]
+        deployments = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
+        return [each for each in deployments if each["work_pool"]["name"]]
     except (yaml.YAMLError, TypeError, KeyError) as error:
-        said = " ".join(str(error).split())
-        raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {said}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {reason}") from error
 
 
 def _pool(client: "SyncPrefectClient", name: str) -> None:
@@ -206,20 +202,19 @@ def _worker(client: "SyncPrefectClient", pool: str) -> None:
     until = time.monotonic() + WORKER_WITHIN_S
     while not any(each.status == "ONLINE" for each in client.read_workers_for_work_pool(pool)):
         if process.poll() is not None or time.monotonic() > until:
-            said = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise InputError(f"the worker did not come up: {said.strip()}; {log} has all")
+            last = (log.read_text(errors="replace").strip().splitlines() or ["its log is empty"])[-1]
+            raise InputError(f"the worker did not start: {last.strip()}; the log is {log}")
         time.sleep(0.2)
     _say("worker", f"started (process {process.pid}, {log})")
 
 
 def _prefect(*words: str) -> None:
-    """Run `prefect WORDS` to its end."""
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *words], capture_output=True, text=True, check=False, env=_environment()
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise InputError(f"`prefect {' '.join(words)}` failed: {said[-1].strip() if said else 'it said nothing'}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise InputError(f"`prefect {' '.join(words)}` failed: {output[-1].strip() if output else 'without output'}")
 
 
 def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descriptors: int) -> "subprocess.Popen[bytes]":
@@ -243,7 +238,7 @@ def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descri
 
 
 def _end(process: psutil.Process) -> None:
-    """Stop a process and its children: SIGTERM first, SIGKILL after `ENDS_WITHIN_S`."""
+    """Stop a process and its children: SIGTERM, then SIGKILL after `ENDS_WITHIN_S`."""
     below = process.children(recursive=True)
     process.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs([process, *below], timeout=ENDS_WITHIN_S)
@@ -257,7 +252,7 @@ def _end(process: psutil.Process) -> None:
 
 @contextmanager
 def _cancelled(worker: psutil.Process) -> Iterator[None]:
-    """Cancel the flow runs in the children of `worker`, which end in the block: a run that only crashed would be recovered."""
+    """Cancel the flow runs of `worker`, which the block stops: recovery would continue a run that only crashed."""
     environments = [each.environ() for each in worker.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
     ids = sorted({each[_FLOW_RUN] for each in environments if _FLOW_RUN in each})
     if not ids:
@@ -292,13 +287,13 @@ def _why_not_prefect(address: str) -> str:
     from entente.prefect_server.own_server import who_answers
 
     try:
-        return "" if who_answers(address, within_s=5) != "other" else "its version is not what Prefect says"
+        return "" if who_answers(address, within_s=5) != "other" else "its version does not match Prefect's reply"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error)
 
 
 def _environment() -> dict[str, str]:
-    """Environment of the started processes: their logs are not as quiet as the terminal."""
+    """Environment of the started processes: without the settings that silence the terminal."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_LOGGING_", "PYTHONWARNINGS"))}
 
 

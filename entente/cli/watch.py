@@ -1,4 +1,4 @@
-"""`entente watch`: the figures of a run on one screen. It reads files only, so it also works from another terminal or machine."""
+"""`entente watch`: the figures of a run on one screen. It only reads files, so it works from another terminal or machine."""
 
 import time
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _CURVES = (
     ("mismatch", "train/log_ratio_lag0_p99", "{0:.2g} nats"),
     ("lag", "train/policy_lag_p50", "{0:.0f} versions"),
     ("decisions", "train/decisions", "{0:,.0f} a step"),
-    ("tokens", "rollout/tokens_per_s", "{0:,.0f} drawn a second"),
+    ("tokens", "rollout/tokens_per_s", "{0:,.0f} sampled a second"),
     ("unique", "train/unique_tokens_per_s", "{0:,.0f} trained a second"),
     ("prefix hits", "rollout/prefix_hit_share", "{0:.0%}"),
     ("together", "rollout/occupancy", "{0:.0f} requests"),
@@ -45,12 +45,12 @@ def watch(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    beat_s: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, Parameter(help="Print one screen and end.", negative="")] = False,
+    beat_s: Annotated[float, Parameter(help="Seconds between two updates.")] = 2.0,
+    once: Annotated[bool, Parameter(help="Print one screen and exit.", negative="")] = False,
 ) -> None:
     """Watch a run: progress, curves, where its time goes, and alerts. It only reads the run's files.
 
-    It ends with the run, or with Ctrl-C, which does not disturb the run.
+    Stops when the run is done, or with Ctrl-C, which does not affect the run.
 
     Examples
 
@@ -64,53 +64,53 @@ def watch(
     if beat_s <= 0:
         raise InputError(f"--beat-s must be above 0, not {beat_s:g}")
     paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
-    found = read_run(paths)
+    progress = read_run(paths)
     if once or not console.is_terminal:
-        console.print(_screen(found))
+        console.print(_screen(progress))
         return
-    with Live(_screen(found), console=console, refresh_per_second=4) as live:
-        while not found.is_over:
+    with Live(_screen(progress), console=console, refresh_per_second=4) as live:
+        while not progress.is_over:
             time.sleep(beat_s)
-            found = read_run(paths)
-            live.update(_screen(found))
+            progress = read_run(paths)
+            live.update(_screen(progress))
 
 
-def _screen(found: "RunProgress") -> RenderableType:
-    parts: list[RenderableType] = [_head(found)]
-    if found.steps:
-        parts += [_curves(found), Text("where the time goes", style="bold"), _time(found)]
-    parts += [Text(line, style="yellow") for line in found.alerts[-_ALERTS:]]
+def _screen(progress: "RunProgress") -> RenderableType:
+    parts: list[RenderableType] = [_head(progress)]
+    if progress.steps:
+        parts += [_curves(progress), Text("where the time goes", style="bold"), _time(progress)]
+    parts += [Text(line, style="yellow") for line in progress.alerts[-_ALERTS:]]
     return Group(*parts)
 
 
-def _head(found: "RunProgress") -> Text:
-    done, state = max(found.steps, default=0), "is at work" if found.at_work else "is not at work"
-    if found.is_over:
+def _head(progress: "RunProgress") -> Text:
+    done, state = max(progress.steps, default=0), "is at work" if progress.at_work else "is not at work"
+    if progress.is_over:
         state = "is done"
-    elif found.quiet_s > 60:
-        state += f", nothing was written for {found.quiet_s / 60:.0f} minutes"
-    words = f"{found.name}: {done} of {found.planned} steps; it {state}"
-    seconds = [figures["time/step_s"] for figures in list(found.steps.values())[-20:]]
-    if seconds and found.at_work and not found.is_over:
+    elif progress.quiet_s > 60:
+        state += f", nothing was written for {progress.quiet_s / 60:.0f} minutes"
+    words = f"{progress.name}: {done} of {progress.planned} steps; it {state}"
+    seconds = [figures["time/step_s"] for figures in list(progress.steps.values())[-20:]]
+    if seconds and progress.at_work and not progress.is_over:
         each = sum(seconds) / len(seconds)
-        words += f"; {3600 / each:,.0f} steps an hour, {each * (found.planned - done) / 60:,.0f} minutes to go"
+        words += f"; {3600 / each:,.0f} steps an hour, {each * (progress.planned - done) / 60:,.0f} minutes to go"
     return Text(words, style="bold")
 
 
-def _curves(found: "RunProgress") -> Table:
+def _curves(progress: "RunProgress") -> Table:
     table = Table(box=None, padding=(0, 1), show_header=False)
     for title, name, form in _CURVES:
-        values = [figures[name] for figures in found.steps.values() if name in figures]
+        values = [figures[name] for figures in progress.steps.values() if name in figures]
         if values:
             table.add_row(title, Text(sparkline(values, _WIDTH), style="cyan"), form.format(values[-1]))
     return table
 
 
-def _time(found: "RunProgress") -> Table:
+def _time(progress: "RunProgress") -> Table:
     from entente.telemetry.stages import STAGES, stages_of
 
     table = Table(box=None, padding=(0, 1), show_header=False)
-    last = [stages_of(figures) for figures in list(found.steps.values())[-20:]]
+    last = [stages_of(figures) for figures in list(progress.steps.values())[-20:]]
     whole = sum(sum(parts.values()) for parts in last)
     for part in STAGES:
         share = sum(parts[part] for parts in last) / whole
@@ -119,7 +119,7 @@ def _time(found: "RunProgress") -> Table:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The curve of `values` in at most `width` characters, each the mean of its stretch, from lowest to highest."""
+    """The curve of `values` in at most `width` characters, each the mean of a range, scaled from lowest to highest."""
     width = min(width, len(values))
     bounds = [len(values) * place // width for place in range(width + 1)]
     means = [sum(values[low:high]) / (high - low) for low, high in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""`entente runs what-if`: continue a recorded position with other orders, under equal luck."""
+"""`entente runs what-if`: continue a recorded position with other orders, under the same random numbers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,20 +24,20 @@ def what_if(
         str, Parameter(help="The phase with other orders, as S1902M; default: the first movement phase of the game.")
     ] = "",
     orders: Annotated[
-        tuple[str, ...], Parameter(help="Other orders, with commas; a unit that is not named keeps its own.", negative="")
+        tuple[str, ...], Parameter(help="Other orders, separated by commas; other units keep theirs.", negative="")
     ] = (),
     version: Annotated[str, Parameter(help="Who orders for --power in that phase: newest, v20, other:v20, dumbbot+search.")] = "",
-    power: Annotated[str, Parameter(help="Whose centres count; default: that of --orders, or the one with most units.")] = "",
-    players: Annotated[str, Parameter(help="Who plays all seats after that phase; of several each seat draws one.")] = "dumbbot",
+    power: Annotated[str, Parameter(help="Power to measure; default: that of --orders, or the one with most units.")] = "",
+    players: Annotated[str, Parameter(help="Players of all seats afterwards; each seat gets one of them at random.")] = "dumbbot",
     forks: Annotated[int, Parameter(help="Pairs of forks.", validator=validators.Number(gte=2, lte=4096))] = 64,
     years: Annotated[int, Parameter(help="Game years to the end of a fork.", validator=validators.Number(gte=1, lte=20))] = 2,
-    seed: Annotated[int, Parameter(help="Seed of the luck.")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of all random choices.")] = 0,
     temperature: Temperature = 1.0,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     json: AsJson = False,
 ) -> None:
-    """Continue a recorded position as it was played and with other orders, in pairs of forks with equal luck.
+    """Continue a recorded position as it was played and with other orders, in pairs of forks with the same random numbers.
 
     Prints centres at the end and the difference with its 95 % interval. The forks
     of a pair differ in one phase's orders alone. Without --orders and --version both are as played, and the difference is 0.
@@ -60,11 +60,11 @@ def what_if(
     from entente.telemetry.errors import InputError
 
     if orders and version:
-        raise InputError("--orders and --version both say what is ordered: give one of them")
+        raise InputError("--orders and --version both set the orders: use one of them")
     position, owner = _position(game, phase, run, runs_root)
     power = power.strip().upper()
-    given = [order for text in orders for order in text.replace(";", ",").split(",") if order.strip()]
-    changed = other_orders(position, given, power) if orders else None
+    order_texts = [order for text in orders for order in text.replace(";", ",").split(",") if order.strip()]
+    changed = other_orders(position, order_texts, power) if orders else None
     power = asked_power(position, power, changed)
     meant, contestants = resolve_players([*([version] if version else []), *_split(players)], owner or run, runs_root)
     version = meant.get(version, "")
@@ -72,24 +72,24 @@ def what_if(
         forks=forks, years=years, players=tuple(meant[who] for who in _split(players)), seed=seed, temperature=temperature
     )
     with progress_shown():
-        found = _ask(position, power, changed, version, how, contestants, runs_root)
-    change = describe_change(found, changed, version)
-    _show(found, change)
+        answer = _ask(position, power, changed, version, how, contestants, runs_root)
+    change = describe_change(answer, changed, version)
+    _show(answer, change)
     if json:
-        print_json(_facts(found, change, changed, version))
+        print_json(_facts(answer, change, changed, version))
 
 
 def _split(names: str) -> list[str]:
     from entente.telemetry.errors import InputError
 
-    found = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    if not found:
-        raise InputError("somebody must play on: give --players, as 'dumbbot'")
-    return found
+    players = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    if not players:
+        raise InputError("nobody plays on: set --players, as 'dumbbot'")
+    return players
 
 
 def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[RecordedPosition, str]":
-    """The position, and its run; empty for a game that was played in the browser."""
+    """The position and its run; "" for a game that was played in the browser."""
     from entente.reports.games import is_name_of_run
     from entente.reports.replayed import position_of_played_game, position_of_run
     from entente.telemetry.errors import InputError
@@ -132,8 +132,7 @@ def _ask(
     return with_open_players(contestants, runs_root, None, lambda opened: opened.host.run(ask(opened.deciders)))
 
 
-def _show(found: "WhatIf", change: str) -> None:
-    """Print centres and the answer."""
+def _show(answer: "WhatIf", change: str) -> None:
     from rich.table import Table
 
     from entente.cli.terminal import output_console
@@ -144,42 +143,41 @@ def _show(found: "WhatIf", change: str) -> None:
 
     console = output_console()
     centres = Table("centres at the end", "as played", "what if", "difference", "95 % interval", box=None)
-    for power in sorted(POWERS, key=lambda power: power != found.power):
-        (played, changed), difference = found.centres(power), found.difference_of(power)
+    for power in sorted(POWERS, key=lambda power: power != answer.power):
+        (played, changed), difference = answer.centres(power), answer.difference_of(power)
         means = f"{played.mean:.2f}", f"{changed.mean:.2f}", f"{difference.mean:+.2f}"
         centres.add_row(power.title(), *means, format_interval(difference.interval, "+.2f"))
-    for line in (change, centres, what_if_verdict(found)):
+    for line in (change, centres, what_if_verdict(answer)):
         if isinstance(line, str):
             console.print(shown(line), markup=False, soft_wrap=not console.is_terminal)
         else:
             console.print(line)
 
 
-def _facts(found: "WhatIf", change: str, changed: "OrderSets | None", version: str) -> dict[str, Any]:
-    """The answer as data."""
+def _facts(answer: "WhatIf", change: str, changed: "OrderSets | None", version: str) -> dict[str, Any]:
     from dataclasses import asdict
 
     from entente.game.snapshot import POWERS
 
-    seat = POWERS.index(found.power)
+    seat = POWERS.index(answer.power)
 
     def estimates(power: str) -> dict[str, Any]:
-        three = (*found.centres(power), found.difference_of(power))
+        three = (*answer.centres(power), answer.difference_of(power))
         return {
             name: {"mean": each.mean, "interval": each.interval}
             for name, each in zip(("played", "changed", "difference"), three, strict=True)
         }
 
     return {
-        "game": found.position.game,
-        "phase": found.position.board.phase,
-        "power": found.power,
+        "game": answer.position.game,
+        "phase": answer.position.board.phase,
+        "power": answer.power,
         "change": change,
-        "played": found.position.orders,
+        "played": answer.position.orders,
         "changed": changed,
         "version": version or None,
-        **asdict(found.how),
-        "difference": estimates(found.power)["difference"],
+        **asdict(answer.how),
+        "difference": estimates(answer.power)["difference"],
         "centres": {power: estimates(power) for power in POWERS},
-        "pairs": [[pair.played.centres[seat], pair.changed.centres[seat]] for pair in found.pairs],
+        "pairs": [[pair.played.centres[seat], pair.changed.centres[seat]] for pair in answer.pairs],
     }

@@ -1,4 +1,4 @@
-"""The doctor finds what really keeps a run from working, in environments that lack or hide something."""
+"""The doctor finds what would stop a run, in environments that lack or hide something."""
 
 import json
 import sys

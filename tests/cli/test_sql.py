@@ -108,8 +108,8 @@ def test_the_suffix_of_the_file_decides(ask: Ask, name: str):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--format", "json", "--output", "a.csv"], "--format is of an answer without --output"),
-        (["--output", "a.txt"], "--output takes an answer as csv, json or parquet"),
+        (["--format", "json", "--output", "a.csv"], "--format conflicts with --output"),
+        (["--output", "a.txt"], "--output writes csv, json or parquet"),
     ],
 )
 def test_a_format_that_cannot_be_is_a_sentence(ask: Ask, words: list[str], sentence: str):
