@@ -82,10 +82,10 @@ def _table(comparison: "Compared") -> "Table":
     blocks: dict[str, list[tuple[str, list[str]]]] = {"scores, centres gained": score_rows(comparison)}
     differences: dict[str, list[str]] = {}
     for pair in comparison.paired:
-        if not isinstance(pair.found, str):
+        if not isinstance(pair.comparison, str):
             row = differences.setdefault(pair.label, [""] * len(names))
-            text = f"{pair.found.difference.mean:+.2f} {format_interval(pair.found.difference.interval, '+.2f')}"
-            row[names.index(pair.other)] = text + (" shown" if pair.found.shown else "")
+            text = f"{pair.comparison.difference.mean:+.2f} {format_interval(pair.comparison.difference.interval, '+.2f')}"
+            row[names.index(pair.other)] = text + (" shown" if pair.comparison.shown else "")
     blocks[f"more than {names[0]}, same starts"] = list(differences.items())
     blocks["cost"] = total_rows(comparison.runs)
     blocks["settings that differ"] = [(name, [value_text(value) for value in values]) for name, values in comparison.settings]

@@ -13,45 +13,43 @@ from entente.reports.run_facts import RunFacts
 from entente.reports.write_page import page_template, write_page
 
 
-def write_comparison(found: Compared, file: Path, runs_root: Path) -> None:
-    """Write the page to `file`."""
-    write_page(file, html_of(found, runs_root))
+def write_comparison(comparison: Compared, file: Path, runs_root: Path) -> None:
+    write_page(file, html_of(comparison, runs_root))
 
 
-def html_of(found: Compared, runs_root: Path) -> str:
-    """The page as text."""
+def html_of(comparison: Compared, runs_root: Path) -> str:
     template = page_template("compare.html.jinja")
-    first = found.runs[0].name
+    first = comparison.runs[0].name
     return template.render(
-        names=[run.name for run in found.runs],
+        names=[run.name for run in comparison.runs],
         colours=compare_plots.COLOURS,
-        verdicts=sentences.verdicts(found),
-        troubles=[f"{run.name}: {sentence}" for run in found.runs for sentence in run.troubles],
-        plots={"returns": compare_plots.returns(found), "paired": compare_plots.paired(found)},
-        steps_together=max((point.last - point.first + 1 for run in found.runs for point in run.curve), default=1),
-        scores=score_rows(found),
+        verdicts=sentences.verdicts(comparison),
+        troubles=[f"{run.name}: {sentence}" for run in comparison.runs for sentence in run.troubles],
+        plots={"returns": compare_plots.returns(comparison), "paired": compare_plots.paired(comparison)},
+        steps_together=max((point.last - point.first + 1 for run in comparison.runs for point in run.curve), default=1),
+        scores=score_rows(comparison),
         paired=[
             f"{pair.label}: {sentences.paired(pair, first)}"
-            for pair in found.paired
-            if pair.label != sentences.HEADLINE and not isinstance(pair.found, str)
+            for pair in comparison.paired
+            if pair.label != sentences.HEADLINE and not isinstance(pair.comparison, str)
         ],
-        settings=found.settings,
-        environment=found.environment,
-        totals=total_rows(found.runs),
-        commands=sentences.next_commands(found, runs_root),
+        settings=comparison.settings,
+        environment=comparison.environment,
+        totals=total_rows(comparison.runs),
+        commands=sentences.next_commands(comparison, runs_root),
         value=value_text,
     )
 
 
 def total_rows(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
-    """What the runs took: meaning, and the figure of each as text."""
+    """Totals of each run: (meaning, the text of each run)."""
     return [(meaning, [_figure(name, count(run)) for run in runs]) for name, (meaning, count) in TOTALS.items()]
 
 
-def score_rows(found: Compared) -> list[tuple[str, list[str]]]:
-    """Scores with their intervals: label, and the figure of each run as text, empty where it was not measured."""
-    labels = dict.fromkeys(label for run in found.runs for label in run.scores)
-    return [(label, [_score(run.scores.get(label)) for run in found.runs]) for label in labels]
+def score_rows(comparison: Compared) -> list[tuple[str, list[str]]]:
+    """Scores with their intervals: (label, the text of each run, empty where it was not measured)."""
+    labels = dict.fromkeys(label for run in comparison.runs for label in run.scores)
+    return [(label, [_score(run.scores.get(label)) for run in comparison.runs]) for label in labels]
 
 
 def _score(record: ScoreRecord | None) -> str:

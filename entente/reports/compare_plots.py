@@ -1,4 +1,4 @@
-"""Plots that show several runs together: an SVG element, or None if there is nothing to draw. A run has one colour everywhere."""
+"""Plots of several runs: an SVG element, or None if there is nothing to draw. A run has one colour in all of them."""
 
 from entente.reports.compared import Compared, Paired
 from entente.reports.drawing import (
@@ -20,9 +20,8 @@ from entente.reports.plots import band, dots
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED, YELLOW, BROWN)
 
 
-def returns(found: Compared) -> str | None:
-    """The learning curves with their intervals."""
-    drawn = [(run, colour) for run, colour in zip(found.runs, COLOURS, strict=False) if run.curve]
+def returns(compared: Compared) -> str | None:
+    drawn = [(run, colour) for run, colour in zip(compared.runs, COLOURS, strict=False) if run.curve]
     if not drawn:
         return None
     figure, (axes,) = new_plot(high=3.4)
@@ -36,15 +35,15 @@ def returns(found: Compared) -> str | None:
     return to_svg(figure, "returns", f"Mean return by step, at last: {ends}.")
 
 
-def paired(found: Compared) -> str | None:
-    """The paired differences of scores, each with its interval; None if none could be paired."""
-    colours = {run.name: colour for run, colour in zip(found.runs, COLOURS, strict=False)}
-    drawn = [(pair, pair.found.difference) for pair in found.paired if not isinstance(pair.found, str)]
-    rows = [(_row_name(pair, found), difference, colours[pair.other]) for pair, difference in drawn]
+def paired(compared: Compared) -> str | None:
+    """The paired differences of scores, each with its interval; None if no score could be paired."""
+    colours = {run.name: colour for run, colour in zip(compared.runs, COLOURS, strict=False)}
+    drawn = [(pair, pair.comparison.difference) for pair in compared.paired if not isinstance(pair.comparison, str)]
+    rows = [(_row_name(pair, compared), difference, colours[pair.other]) for pair, difference in drawn]
     summary = "; ".join(f"{name} {difference.mean:+.2f}" for name, difference, _ in rows)
-    alt = f"Differences from {found.runs[0].name} on the same positions: {summary}."
-    return dots(rows, "paired", f"centres gained more than {found.runs[0].name}", alt, "{:+.2f}", 0.0)
+    alt = f"Differences from {compared.runs[0].name} on the same positions: {summary}."
+    return dots(rows, "paired", f"centres gained more than {compared.runs[0].name}", alt, "{:+.2f}", 0.0)
 
 
-def _row_name(pair: Paired, found: Compared) -> str:
-    return pair.label if len(found.runs) == 2 else f"{pair.other}, {pair.label}"
+def _row_name(pair: Paired, compared: Compared) -> str:
+    return pair.label if len(compared.runs) == 2 else f"{pair.other}, {pair.label}"

@@ -1,7 +1,7 @@
-"""The style of the report's plots, and the conversion of a matplotlib figure into SVG that can share a page with others.
+"""Style of the report's plots, and conversion of a matplotlib figure into SVG that can share a page with others.
 
-Ids of two plots never meet. Text stays text. Lines and words take the colour of the page's text, so a plot reads on a light and
-on a dark page. pyplot is not used, because it keeps figures alive.
+Ids of plots are unique in a page. Text stays text. Lines and text take the colour of the page's text, so plots work on light and
+dark pages. pyplot is not used, because it keeps figures alive.
 """
 
 import io
@@ -19,12 +19,12 @@ BLUE, ORANGE, GREEN, PURPLE, GREY = "#3d85c6", "#e0852f", "#3c9f73", "#a06cc4", 
 TEAL, RED, YELLOW, BROWN = "#2f9fb3", "#d0605e", "#c9a227", "#9c6b4a"
 """Mid tones that are visible on light and dark backgrounds, and distinguishable with colour blindness."""
 INK = "#010203"
-"""Stands for the colour of text until the SVG is written."""
+"""Placeholder of the text colour, which `to_svg` replaces."""
 MANY_STEPS = 60
 """From this number of steps on, a line has no markers."""
 
 _WIDE, _HIGH = 5.6, 2.9  # inches; at 72 units per inch the text is about as large as the page's
-_LEGEND_ROOM, _LEGEND_GAPS = 66, 6  # mean letters that fit into a row; those that handle and gaps of a name take
+_LEGEND_LETTERS, _LEGEND_GAPS = 66, 6  # letters of a row on average; letters that handle and gaps of a name take
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "entente",
@@ -41,7 +41,7 @@ _STYLE: Any = {
 
 
 def new_plot(*, rows: int = 1, high: float = _HIGH) -> tuple[Figure, list[Axes]]:
-    """A figure with `rows` plots, one above the other, with a common step axis."""
+    """A figure with `rows` plots above one another, with a common step axis."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDE, high), layout="constrained")
         axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
@@ -52,13 +52,11 @@ def new_plot(*, rows: int = 1, high: float = _HIGH) -> tuple[Figure, list[Axes]]
 
 
 def step_axis(axes: Axes, steps: int) -> None:
-    """Set the x axis to whole steps from 1 to `steps`."""
     axes.set_xlim(0.4, max(steps, 1) + 0.6)
     whole_axis(axes, "step")
 
 
 def whole_axis(axes: Axes, label: str) -> None:
-    """Set the x axis to whole numbers."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
     axes.set_xlabel(label)
 
@@ -79,7 +77,7 @@ def legend_above(axes: Axes) -> None:
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(-0.02, 1.0),
-        ncols=min(4, max(1, int(_LEGEND_ROOM / (_LEGEND_GAPS + longest)))),
+        ncols=min(4, max(1, int(_LEGEND_LETTERS / (_LEGEND_GAPS + longest)))),
         columnspacing=1.2,
         handlelength=1.3,
         borderaxespad=0.2,
@@ -118,7 +116,7 @@ def to_svg(figure: Figure, name: str, alt: str) -> str:
 
 
 def stand_alone(svg: str) -> str:
-    """The same picture as a separate SVG file, dark on a light background."""
+    """The same plot as a separate SVG file, dark on a light background."""
     view = re.search(r"viewBox=\"0 0 ([\d.]+) ([\d.]+)\"", svg)
     assert view is not None, "every plot has a view box"
     opening, rest = svg.split(">", 1)

@@ -1,7 +1,7 @@
-"""Explains the seconds of a step by cause, and says in sentences what limits a run and which setting changes it.
+"""Explains the time of a step by stage, and names the bottleneck of a run and the setting that relieves it.
 
-The stages of a step, `entente.telemetry.stages`, add up to it. What computes an update, forward to optimiser, limits a run
-together. Pure: figures in, words out.
+The stages of a step, `entente.telemetry.stages`, add up to its wall time. The stages of an update, forward to optimiser, count as
+one bottleneck. Pure functions from figures to sentences.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Figures = Mapping[str, float]
 SLOW = 1.3
 """A step is slow if it takes this many times the median of the others."""
 SLOW_NAMED = 3
-"""Slow steps of a run that each get a sentence."""
+"""Number of slow steps of a run that get a sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +28,14 @@ class Explanation:
     parts: dict[str, float]
     """Seconds by stage; they add up to `seconds`."""
     sentences: list[str]
-    """The limit, its reason, and the setting that changes it; most important first."""
+    """The bottleneck, its cause, and the setting that relieves it; most important first."""
 
     def share(self, part: str) -> float:
-        """Share of each stage, 0 to 1."""
         return self.parts[part] / self.seconds if self.seconds else 0.0
 
 
 def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
-    """Explain step `step` of a run. `steps`: metrics of all its steps; `settings`: its resolved tree."""
+    """Explain step `step` of a run. `steps`: metrics of all its steps; `settings`: its settings as a tree."""
     figures = steps[step]
     parts, seconds = stages_of(figures), figures["time/step_s"]
     limit = _limit(parts)
@@ -46,9 +45,8 @@ def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str,
 
 
 def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Explanation:
-    """Explain all steps of a run together."""
     each = [stages_of(figures) for figures in steps.values()]
-    parts = {name: sum(found[name] for found in each) for name in STAGES}
+    parts = {name: sum(stages[name] for stages in each) for name in STAGES}
     seconds = sum(figures["time/step_s"] for figures in steps.values())
     limit = _limit(parts)
     trained = sum(figures.get("train/decisions", 0.0) for figures in steps.values())
@@ -61,11 +59,11 @@ def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Ex
     ]
     without = seconds - sum(parts[name] for name in limit)
     if 0 < without < seconds:
-        sentences.append(f"Were that free, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
+        sentences.append(f"Without it, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
     if slow := sorted((step for step in steps if _is_slow(step, steps)), key=lambda step: -steps[step]["time/step_s"]):
         sentences += [_slowness(step, steps) for step in slow[:SLOW_NAMED]]
         if more := sorted(slow[SLOW_NAMED:]):
-            sentences.append(f"So slow were also {', '.join(map(str, more[:8]))}{', ...' * (len(more) > 8)}.")
+            sentences.append(f"Also slow: {', '.join(map(str, more[:8]))}{', ...' * (len(more) > 8)}.")
     return Explanation(title=f"{len(steps)} steps", seconds=seconds, parts=parts, sentences=sentences)
 
 
@@ -75,7 +73,6 @@ def _is_slow(step: int, steps: Mapping[int, Figures]) -> bool:
 
 
 def _slowness(step: int, steps: Mapping[int, Figures]) -> str:
-    """How much longer than usual the step took, and in which stage."""
     parts, others = stages_of(steps[step]), [stages_of(steps[other]) for other in steps if other != step]
     seconds, usual = steps[step]["time/step_s"], median(steps[other]["time/step_s"] for other in steps if other != step)
     more = {name: parts[name] - median(other[name] for other in others) for name in parts}
@@ -87,7 +84,7 @@ def _slowness(step: int, steps: Mapping[int, Figures]) -> str:
 
 
 def _limit(parts: Mapping[str, float]) -> tuple[str, ...]:
-    """The stages that took most: those of the update together, or one other stage."""
+    """The longest stage; the stages of the update count as one."""
     together = dict.fromkeys(UPDATE if name in UPDATE else (name,) for name in parts)
     return max(together, key=lambda names: sum(parts[name] for name in names))
 
@@ -98,38 +95,38 @@ def _most(limit: tuple[str, ...], parts: Mapping[str, float], seconds: float) ->
 
 
 def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
-    """Why a stage is long, and what to change; `forward` stands for the whole update."""
+    """Cause and cure of a long stage; `forward` means the whole update."""
     if limit == "rollouts":
         return [*_troubles(chosen), *_buffer(chosen, steps, settings), *_engine(chosen, settings)]
     share = _mean(chosen, "train/unique_tokens") / max(1.0, _mean(chosen, "train/tokens"))
     return {
         "select": [
-            "Rows are chosen and copied while nothing else runs: look at the disk under the run's folder, and lower "
+            "Selecting and copying rows blocks the trainer: check the disk of the run's folder, and lower "
             "storage.snapshot_every_shards if many shards are new."
         ],
-        "plan": ["Planning takes longer the more rows a step has: lower rollouts.start_groups, or raise training.token_budget."],
+        "plan": ["Planning time grows with the rows of a step: lower rollouts.start_groups, or raise training.token_budget."],
         "forward": [
             f"The trainer is the limit: {_mean(chosen, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
             "the raw ones. More forks of fewer positions (rollouts.forks_per_group) share more of them; a GPU (training.device), "
             "more threads (training.threads) or fewer decisions (rollouts.start_groups) make it shorter."
         ],
         "save": ["Checkpoints and adapters are synced to disk each step: put the run's folder (runs_root) on a faster one."],
-        "publish": ["The adapter is copied to each server of vLLM: look at the disk that they read it from (runs_root)."],
-        "orchestration": ["Prefect's cost is by step: play more start groups in one (rollouts.start_groups)."],
+        "publish": ["The adapter is loaded by each vLLM server: check the disk that they read it from (runs_root)."],
+        "orchestration": ["Prefect's overhead is per step: play more start groups in a step (rollouts.start_groups)."],
     }[limit]
 
 
 def _troubles(chosen: list[Figures]) -> list[str]:
     names = {
         "engine/ejections": "vLLM servers failed",
-        "engine/engine_restarts": "engines were built again",
+        "engine/engine_restarts": "engines were restarted",
         "engine/timeouts": "requests timed out",
-        "engine/retries": "requests were asked again elsewhere",
+        "engine/retries": "requests were retried on another server",
         "rollout/failed": "forks failed",
     }
-    found = {words: _sum(chosen, name) for name, words in names.items()}
-    said = ", ".join(f"{count:.0f} {words}" for words, count in found.items() if count)
-    return [f"Something was wrong meanwhile: {said}; see `entente report` and the servers' own logs."] if said else []
+    counts = {words: _sum(chosen, name) for name, words in names.items()}
+    troubles = ", ".join(f"{count:.0f} {words}" for words, count in counts.items() if count)
+    return [f"There were failures: {troubles}; see `entente report` and the servers' own logs."] if troubles else []
 
 
 def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
@@ -151,9 +148,9 @@ def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mappi
         else (f"the {depth} steps that pipeline.buffer_depth keeps ahead are")
     )
     return [
-        f"The buffer was exhausted: {ready:.0%} of what the trainer asked for was there. Rollouts of a step take "
-        f"{rollouts:.1f} s, the trainer's own work {training:.1f} s, so {used_up} used up after the first steps, and from then "
-        "on every step waits; a deeper buffer only puts that off."
+        f"The buffer was empty: only {ready:.0%} of the requested groups were ready. Rollouts of a step take "
+        f"{rollouts:.1f} s, the trainer's own work {training:.1f} s, so {used_up} used up after the first steps, and "
+        "every later step waits; a deeper buffer only delays that."
     ]
 
 
@@ -165,21 +162,21 @@ def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
     )
     if _sum(chosen, "rollout/preemptions"):
         return [
-            f"The engine put {_sum(chosen, 'rollout/preemptions'):.0f} requests back because its key-value cache was full: raise "
+            f"The engine preempted {_sum(chosen, 'rollout/preemptions'):.0f} requests because its KV cache was full: raise "
             "inference.gpu_memory_share (on a CPU inference.kv_cache_gib), or lower inference.max_sequences."
         ]
     if queue > work > 0:
         return [
-            f"Requests waited longer in the queue ({queue:.0f} ms) than they took to draw ({work:.0f} ms): add a worker "
+            f"Requests waited longer in the queue ({queue:.0f} ms) than they took to sample ({work:.0f} ms): add a worker "
             "(`entente serve`, inference.urls), or raise inference.max_sequences if its memory allows."
         ]
     most, together = float(inference.get("max_sequences", 0)), _mean(chosen, "rollout/occupancy")
     if 0 < together < most / 4:
         return [
-            f"The engine drew {together:.0f} requests together of the {most:.0f} it could: play more at a time "
+            f"The engine ran {together:.0f} requests at once of at most {most:.0f}: play more at a time "
             "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth)."
         ]
-    known = [f"{together:.0f} requests together"] if any("rollout/occupancy" in figures for figures in chosen) else []
+    known = [f"{together:.0f} requests at once"] if any("rollout/occupancy" in figures for figures in chosen) else []
     if any("rollout/prefix_hit_share" in figures for figures in chosen):
         known.append(f"{_mean(chosen, 'rollout/prefix_hit_share'):.0%} of prompt tokens cached")
     return [" ".join(["The engine is busy", *([f"({', '.join(known)})"] if known else [])]) + ": add a worker or a GPU."]

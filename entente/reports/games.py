@@ -1,8 +1,8 @@
 """The games of a run, their names, and the files with their rows. Each fork of each start group is one game.
 
 A game's name is START_GROUP/FORK, as 12/3, and PRODUCER/12/3 where several producers played a start group of that number.
-`latest`, `best` and `worst` are names too, and so is the id of a decision. A row's tokens and a ply's position are not read here
-(entente/reports/replayed.py reads them).
+`latest`, `best`, `worst` and the id of a decision are names too. This module reads neither tokens nor positions;
+entente/reports/replayed.py does.
 """
 
 import re
@@ -15,14 +15,12 @@ import duckdb
 from entente.telemetry.errors import DataError, InputError
 
 LISTED = 12
-"""Games that are listed when a requested one does not exist."""
+"""Number of games in the error for one that does not exist."""
 _NAME = re.compile(r"(?:(?P<producer>[^/]+)/)?(?P<group>\d+)/(?P<fork>\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameName:
-    """One fork, with what the index knows about it."""
-
     producer: str
     start_group: int
     fork: int
@@ -44,7 +42,6 @@ class GameName:
 
     @property
     def name(self) -> str:
-        """As 12/3."""
         return f"{self.start_group}/{self.fork}"
 
 
@@ -67,14 +64,13 @@ ORDER BY version, start_group, producer, fork
 def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
     """All games with a decision of the policy, oldest first."""
     names = list(GameName.__annotations__)
-    found: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in connection.sql(_ALL).fetchall()]
-    for row in found:
+    rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in connection.sql(_ALL).fetchall()]
+    for row in rows:
         row["powers"] = tuple(row["powers"])
-    return [GameName(**row) for row in found]
+    return [GameName(**row) for row in rows]
 
 
 def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
-    """The game of this name."""
     games = games_of(connection)
     if not games:
         if refused := connection.sql("SELECT sentence FROM refused ORDER BY shard").fetchall():
@@ -86,26 +82,27 @@ def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> Ga
         return _by_number(connection, games, run, int(asked))
     parts = _NAME.fullmatch(asked)
     if parts is None:
-        raise InputError(f"'{asked}' names no game: say START_GROUP/FORK, latest, best or worst; {listing(games)}")
+        raise InputError(f"'{asked}' names no game: use START_GROUP/FORK, latest, best or worst; {listing(games)}")
     group, fork = int(parts["group"]), int(parts["fork"])
-    found = [g for g in games if (g.start_group, g.fork) == (group, fork) and parts["producer"] in (None, g.producer)]
-    if len(found) > 1:
-        raise InputError(f"several producers played {asked}: say {' or '.join(f'{game.producer}/{game.name}' for game in found)}")
-    if found:
-        return found[0]
+    matching = [g for g in games if (g.start_group, g.fork) == (group, fork) and parts["producer"] in (None, g.producer)]
+    if len(matching) > 1:
+        raise InputError(
+            f"several producers played {asked}: use {' or '.join(f'{game.producer}/{game.name}' for game in matching)}"
+        )
+    if matching:
+        return matching[0]
     _say_if_damaged(connection, asked, group, games)
     raise InputError(f"run '{run}' has no game {asked}; {listing([g for g in games if g.start_group == group] or games)}")
 
 
 def is_name_of_run(asked: str) -> bool:
-    """Whether `asked` can name a game of a run; games that people play have other names."""
+    """True if `asked` can name a game of a run; games of `entente play` have other names."""
     return asked in _CHOICES or asked.isdecimal() or "/" in asked
 
 
 def listing(games: list[GameName]) -> str:
-    """A short list of the games that can be replayed."""
-    shown = ", ".join(game.name for game in games[-LISTED:])
-    return f"there {'is' if len(games) == 1 else 'are'} {'the last of ' * (len(games) > LISTED)}{len(games)}: {shown}"
+    names = ", ".join(game.name for game in games[-LISTED:])
+    return f"there {'is' if len(games) == 1 else 'are'} {'the last of ' * (len(games) > LISTED)}{len(games)}: {names}"
 
 
 _CHOICES: dict[str, Callable[[list[GameName]], GameName]] = {
@@ -122,12 +119,12 @@ def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run
         return next(game for game in games if (game.shard, game.start_group, game.fork) == rows[0])
     forks = [game for game in games if game.start_group == number]
     if forks:
-        raise InputError(f"start group {number} was played several times: say which fork; {listing(forks)}")
+        raise InputError(f"start group {number} was played several times: name the fork; {listing(forks)}")
     raise InputError(f"run '{run}' has neither a start group nor a decision {number}; {listing(games)}")
 
 
 def _say_if_damaged(connection: duckdb.DuckDBPyConnection, asked: str, group: int, games: list[GameName]) -> None:
-    """Raise DataError if the start group is in a damaged shard: the last shard that begins at or before it is damaged."""
+    """Raise DataError if the start group is in a damaged shard, which is the last one that begins at or before it."""
     for shard, sentence in connection.sql("SELECT shard, sentence FROM refused ORDER BY shard DESC").fetchall():
         number = re.search(r"(\d+)\.arrow$", shard)
         between = [game for game in games if number and int(number[1]) < game.start_group < group]

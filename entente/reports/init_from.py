@@ -1,7 +1,7 @@
-"""Begins a new run from an old step of another: the base model with the adapter of that step added is the new run's base model.
+"""Starts a new run from a step of another: its base model is the old base merged with the adapter of that step.
 
-The new run has its own settings, steps and optimiser. Its base is made once, in `_models` beside the runs, and never changes. The
-old run is not changed.
+The new run has its own settings, steps and optimiser. Its base is made once, in `_models` next to the runs, and never changes.
+The old run is not changed.
 """
 
 import math
@@ -20,11 +20,11 @@ from storage.runs import MODEL_FOLDER, RunPaths, check_name
 def settings_from_step(
     source: str, preset: str, files: Iterable[Path], overrides: Mapping[str, Any], *, make: bool = True
 ) -> RunSettings:
-    """The checked settings of a new run whose base model is a step of another run.
+    """Checked settings of a new run whose base model is a step of another run.
 
     Args:
         source: RUN:STEP.
-        make: False: nothing is written; the settings name the old run's base model, which has the same shape.
+        make: if False, write nothing; the settings then name the old run's base model, which has the same shape.
 
     Raises:
         InputError: there is no such run or step, its base is gone, or see `layered_settings`.
@@ -34,8 +34,8 @@ def settings_from_step(
         raise InputError(f"--init-from {source} gives the new run its base model: leave out --inference.model")
     files = list(files)
     runs_root = layered_settings(preset, files, overrides).runs_root
-    found = _find_step(source, runs_root)
-    model = _base_of(found, runs_root) if make else found.base
+    step = _find_step(source, runs_root)
+    model = _base_of(step, runs_root) if make else step.base
     return layered_settings(preset, files, merge_layers(dict(overrides), {"inference": {"model": str(model)}}))
 
 
@@ -53,7 +53,7 @@ def _find_step(source: str, runs_root: Path) -> Source:
 
 
 def _base_of(source: Source, runs_root: Path) -> Path:
-    """The folder of the merged model, made if it is not there."""
+    """The folder of the merged model; makes it if it is missing."""
     version = source.version
     assert version is not None, "find_version gives one"
     folder = runs_root / MODEL_FOLDER / f"{version.run}-v{version.version}-{version.adapter_hash[:8]}"

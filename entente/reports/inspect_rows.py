@@ -1,7 +1,7 @@
-"""One decision or one advantage group, gathered from a run's rows for display.
+"""One decision or one advantage group, read from a run's rows for display.
 
-This module only reads, also while the run trains. Every figure is stored, or follows from stored ones: no model is asked for a
-probability. Printing is the caller's work.
+This module only reads, and works while the run trains. Every figure is stored or follows from stored ones: no model computes a
+probability.
 """
 
 import json
@@ -33,9 +33,9 @@ class ShownToken:
     token: str
     """Its text."""
     legal: int | None
-    """Size of the legal set; 1: forced; None: a thought token, which may be any but the end mark of the completion."""
+    """Size of the legal set; 1: forced; None: a token of the thought, any but the end mark of the completion."""
     logprob: float
-    """Log-probability of the drawn token under the masked policy, nats."""
+    """Log-probability of the sampled token under the masked policy, nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +43,14 @@ class Decided:
     """One decision with all its stored data."""
 
     facts: dict[str, Any]
-    """Its columns of the view `decisions`."""
+    """Columns of the view `decisions`."""
     prompt: str
     thought: Thought | None
     """The thought at the start of the completion; None if there is none."""
     answer: str
     """The completion after the thought."""
     orders: list[tuple[str, float | None]]
-    """Each order with its probability given the thought and the earlier orders; None if the completion cannot be split into
-    orders."""
+    """Each order with its probability given the thought and the earlier orders; None if the completion has no such lines."""
     drawn: list[ShownToken]
     results: dict[str, list[str]]
     """Results of the order by unit; empty means success."""
@@ -62,11 +61,10 @@ class Decided:
 
     @property
     def components(self) -> dict[str, float]:
-        """Stored reward components."""
         return {name: float(self.facts[name]) for name in COMPONENTS}
 
     def picture(self, *, whole: bool = False) -> str:
-        """The board as SVG with the orders; a thicker arrow is more probable. Shows the part with the orders, or all of it."""
+        """The board as SVG; a thicker arrow is a more probable order. Crops to the orders unless `whole`."""
         if self.board is None:
             raise InputError(f"the position of decision {self.facts['decision_id']} was not recorded, so no board can be drawn")
         power, orders = self.facts["power"], [order for order, _ in self.orders]
@@ -83,7 +81,7 @@ class Forked:
     """An advantage group: decisions of one power in one phase, one for each fork."""
 
     facts: dict[str, Any]
-    """Its columns of the view `groups`."""
+    """Columns of the view `groups`."""
     members: list[dict[str, Any]]
     """fork, decision_id, return, policy_version, status; best first, failed ones last."""
     best: Decided
@@ -95,7 +93,6 @@ class Inspector:
     """A run's rows, opened for reading; close it, or use it as a context manager."""
 
     def __init__(self, paths: RunPaths, model: Path, storage: StorageSettings) -> None:
-        """Open the run in `paths` with its model in the folder `model`."""
         self._paths, self._codec = paths, Codec(model)
         self._connection = connect(paths.root, storage)
 
@@ -106,14 +103,13 @@ class Inspector:
         self._connection.close()
 
     def decision(self, decision_id: int) -> Decided:
-        """One decision."""
-        found = _rows(self._connection, "SELECT * FROM decisions WHERE decision_id = ?", decision_id)
-        if not found:
+        rows = _rows(self._connection, "SELECT * FROM decisions WHERE decision_id = ?", decision_id)
+        if not rows:
             raise InputError(
-                f"run '{self._paths.root.name}' has no decision {decision_id}: ask entente sql for ids, "
+                f"run '{self._paths.root.name}' has no decision {decision_id}: get ids with entente sql, "
                 'as in "select decision_id, phase, power from decisions limit 5"'
             )
-        facts = found[0]
+        facts = rows[0]
         path = self._paths.shards / facts["shard"]
         decisions = open_shard(path)
         row = decisions.slice(facts["row"], 1).to_pylist()[0]
@@ -141,18 +137,18 @@ class Inspector:
         )
 
     def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
-        """The advantage group of a start group with the largest spread, limited to `power` and `phase` if they are given."""
+        """The advantage group of a start group with the largest spread of returns, within `power` and `phase` if set."""
         asked = {"start_group": start_group, "power": power and power.upper(), "phase": phase and phase.upper()}
         asked = {name: value for name, value in asked.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in asked)
         widest = f"SELECT * FROM groups WHERE {where} ORDER BY usable DESC, spread DESC, phase, power LIMIT 1"
-        found = _rows(self._connection, widest, *asked.values())
-        if not found:
+        rows = _rows(self._connection, widest, *asked.values())
+        if not rows:
             words = ", ".join(f"{name} {value}" for name, value in asked.items())
             raise InputError(
-                f"run '{self._paths.root.name}' has no group with {words}: ask entente sql \"from groups\" what there is"
+                f"run '{self._paths.root.name}' has no group with {words}: list them with entente sql \"from groups\""
             )
-        facts = found[0]
+        facts = rows[0]
         members = _rows(
             self._connection,
             """
@@ -172,7 +168,6 @@ def _rows(connection: duckdb.DuckDBPyConnection, question: str, *values: object)
 
 
 def _ply(plies: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any] | None:
-    """The ply at which a decision was taken."""
     at = [facts[name] for name in ("start_group", "fork", "ply")]
     return next((ply for ply in plies if [ply["start_group"], ply["fork"], ply["ply"]] == at), None)
 
@@ -181,7 +176,7 @@ def _results(ply: dict[str, Any] | None, power: str) -> dict[str, list[str]]:
     if ply is None:
         return {}
     mine = {" ".join(order.split()[:2]) for order in json.loads(ply["orders"]).get(power, [])}
-    return {unit: said for unit, said in json.loads(ply["results"]).items() if unit in mine}
+    return {unit: results for unit, results in json.loads(ply["results"]).items() if unit in mine}
 
 
 def _snapshot(ply: dict[str, Any], facts: dict[str, Any]) -> Snapshot:

@@ -1,9 +1,8 @@
-"""Turns token log-probabilities into the probability of each order of a decision.
+"""Probability of each order of a decision, from the log-probabilities of its tokens. Pure functions.
 
-A completion is one line per order, which ends with the line break, the last with the end mark. An order's probability is the
-product of its tokens' behaviour probabilities, end mark included, given the earlier lines. The product over all orders is the
-decision's probability. A forced token counts as 1. If the model thought first, all of these are given its thought. These are pure
-functions.
+A completion is one line per order; each ends with a line break, the last with the end mark. An order's probability is the product
+of its tokens' behaviour probabilities, end mark included, conditional on the earlier lines and on the thought, if there is one.
+The product over all orders is the decision's probability. A forced token counts as 1.
 """
 
 import math
@@ -16,16 +15,15 @@ from entente.decoding.thinking import thought_length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderOdds:
-    """One drawn order."""
+    """One sampled order."""
 
     logprob: float
-    """Sum of its tokens' behaviour logprobs, nats, given the earlier orders."""
+    """Sum of its tokens' behaviour log-probabilities, nats."""
     choices: int
     """Number of branching tokens; 0: the earlier orders forced this one."""
 
     @property
     def probability(self) -> float:
-        """Probability, 0 to 1."""
         return math.exp(self.logprob)
 
 
@@ -40,19 +38,19 @@ def odds_of_orders(row: Mapping[str, Any], ends: Collection[int]) -> list[OrderO
     completion = row["input_ids"][row["prompt_len"] + thought :]
     lines = odds_by_line(completion, row["behaviour_logprobs"][thought:], row["legal_offsets"][thought:], ends)
     if thought:
-        lines = lines[-orders:]  # forced text that may have line breaks stands between a thought and the orders
+        lines = lines[-orders:]  # forced text between a thought and the orders may have line breaks
     return list(lines) if len(lines) == orders else [None] * orders
 
 
 def odds_by_line(
     completion: Sequence[int], logprobs: Sequence[float], legal_offsets: Sequence[int], ends: Collection[int]
 ) -> list[OrderOdds]:
-    """The odds of each line of a completion, in order; `ends` are the tokens that end a line."""
-    found, logprob, choices = [], 0.0, 0
+    """The odds of each line of a completion, in order. `ends`: tokens that end a line."""
+    odds, logprob, choices = [], 0.0, 0
     for place, (token, drawn) in enumerate(zip(completion, logprobs, strict=True)):
         if legal_offsets[place + 1] - legal_offsets[place] > 1:
             logprob, choices = logprob + drawn, choices + 1
         if token in ends:
-            found.append(OrderOdds(logprob=logprob, choices=choices))
+            odds.append(OrderOdds(logprob=logprob, choices=choices))
             logprob, choices = 0.0, 0
-    return found
+    return odds

@@ -24,24 +24,22 @@ from entente.telemetry.stages import STAGES
 from storage.files import durable_write
 
 MATCHES_SHOWN = 4
-"""Number of the newest matches that get a plot."""
+"""Number of newest matches with a plot."""
 POSITIONS_SHOWN = 3
 """Number of held-out positions whose boards are drawn."""
 _ROW_COUNTS = (
     ("train/decisions", "decisions trained on"),
     ("rollout/failed", "forks that failed"),
     ("rollout/orders_rejected", "orders the game engine refused"),
-    ("rollout/set_aside", "damaged shards found and played again"),
+    ("rollout/set_aside", "damaged shards, whose start groups were replayed"),
 )
 
 
 def write_report(facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> None:
-    """Write the page to `file`; `presets` are the settings trees that the run's are compared with."""
     write_page(file, html_of(facts, presets, runs_root), "report")
 
 
 def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> str:
-    """The page as text."""
     template = page_template("page.html.jinja")
     word, state = sentences.state(facts)
     positions, rows = boards(facts.scores), facts.rows or RowFacts()
@@ -97,23 +95,22 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
 def closest_preset(
     settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, list[tuple[str, list[Any]]]]:
-    """The preset with the fewest differences (the first if several are), and these: name, the run's value, the preset's."""
-    found = {name: different({"run": leaves(settings), name: leaves(tree)}) for name, tree in presets.items()}
-    preset = min(found, key=lambda name: len(found[name]))
-    return preset, found[preset]
+    """The preset with the fewest differences (ties: the first), and (name, [value of the run, value of the preset]) of each."""
+    differences = {name: different({"run": leaves(settings), name: leaves(tree)}) for name, tree in presets.items()}
+    preset = min(differences, key=lambda name: len(differences[name]))
+    return preset, differences[preset]
 
 
 def boards(records: Mapping[str, ScoreRecord], count: int = POSITIONS_SHOWN) -> list[dict[str, Any]]:
-    """The first positions that "base" and "trained" both decided in their scores, or the one that exists; each with its boards.
+    """Boards of the first positions that "base" and "trained" both decided in their scores, or that the only one decided.
 
-    They are the first in stored order, so not selected by hand. Both draw with the same seed, so a difference comes from the
-    weights alone.
+    They are the first in stored order, not hand-picked. Both sample with the same seed, so only the weights differ.
     """
     players = [records[label] for label in ("base", "trained") if label in records]
     if not players:
         return []
     openings = [{(opening.snapshot.snapshot_id, opening.power): opening for opening in each.score.openings} for each in players]
-    found = []
+    positions = []
     for key in [key for key in openings[0] if all(key in held for held in openings)][:count]:
         decided = [held[key] for held in openings]
         board, power = Board.restore(decided[0].snapshot), decided[0].power
@@ -123,25 +120,25 @@ def boards(records: Mapping[str, ScoreRecord], count: int = POSITIONS_SHOWN) -> 
             who = f"version {record.policy_version}" if record.policy_version else "base"
             odds = dict(zip(opening.orders, opening.probabilities, strict=True))
             picture = draw_board(board, {power: opening.orders}, certainty=odds, frame=frame)
-            said = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in odds.items())
+            orders = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in odds.items())
             views.append(
                 {
                     "who": who,
                     "picture": picture,
                     # A data URL, so that the picture's ids and styles cannot collide with those of the page.
                     "uri": "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode(),
-                    "alt": f"Board of {board.long_phase.lower()} with the orders of {power.title()} by the {who} policy: {said}",
+                    "alt": f"Board of {board.long_phase.lower()} with orders of {power.title()} by the {who} policy: {orders}",
                     "orders": list(odds.items()),
                     "joint": math.prod(opening.probabilities),
                     "thought": opening.thought,
                 }
             )
-        found.append({"phase": board.long_phase, "power": power, "centres": len(board.centres()[power]), "views": views})
-    return found
+        positions.append({"phase": board.long_phase, "power": power, "centres": len(board.centres()[power]), "views": views})
+    return positions
 
 
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
-    """Scores in the order of the plot, each named by player and opponents."""
+    """Scores in the order of the plot, named by player and opponents."""
     kinds = {record.opponents for record in records.values()}
     places = {"random": 0, "base": 2, "trained": 3}  # other scripted players come between
 
@@ -161,9 +158,9 @@ def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRec
 
 
 def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
-    """Write the learning curve and the first board as pictures of their own, if they exist."""
+    """Write the learning curve and the first board as SVG files, if they exist."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder '{folder}' to write pictures to: make it first")
+        raise InputError(f"there is no folder '{folder}' to write pictures to: create it")
     curve, positions = plots.returns(facts), boards(facts.scores, 1)
     pictures = {"curve.svg": stand_alone(curve)} if curve else {}
     if positions:
@@ -174,10 +171,10 @@ def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
 
 
 def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, str]]:
-    """Further commands for this run: a reason and the command line."""
+    """Further commands for this run: (reason, command line)."""
     run = of_run(facts.name, runs_root)
     failed = "select status, reason, count(*) from decisions group by all order by all"
-    found = [
+    lines = [
         ("Gain by version and power", f"entente sql {run} @return_by_version_and_power"),
         ("What each step trained on", f"entente sql {run} @what_a_step_trained_on"),
         ("Decisions of forks that failed, and why", f"entente sql {run} {shlex.quote(failed)}"),
@@ -185,14 +182,13 @@ def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, st
         ("Score the base again", f"entente evaluate {run} --version 0"),
     ]
     if facts.done:
-        found.append(("Score the newest version", f"entente evaluate {run}"))
+        lines.append(("Score the newest version", f"entente evaluate {run}"))
     if state in ("cut", "empty"):
-        found.insert(0, ("Go on where it stopped", f"entente train {run} --resume"))
-    return found
+        lines.insert(0, ("Continue the run", f"entente train {run} --resume"))
+    return lines
 
 
 def _per_cent(share: float) -> str:
-    """A probability as a short text."""
     if share < 1e-4:
         return "< 0.01 %"
     digits = 0 if share >= 0.1 else 1 if share >= 0.01 else 2

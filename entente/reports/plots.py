@@ -62,7 +62,13 @@ def returns(facts: RunFacts) -> str | None:
     axes.plot(steps, mean, color=BLUE, marker=marker(facts.done), markersize=4, label="rows trained on")
     drawn = [facts.rows.return_of_all.get(step - 1, np.nan) if facts.rows else np.nan for step in steps.tolist()]
     axes.plot(
-        steps, drawn, color=ORANGE, linestyle="--", marker=None if facts.done > 1 else "o", linewidth=1.3, label="all rows drawn"
+        steps,
+        drawn,
+        color=ORANGE,
+        linestyle="--",
+        marker=None if facts.done > 1 else "o",
+        linewidth=1.3,
+        label="all rows sampled",
     )
     step_axis(axes, facts.done)
     axes.set_ylabel("mean return, centres")
@@ -72,7 +78,7 @@ def returns(facts: RunFacts) -> str | None:
 
 
 def tokens(facts: RunFacts) -> str | None:
-    """Tokens of each step by kind, and below them the share of prompt tokens that the prefix cache held."""
+    """Tokens of each step by kind, and the prefix hit share below."""
     if not facts.steps:
         return None
     prompt, cached, completion = (
@@ -96,11 +102,10 @@ def tokens(facts: RunFacts) -> str | None:
 
 
 def times(facts: RunFacts) -> str | None:
-    """Wall time of each step, cut into parts that add up to it."""
     if not facts.steps:
         return None
     each = [stages_of(facts.steps.get(step, {})) for step in range(1, facts.done + 1)]
-    parts = [(name, colour, np.array([found[name] for found in each])) for name, colour in _COLOURS.items()]
+    parts = [(name, colour, np.array([stages[name] for stages in each])) for name, colour in _COLOURS.items()]
     figure, (axes,) = new_plot(high=3.2)
     stack(axes, parts)
     step_axis(axes, facts.done)
@@ -108,7 +113,7 @@ def times(facts: RunFacts) -> str | None:
     legend_above(axes)
     whole = sum(float(values.sum()) for _, _, values in parts) or 1.0
     summary = ", ".join(f"{name} {values.sum() / whole:.0%}" for name, _, values in parts)
-    return to_svg(figure, "times", f"Where the time of the steps went: {summary}.")
+    return to_svg(figure, "times", f"Wall time of the steps by stage: {summary}.")
 
 
 def lags(facts: RunFacts) -> str | None:
@@ -149,7 +154,7 @@ def health(facts: RunFacts) -> list[tuple[str, str]]:
                 ],
                 per_cent=True,
             ),
-            "Clip shares: tokens whose ratio was cut from below or above, and outliers left out of the loss.",
+            "Clip fractions: tokens whose ratio was clipped from below or above, and outliers left out of the loss.",
         ),
         (
             _lines(
@@ -162,7 +167,7 @@ def health(facts: RunFacts) -> list[tuple[str, str]]:
                 ],
                 per_cent=True,
             ),
-            "Legal mass: what the unmasked model gives to legal tokens. The loss does not hold it; the mask does its work.",
+            "Legal mass: probability of legal tokens without the mask. The loss does not train it; the mask enforces legality.",
         ),
         (
             _lines(facts, "gradient", "norm", [("largest of the step's updates", ORANGE, facts.series("train/gradient_norm"))]),
@@ -191,9 +196,9 @@ def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: b
 
 def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
     """A dot and its interval for each (name, record), the first on top."""
-    found = [(name, r.score.estimate, _colour(r)) for name, r in records]
+    rows = [(name, r.score.estimate, _colour(r)) for name, r in records]
     summary = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
-    return dots(found, "scores", "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
+    return dots(rows, "scores", "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
 
 
 def ladder(points: Sequence[TrackPoint]) -> str | None:
@@ -213,11 +218,11 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
     measure = record.settings.measure
     meaning, is_share, _ = MEASURES[measure]
     standings = sorted(record.table.players, key=lambda standing: -standing.measures[measure].mean)
-    found = [(s.player, s.measures[measure], BLUE if _is_version(s.player) else GREY) for s in standings]
+    rows = [(s.player, s.measures[measure], BLUE if _is_version(s.player) else GREY) for s in standings]
     summary = "; ".join(f"{s.player} {s.measures[measure].mean:.3f}" for s in standings)
     par = PAR if is_share and measure in ("sos", "win") else None
-    shown = "{:.1%}" if is_share else "{:.2f}"
-    return dots(found, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", shown, par)
+    form = "{:.1%}" if is_share else "{:.2f}"
+    return dots(rows, f"match-{number}", meaning, f"{record.table.games} games: {summary}.", form, par)
 
 
 def match_by_year(record: MatchRecord, number: int = 0) -> str | None:
@@ -237,16 +242,16 @@ def match_by_year(record: MatchRecord, number: int = 0) -> str | None:
     return to_svg(figure, f"years-{number}", f"Centres by year, at last {summary}.")
 
 
-def league(found: LeagueStep | None) -> str | None:
+def league(newest: LeagueStep | None) -> str | None:
     """The policy's win share against each member of the newest league; None if the run has none."""
-    if found is None:
+    if newest is None:
         return None
-    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(found.members))
-    for place, member in enumerate(found.members):
+    figure, (axes,) = new_plot(high=0.9 + 0.38 * len(newest.members))
+    for place, member in enumerate(newest.members):
         axes.barh(place, member.win_share, height=0.6, color=BLUE)
         text = f"{member.games} forks, weight {member.weight:.2f}"
         axes.annotate(text, (member.win_share, place), (5, 0), textcoords="offset points", va="center", color=INK)
-    axes.set_yticks(range(len(found.members)), [f"v{member.version}" for member in found.members])
+    axes.set_yticks(range(len(newest.members)), [f"v{member.version}" for member in newest.members])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
@@ -254,14 +259,12 @@ def league(found: LeagueStep | None) -> str | None:
     axes.set_xlim(0, 1.3)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_xlabel("win share of the policy")
-    summary = "; ".join(f"v{member.version} {member.win_share:.2f}" for member in found.members)
-    return to_svg(figure, "league", f"Win shares of the policy against the league of step {found.step}: {summary}.")
+    summary = "; ".join(f"v{member.version} {member.win_share:.2f}" for member in newest.members)
+    return to_svg(figure, "league", f"Win shares of the policy against the league of step {newest.step}: {summary}.")
 
 
-def dots(
-    rows: Sequence[tuple[str, Estimate, str]], name: str, label: str, alt: str, shown: str, line: float | None
-) -> str | None:
-    """A dot, its interval and its figure for each row, the first on top."""
+def dots(rows: Sequence[tuple[str, Estimate, str]], name: str, label: str, alt: str, form: str, line: float | None) -> str | None:
+    """A dot, its interval and its figure per row, the first on top."""
     if not rows:
         return None
     figure, (axes,) = new_plot(high=0.9 + 0.38 * len(rows))
@@ -273,7 +276,7 @@ def dots(
         if estimate.interval is not None:
             axes.hlines(place, *estimate.interval, color=colour, linewidth=3, alpha=0.45)
         axes.plot([estimate.mean], [place], "o", color=colour, markersize=7)
-        text = shown.format(estimate.mean)
+        text = form.format(estimate.mean)
         axes.annotate(text, (estimate.mean, place), (0, 6), textcoords="offset points", ha="center", color=INK)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.tick_params(axis="y", length=0)
@@ -286,7 +289,7 @@ def dots(
 
 
 def band(axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], colour: str, name: str) -> None:
-    """A line of means with dots, and a band of the intervals that there are."""
+    """A line of means with dots, and a band of the existing intervals."""
     low, high = np.array([each.interval or (np.nan, np.nan) for each in estimates]).T
     axes.plot(places, [each.mean for each in estimates], color=colour, marker="o", markersize=3.5, label=name)
     if len(places) > 1:
@@ -306,7 +309,7 @@ def _colour(record: ScoreRecord) -> str:
 
 
 def write_curve(model: Path) -> None:
-    """Draw the curve in the model's recipe into its folder."""
+    """Draw the learning curve of the model's recipe into its folder."""
     durable_write(model / CURVE, stand_alone(imitation_plot(read_object(model / RECIPE)["curve"])).encode())
 
 
@@ -335,5 +338,5 @@ def imitation_plot(curve: Sequence[Mapping[str, Any]]) -> str:
     below.set_ylabel("orders equal")
     below.set_xlabel("step")
     last = curve[-1]
-    found = f"{last['order_loss']:.2f} nats per order token and {last['orders_equal']:.0%} of orders equal"
-    return to_svg(figure, "imitation", f"Imitation: after {last['step']} steps {found}.")
+    result = f"{last['order_loss']:.2f} nats per order token and {last['orders_equal']:.0%} of orders equal"
+    return to_svg(figure, "imitation", f"Imitation: after {last['step']} steps {result}.")

@@ -1,9 +1,9 @@
-"""Writes policies as folders that leave this machine: `entente export` and `entente model publish`.
+"""Writes policies as portable folders: `entente export` and `entente model publish`.
 
 An export holds a version's adapter, or with `merged` whole weights, for transformers, peft, vLLM and the hub. A published model
-is small enough for a repository: merged weights, at most MOST_BYTES with everything. Whole weights have their tokenizer beside
-them; an adapter is read with its base's. All hold a card, and a recipe: the settings that made the policy, its prompts, and
-hashes of the files. A folder gets its name by one rename, names no folder of this machine, and never changes.
+is small enough for a repository: merged weights, at most MOST_BYTES in all. Whole weights include their tokenizer; an adapter
+uses that of its base. Each folder has a card, and a recipe: settings, prompts, and hashes of the files. One rename publishes it.
+It names no folder of this machine, and never changes.
 """
 
 import json
@@ -41,11 +41,11 @@ BASE_FOLDER = "base"
 MOST_BASE_BYTES = 16_000_000
 """Largest base model that is included in an export, bytes."""
 MOST_BYTES = 8_000_000
-"""Largest folder of a published model, bytes: it lies in a repository that everybody clones."""
-_CARD_ROOM = 20_000
-"""Bytes left for recipe and card."""
+"""Largest folder of a published model, bytes: everybody who clones the repository downloads it."""
+_CARD_BYTES = 20_000
+"""Bytes reserved for recipe and card."""
 _PROGRAM = Path(inference.__file__).with_name("legal_orders.py")
-"""Draws under the mask. It is copied, not imported."""
+"""Samples under the mask. It is copied, not imported."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _PATH_KEYS = ("_name_or_path", "name_or_path")
 """Keys of a saved config that may hold a folder."""
@@ -88,10 +88,10 @@ def find_model(name: str, runs_root: Path) -> Source:
 
 
 def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = False) -> Path:
-    """Write a version as the folder `to`: its adapter, beside the base where nobody can fetch it, or with `merged` whole weights.
+    """Write a version as the folder `to`: its adapter, with a base that cannot be fetched, or with `merged` whole weights.
 
     Raises:
-        InputError: it is the base, the folder exists, the base can neither be named nor included, or merging would lose too much.
+        InputError: it is the base, the folder exists, the base can neither be fetched nor included, or merging loses too much.
         DataError: adapter, score or match is damaged.
     """
     if source.adapter is None or source.version is None or source.settings is None:
@@ -135,7 +135,7 @@ def publish_model(
     """Write a small model as the folder `to`, with the version's adapter merged into its base.
 
     Args:
-        figures: files of matches in which the model was measured, beside those of a version's run; the card shows them.
+        figures: files of matches of the model for the card; those of a version's run are always included.
         most_bytes: weights that take more are rounded to bfloat16.
 
     Raises:
@@ -147,20 +147,20 @@ def publish_model(
         if source.version is None and (source.base / CURVE).is_file():
             shutil.copyfile(source.base / CURVE, folder / CURVE)
         taken = sum(file.stat().st_size for file in folder.iterdir())
-        dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_ROOM - taken)
+        dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_BYTES - taken)
         _write_config(source.base, folder, {"dtype": dtype})
         base = _base_recipe(source.base)
         recipe = {"parameters": _parameters(folder)} | base | _training(source) | {"weights": dtype}
         if "training" in base and recipe["training"] != base["training"]:  # the base is a version of an earlier run
             recipe["earlier"] = [*base.get("earlier", ()), base["training"]]
-        shown = f"models/{to.name}" if to.is_absolute() else to.as_posix()
-        found = measured_figures(source, weights_hash(folder), figures)
-        _finish(folder, shown, recipe, "model_card.md.jinja", found, has_curve=(folder / CURVE).is_file())
+        name = f"models/{to.name}" if to.is_absolute() else to.as_posix()
+        measured = measured_figures(source, weights_hash(folder), figures)
+        _finish(folder, name, recipe, "model_card.md.jinja", measured, has_curve=(folder / CURVE).is_file())
     return to
 
 
 def _base_recipe(base: Path) -> dict[str, Any]:
-    """The recipe of a base, without folders of this machine and, where none was taught here, with empty settings."""
+    """The recipe of a base without folders of this machine; with empty settings if it was not trained here."""
     recipe = {"settings": {}} | (read_object(base / RECIPE) if (base / RECIPE).is_file() else {})
     recorded = recipe["settings"].get("recorded")
     return (
@@ -169,12 +169,11 @@ def _base_recipe(base: Path) -> dict[str, Any]:
 
 
 def _parameters(folder: Path) -> int:
-    """The number of weights, each counted once however often the model uses it."""
     return sum(tensor.size for tensor in stored_tensors(folder).values())
 
 
 def _training(source: Source) -> dict[str, Any]:
-    """How a version was trained: rate, settings that are not the preset's, and files of its run's rounds of improvement."""
+    """How a version was trained: learning rate, settings that differ from the preset, and files of its rounds of improvement."""
     if source.version is None or source.settings is None or source.run is None:
         return {}
     prompts = {"prompts": source.settings.prompts.model_dump(mode="json")}
@@ -186,17 +185,17 @@ def _training(source: Source) -> dict[str, Any]:
     if "inference.model" in settings:
         settings["inference.model"] = source.hub_id or _place(source.base)
     rounds = {file.stem: read_object(file) for file in sorted(source.run.improve.glob("*.json"))}
-    told = {"run": source.version.run, "version": source.version.version, "preset": _PRESET, "settings": settings}
-    return prompts | {"training": told | ({"rounds": rounds} if rounds else {})}
+    training = {"run": source.version.run, "version": source.version.version, "preset": _PRESET, "settings": settings}
+    return prompts | {"training": training | ({"rounds": rounds} if rounds else {})}
 
 
 def _place(base: Path) -> str:
-    """Where everybody has the model: among those that were made or fetched, or the published ones; else its name alone."""
+    """The portable path of a made, fetched or published model; else its name."""
     return {MODEL_FOLDER: f"runs/{MODEL_FOLDER}/", "models": "models/"}.get(base.parent.name, "") + base.name
 
 
-def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figures: Mapping[str, Any], **shown: Any) -> None:
-    """Write recipe and card. `name` is the folder's in the card, where it also stands for the model in matches."""
+def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figures: Mapping[str, Any], **context: Any) -> None:
+    """Write recipe and card. `name` is the name of the folder in the card, and of the model in matches."""
     hashes = {file.relative_to(folder).as_posix(): file_hash(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     recipe |= {"files": hashes}
     durable_write(folder / RECIPE, json.dumps(recipe, indent=1).encode())
@@ -205,13 +204,13 @@ def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figu
     matches = [match_figures(match, known_as, name) for match, known_as in figures["matches"]]
     scores = {kind: [in_words(score) for score in figures[kind]] for kind in ("scores", "base_scores")}
     made = recipe.get("settings", {}) | {f"prompts.{key}": value for key, value in recipe["prompts"].items()}
-    text = card.render(name=name, recipe=recipe, made=made, matches=matches, **scores, **shown)
+    text = card.render(name=name, recipe=recipe, made=made, matches=matches, **scores, **context)
     durable_write(folder / CARD, text.encode())
 
 
 @contextmanager
 def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
-    """A folder to write into. At the end of the block it is checked and renamed to `to`; after an error it is removed."""
+    """A folder to write into. The end of the block checks it and renames it to `to`; an error removes it."""
     if to.exists():
         raise InputError(f"'{to}' exists, and a published model never changes: choose another folder, or remove it")
     aside = to.with_name(f".{to.name}.{os.getpid()}")
@@ -230,7 +229,7 @@ def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
 
 
 def _copy_base(base: Path, folder: Path) -> None:
-    """Copy a small base model. Its files keep their bytes, and with them the base its identity, unless they name a folder."""
+    """Copy a small base model. Files keep their bytes, and so the base its identity, unless they name a folder."""
     if (size := sum(file.stat().st_size for file in weight_files(base))) > MOST_BASE_BYTES:
         raise InputError(
             f"the base model '{base.name}' is a folder of this machine with {size / 1e6:.0f} MB of weights, more than the "

@@ -1,4 +1,4 @@
-"""What is published, and the figures on its card: its scores and matches, in words. Figures of other weights are refused."""
+"""What is published, and the figures on its card: scores and matches of these weights alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from storage.runs import RunPaths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is written: a base model, or a version of a run."""
+    """What to publish: a base model, or a version of a run."""
 
     base: Path
     """Folder of the base model on this machine."""
@@ -34,12 +34,10 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Of a model its folder's name; of a version 'mine:v20'."""
         return self.base.name if self.version is None else self.version.name
 
     @property
     def adapter(self) -> Path | None:
-        """Folder of the version's adapter."""
         return None if self.version is None else self.version.adapter
 
     @property
@@ -70,14 +68,14 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
                 raise InputError(
                     f"'{source.name}' is none of the players measured in '{files[place - len(own)]}': leave the file out"
                 )
-    found: dict[int, dict[Any, ScoreRecord]] = {}
+    scores: dict[int, dict[Any, ScoreRecord]] = {}
     if run is not None:
         for file in sorted(file for file in run.scores.rglob("*.json") if file.parent != run.matches):
             score = read_score(run, file.relative_to(run.scores).with_suffix("").as_posix())
             if score is not None and score.player == POLICY:
-                found.setdefault(score.policy_version, {}).setdefault((score.opponents, score.settings.question), score)
+                scores.setdefault(score.policy_version, {}).setdefault((score.opponents, score.settings.question), score)
     number = BASE_VERSION if version is None else version.version
-    return {"matches": matches, "scores": found.get(number, {}).values(), "base_scores": found.get(BASE_VERSION, {}).values()}
+    return {"matches": matches, "scores": scores.get(number, {}).values(), "base_scores": scores.get(BASE_VERSION, {}).values()}
 
 
 def _read_match(file: Path) -> MatchRecord:
@@ -87,7 +85,7 @@ def _read_match(file: Path) -> MatchRecord:
 
 
 def measures_table(table: MatchTable, renamed: Callable[[str], str] = str) -> str:
-    """The players' measures with their intervals, as markdown."""
+    """The players' measures with their intervals, as a markdown table."""
     columns: dict[Measure, str] = {
         "centres": "centres",
         "sos": "share of squares",
@@ -97,14 +95,14 @@ def measures_table(table: MatchTable, renamed: Callable[[str], str] = str) -> st
     }
     lines = [["player", *columns.values()], ["---"] * (1 + len(columns))]
     for row in table.players:
-        found = [(row.measures[name], ".1%" if MEASURES[name][1] else ".2f") for name in columns]
-        cells = [f"{each.mean:{form}} {format_interval(each.interval, form)}" for each, form in found]
+        measures = [(row.measures[name], ".1%" if MEASURES[name][1] else ".2f") for name in columns]
+        cells = [f"{each.mean:{form}} {format_interval(each.interval, form)}" for each, form in measures]
         lines.append([renamed(row.player), *cells])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
-    """What `figures.md.jinja` shows of a match; `name` replaces the name that the model has there."""
+    """The context of `figures.md.jinja`; `name` replaces the name of the model in the match."""
     settings, table = record.settings, record.table
 
     def renamed(player: str) -> str:
@@ -117,6 +115,6 @@ def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, An
 def in_words(record: ScoreRecord) -> str:
     """A score with its interval, as the end of a sentence."""
     score = record.score
-    found = describe_interval(score.estimate.interval, score.source_games, "+.2f", "source games")
+    interval = describe_interval(score.estimate.interval, score.source_games, "+.2f", "source games")
     years = record.settings.horizon_years
-    return f"{score.mean:+.2f} centres in {years} game year{'s' * (years > 1)} against {record.opponents}, {found}"
+    return f"{score.mean:+.2f} centres in {years} game year{'s' * (years > 1)} against {record.opponents}, {interval}"

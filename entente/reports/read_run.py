@@ -1,8 +1,8 @@
-"""Reads the small files of a run: settings, figures of its steps, summary, alerts and lock. No row is opened and nothing written.
+"""Reads the small files of a run: settings, figures of its steps, summary, alerts and lock. It opens no rows and writes nothing.
 
-So a long run takes no longer than a short one, and a hundred runs are listed in a second or two. The run may be in any state:
-running, cut in the middle of a step, not begun. Of a step that was logged twice, the last record counts. What cannot be read is
-listed in `troubles`. `entente/reports/run_facts.py` reads the rest.
+Reading takes as long for a long run as for a short one, and a second or two for a hundred runs. The run may be in any state:
+running, interrupted within a step, not begun. If a step was logged twice, the last record counts. `troubles` lists what cannot be
+read. `entente/reports/run_facts.py` reads the rest.
 """
 
 import json
@@ -40,7 +40,7 @@ class Run:
     alerts: list[str]
     """Sentences of the alerts so far."""
     at_work: bool
-    """Whether a process of this machine holds the run's lock."""
+    """True if a process of this machine holds the run's lock."""
     quiet_s: float
     """Seconds since the run last wrote a figure."""
     troubles: list[str]
@@ -48,17 +48,15 @@ class Run:
 
     @property
     def planned(self) -> int:
-        """Steps that the settings ask for."""
         return int(self.settings["steps"])
 
     @property
     def done(self) -> int:
-        """Newest finished step; 0 if none."""
         return max(self.steps, default=0)
 
     @property
     def is_over(self) -> bool:
-        """Whether its summary exists and has all steps of the settings."""
+        """True if its summary exists and it has all steps of the settings."""
         return self.summary is not None and self.done >= self.planned
 
     @property
@@ -73,21 +71,18 @@ class Run:
         return [self.steps.get(step, {}).get(name, float("nan")) for step in range(1, self.done + 1)]
 
     def total(self, name: str) -> float:
-        """Sum of one metric over the steps that have it."""
         return sum(figures.get(name, 0.0) for figures in self.steps.values())
 
     def middle(self, name: str) -> float:
         """Median of one metric over the steps that have it; NaN if none has."""
-        found = [figures[name] for figures in self.steps.values() if name in figures]
-        return median(found) if found else float("nan")
+        values = [figures[name] for figures in self.steps.values() if name in figures]
+        return median(values) if values else float("nan")
 
     def share(self, part: str, whole: str) -> float:
-        """One total as a share of another; NaN if that is 0."""
         return self.total(part) / self.total(whole) if self.total(whole) else float("nan")
 
 
 def read_run(paths: RunPaths) -> Run:
-    """Read a run's small files."""
     settings, troubles = read_settings(paths), list[str]()
     records = _metrics(paths.metrics, troubles)
     return Run(
@@ -105,7 +100,6 @@ def read_run(paths: RunPaths) -> Run:
 
 
 def read_settings(paths: RunPaths) -> dict[str, Any]:
-    """The resolved tree, as stored."""
     if not paths.settings.is_file():
         raise InputError(f"there is no run in '{paths.root}': it has no settings.json")
     try:
@@ -113,7 +107,7 @@ def read_settings(paths: RunPaths) -> dict[str, Any]:
         if not isinstance(settings, dict) or not isinstance(settings["steps"], int):
             raise ValueError("its steps are no number")
     except (ValueError, KeyError) as error:
-        raise InputError(f"'{paths.settings}' is no whole record of settings ({error}): restore it from a copy") from error
+        raise InputError(f"'{paths.settings}' is no complete record of settings ({error}): restore it from a copy") from error
     return settings
 
 
@@ -130,7 +124,7 @@ def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
             cut.append(number)
     if cut:
         which = "its last line is" if cut == [len(lines)] else f"line {', '.join(map(str, cut))} of {len(lines)} is"
-        troubles.append(f"{file.name}: {which} no whole record and was left out.")
+        troubles.append(f"{file.name}: {which} no complete record and was skipped.")
     return records
 
 
@@ -140,19 +134,19 @@ def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
     try:
         return json.loads(file.read_bytes())
     except ValueError:
-        troubles.append(f"{file.name} is no whole JSON document and was left out.")
+        troubles.append(f"{file.name} is not a complete JSON document and was skipped.")
         return None
 
 
 def _alerts(file: Path) -> list[str]:
-    said = []
+    sentences = []
     for line in file.read_text().splitlines() if file.is_file() else ():
         try:
             alert = json.loads(line)
-            said.append(f"alert ({alert['name']}): {alert['sentence']}")
+            sentences.append(f"alert ({alert['name']}): {alert['sentence']}")
         except (ValueError, KeyError, TypeError):
             continue
-    return said
+    return sentences
 
 
 # -- the list of runs ------------------------------------------------------------------------------------------------------
@@ -162,8 +156,6 @@ State = Literal["training", "complete", "interrupted", "damaged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
-    """One run of a list."""
-
     name: str
     state: State
     """"training": a process of this machine holds its lock; "complete": all its steps are done and scored."""
@@ -184,7 +176,7 @@ class RunLine:
 
 
 def list_runs(runs_root: Path) -> list[RunLine]:
-    """The runs under `runs_root`; the latest one is last. A folder that is no run is left out, a damaged run has its reason."""
+    """The runs under `runs_root`, the latest last. Skips folders that are no runs; a damaged run has its reason."""
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
     lines = []
@@ -203,7 +195,7 @@ def _line(paths: RunPaths) -> RunLine:
     try:
         run = read_run(paths)
         if run.summary is None and paths.summary.is_file():
-            raise ValueError(f"{paths.summary.name} is no whole JSON document")
+            raise ValueError(f"{paths.summary.name} is not a complete JSON document")
         base, trained = (_score(paths, run.summary or {}, label) for label in ("base", "trained"))
         return RunLine(
             name=name,
@@ -233,14 +225,13 @@ def _score(paths: RunPaths, summary: Mapping[str, Any], label: str) -> float | N
 
 
 def different(trees: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """The dotted names whose values differ among these flat trees, each with the values; None where one lacks it."""
+    """Dotted names whose values differ among these flat trees: (name, values); None where a tree lacks the name."""
     names = dict.fromkeys(name for tree in trees.values() for name in tree if name not in _OF_EVERY_RUN)
     rows = [(name, [tree.get(name) for tree in trees.values()]) for name in names]
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
 
 
 def value_text(value: object) -> str:
-    """A setting's value as a reader writes it."""
     if value is None:
         return "not set"
     if isinstance(value, list):

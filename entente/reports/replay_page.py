@@ -1,7 +1,6 @@
 """Writes a replayed game as one HTML file that needs no network and no other file.
 
-The map is stored once. Units, owners, orders and odds of each position are a few KB of JSON, which `board.js` draws on the map.
-Forty positions take little more space than one.
+The page stores the map once. Units, owners, orders and odds of each position are a few KB of JSON, which `board.js` draws on it.
 """
 
 import json
@@ -22,12 +21,10 @@ _DIGITS = 6
 
 
 def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
-    """Write the page to `file`."""
     write_page(file, replay_html(game, runs_root), "replay")
 
 
 def replay_html(game: ReplayedGame, runs_root: Path) -> str:
-    """The page as text."""
     template = page_template("replay.html.jinja")
     data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
     return template.render(
@@ -36,12 +33,12 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         about=_about(game),
         plies=len(game.plies),
         **map_context(),
-        data=data.replace("<", "\\u003c"),  # so that no name ends the script that holds it
+        data=data.replace("<", "\\u003c"),  # so that no name ends the script element
     )
 
 
 def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
-    """The page's data; powers are numbers, in their usual order."""
+    """The data of the page; powers are indices into POWERS."""
     run = of_run(game.run, runs_root)
     return {
         "powers": [power.title() for power in POWERS],
@@ -57,7 +54,6 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
 
 
 def _about(game: ReplayedGame) -> str:
-    """The players, in one sentence."""
     powers = [power.title() for power in game.game.powers]
     who = ", ".join(powers[:-1]) + " and " + powers[-1] if len(powers) > 1 else powers[0]
     against = "" if len(powers) == len(POWERS) else f" against {game.opponents} players"
@@ -71,7 +67,7 @@ def _about(game: ReplayedGame) -> str:
 
 
 def map_context() -> dict[str, Any]:
-    """What a page's template needs for the empty map: its size, its elements, and the powers' colours."""
+    """Template context of the empty map: size, elements, and colours of the powers."""
     ground, names = draw_empty_map()
     return {
         "width": WIDTH,
@@ -85,7 +81,7 @@ def map_context() -> dict[str, Any]:
 
 
 def position_data(board: Board) -> dict[str, Any]:
-    """A position as `board.js` draws it; powers are numbers, in their usual order."""
+    """A position for `board.js`; powers are indices into POWERS."""
     owner = {province: str(number) for number, power in enumerate(POWERS) for province in board.influence()[power]}
     owner |= {centre: str(number) for number, power in enumerate(POWERS) for centre in board.centres()[power]}
     return {
@@ -102,14 +98,14 @@ def position_data(board: Board) -> dict[str, Any]:
 def _ply(ply: ShownPly) -> dict[str, Any]:
     return position_data(ply.board) | {
         "short": ply.phase,
-        "orders": {POWERS.index(power): [_order(given) for given in orders] for power, orders in ply.orders.items()},
+        "orders": {POWERS.index(power): [_order(order) for order in orders] for power, orders in ply.orders.items()},
         "decisions": {POWERS.index(power): _decision(decision) for power, decision in ply.decisions.items()},
     }
 
 
-def _order(given: ShownOrder) -> list[Any]:
-    odds = [] if given.probability is None else [float(f"{given.probability:.{_DIGITS}g}"), given.choices]
-    return [given.order, list(given.results), *odds]
+def _order(order: ShownOrder) -> list[Any]:
+    odds = [] if order.probability is None else [float(f"{order.probability:.{_DIGITS}g}"), order.choices]
+    return [order.order, list(order.results), *odds]
 
 
 def _decision(decision: dict[str, Any]) -> dict[str, Any]:

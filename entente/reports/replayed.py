@@ -1,7 +1,7 @@
 """One game of a run, ply by ply: positions, all orders with their results, and the probabilities of the policy's orders.
 
-This module only reads, also while the run trains. All figures come from stored ones; no model is called. The page is
-written by entente/reports/replay_page.py.
+This module only reads, and works while the run trains. All figures come from stored ones; no model is called.
+entente/reports/replay_page.py writes the page.
 """
 
 import json
@@ -29,8 +29,8 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import open_plies, open_shard
 
-_SHOWN = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")
-"""What is shown of a decision: columns of the view `decisions`, its thought, and the log-probability of its orders given that."""
+_COLUMNS = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")
+"""Columns of a decision: of the view `decisions`, its thought, and the log-probability of its orders given the thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ShownOrder:
     results: tuple[str, ...]
     """For example ("bounce",); empty if it succeeded."""
     probability: float | None
-    """Probability of the policy's order given the earlier ones; None if no policy drew it, or without a tokenizer."""
+    """Probability of the policy's order given the earlier ones; None if no policy sampled it, or without a tokenizer."""
     choices: int
     """Number of its branching tokens."""
 
@@ -57,15 +57,13 @@ class ShownPly:
     orders: dict[str, tuple[ShownOrder, ...]]
     """By power; empty at the end."""
     decisions: dict[str, dict[str, Any]]
-    """By power, for the policy's powers that decided: _SHOWN, the components that are not 0, and (step, policy lag) of each step
-    that used it.
+    """By power, for the policy's powers that decided: _COLUMNS, components other than 0, and (step, policy lag) of each step that
+    used it.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedGame:
-    """A game for the page."""
-
     run: str
     game: GameName
     plies: tuple[ShownPly, ...]
@@ -76,11 +74,11 @@ class ReplayedGame:
     ended: str
     """Why it ended: horizon, won, ..."""
     has_odds: bool
-    """Whether orders have probabilities, which needs the tokenizer."""
+    """True if orders have probabilities, which needs the tokenizer."""
 
 
 def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageSettings | None = None) -> ReplayedGame:
-    """Read the game of the name `asked`. `model`: folder of the run's model; None if it is missing."""
+    """Read the game named `asked`. `model`: folder of the run's model; None if it is missing."""
     with connect(paths.root, storage) as connection:
         game = find_game(connection, paths.root.name, asked)
         facts = _decisions(connection, game)
@@ -99,7 +97,7 @@ def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageS
     return ReplayedGame(
         run=paths.root.name,
         game=game,
-        plies=tuple(_shown(row, facts) for row in plies),
+        plies=tuple(_ply(row, facts) for row in plies),
         opponents=decisions[0]["opponents"],
         game_id=decisions[0]["game_id"],
         ended=decisions[0]["ended"],
@@ -108,7 +106,6 @@ def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageS
 
 
 def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tuple[int, str], dict[str, Any]]:
-    """Columns of the view `decisions` by ply and power, with the steps that trained on each."""
     question = """
         SELECT d.*, (
             SELECT list((b.step, b.policy_lag) ORDER BY b.step) FROM trained AS b WHERE b.decision_id = d.decision_id
@@ -120,14 +117,14 @@ def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tu
 
 
 def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The game's decisions with their tokens, and its plies, in order."""
+    """The game's decisions with their tokens, and its plies in order."""
     path = paths.shards / game.shard
     decisions = open_shard(path)
     plies = open_plies(path, decisions)
-    shown = _of_game(plies, game)
-    if not shown:
+    rows = _of_game(plies, game)
+    if not rows:
         raise InputError(f"no position of game {game.name} was recorded, so there is nothing to show: it failed at its start")
-    return _of_game(decisions, game), sorted(shown, key=lambda row: row["ply"])
+    return _of_game(decisions, game), sorted(rows, key=lambda row: row["ply"])
 
 
 def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
@@ -135,21 +132,20 @@ def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
     return list(chosen.to_pylist())
 
 
-def _shown(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:
-    number, given, results = row["ply"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
+def _ply(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:
+    number, ordered, results = row["ply"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
     snapshot = make_snapshot(row["position"], row["phase"], source="replay", game_id="", seed=0)
     asked = {power: facts[number, power] for power in POWERS if (number, power) in facts}
     return ShownPly(
         number=number,
         phase=row["phase"],
         board=Board.restore(snapshot),
-        orders={power: _orders(given[power], results, asked.get(power)) for power in POWERS if given.get(power)},
+        orders={power: _orders(ordered[power], results, asked.get(power)) for power in POWERS if ordered.get(power)},
         decisions={power: _decision(row) for power, row in asked.items()},
     )
 
 
-def _orders(given: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
-    """Each order with its results, and its odds if the policy drew it."""
+def _orders(ordered: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
     drawn = dict(zip(decision["orders_drawn"], decision["odds"], strict=True)) if decision else {}
     return tuple(
         ShownOrder(
@@ -158,28 +154,28 @@ def _orders(given: list[str], results: Mapping[str, list[str]], decision: Mappin
             probability=None if (odd := drawn.get(order)) is None else odd.probability,
             choices=0 if odd is None else odd.choices,
         )
-        for order in given
+        for order in ordered
     )
 
 
 def _decision(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in _SHOWN} | {
+    return {name: row[name] for name in _COLUMNS} | {
         "components": {name: row[name] for name in COMPONENTS if row[name]},
         "used": [tuple(pair.values()) for pair in row["used"] or ()],
     }
 
 
 def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
-    """The position of a game of the run, which is named as `entente replay` names it."""
-    found = read_game(paths, game, None)
+    """The position of a game of the run, named as for `entente replay`."""
+    replayed = read_game(paths, game, None)
     phases = {
-        ply.phase: (ply.board, {who: tuple(each.order for each in own) for who, own in ply.orders.items()}) for ply in found.plies
+        ply.phase: (ply.board, {who: tuple(each.order for each in own) for who, own in ply.orders.items()})
+        for ply in replayed.plies
     }
-    return _choose(f"game {found.game.name} of run {paths.root.name}", phases, phase)
+    return _choose(f"game {replayed.game.name} of run {paths.root.name}", phases, phase)
 
 
 def position_of_played_game(file: Path, phase: str) -> RecordedPosition:
-    """The position of a game that `entente play` stored."""
     game = played_games.read_game(file)
     phases = {each.turn.phase: (Board.restore(each.before), each.turn.orders) for each in played_games.play_again(game, file)}
     return _choose(f"game {game.name}", phases, phase)

@@ -1,8 +1,8 @@
-"""The learning curve of a run as points that each have an interval: mean returns of several steps together.
+"""The learning curve of a run: points with intervals, each the mean return of several steps.
 
-A step of a small run has too few start groups for an interval, and a long run more steps than a plot has room for. So each
-point covers consecutive steps: enough of them for an interval, and at most `MOST_POINTS` in all. Its mean and its interval
-come from the rows that these steps trained on, by their ledgers; of many steps, a few that are spread over them are read.
+A step of a small run has too few start groups for an interval, and a long run has more steps than a plot can show. So each point
+covers consecutive steps: enough for an interval, and such that the curve has at most `MOST_POINTS`. Mean and interval come from
+the ledgers of the steps; of many steps, evenly spaced ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ from storage.arrow_files import as_array
 
 MOST_POINTS = 40
 GROUPS_WANTED = 2 * FEWEST_CLUSTERS
-"""Start groups of a point, by those of the first step; steps have more and fewer, and below `FEWEST_CLUSTERS` is no interval."""
+"""Start groups of a point, estimated from the first step; with fewer than `FEWEST_CLUSTERS` there is no interval."""
 STEPS_READ = 5
-"""Steps of a point whose ledgers are read; more of them if these have too few start groups."""
+"""Steps of a point whose ledgers are read; more if these have too few start groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ class CurvePoint:
     last: int
     """The steps, both included."""
     steps_read: int
-    """How many of them the figures are from."""
+    """Number of steps whose ledgers were read."""
     rows: int
-    """Rows that these trained on."""
+    """Rows that these steps trained on."""
     mean_return: Estimate
     """Mean return of those rows; start groups are resampled whole."""
 
@@ -41,7 +41,7 @@ def return_curve(steps: Sequence[int], rows_of: Callable[[int], pa.Table | None]
     """The curve over these steps, which are in ascending order.
 
     Args:
-        rows_of: the ledger of a step; None if it has none. It is called for the steps that are read, and for the first twice.
+        rows_of: returns the ledger of a step, or None. Called for the steps that are read, and twice for the first.
     """
     if not steps:
         return []
@@ -73,7 +73,6 @@ def _point(steps: Sequence[int], most: int, rows_of: Callable[[int], pa.Table | 
 
 
 def _groups(ledger: pa.Table) -> list[str]:
-    """The start group of each row, named with its shard."""
     return [
         f"{shard}:{group}" for shard, group in zip(ledger["shard"].to_pylist(), ledger["start_group"].to_pylist(), strict=True)
     ]

@@ -1,6 +1,6 @@
-"""Reads all that a page shows of a run: what `read_run` reads, its scores, matches and curve, and figures from its rows.
+"""Reads all facts of a run for its report: what `read_run` reads, its scores, matches and curve, and figures from its rows.
 
-No figure is computed that a file holds already. What cannot be read is listed in `troubles`. Nothing is written into the run.
+`troubles` lists what cannot be read. Nothing is written into the run.
 """
 
 import time
@@ -23,7 +23,7 @@ from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
-_Found = TypeVar("_Found")
+_T = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class RowFacts:
     """Figures from the stored rows."""
 
     return_of_all: Mapping[int, float] = field(default_factory=dict)
-    """Per policy version, the mean return of every complete decision it drew, trained on or not."""
+    """Per policy version, the mean return of every complete decision that it sampled, trained on or not."""
     failures: Sequence[tuple[str, int]] = ()
     """Reasons why forks ended early, with their number of forks that have rows, most first."""
     refused: Sequence[tuple[str, str]] = ()
@@ -42,8 +42,6 @@ class RowFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts(Run):
-    """All facts for the report of a run."""
-
     begun_step: int = 0
     """Newest step whose batch is in the ledger; 0 if none."""
     curve: Sequence[CurvePoint] = ()
@@ -53,35 +51,35 @@ class RunFacts(Run):
     track: Sequence[TrackPoint] = ()
     """Strength by policy version."""
     matches: Sequence[MatchRecord] = ()
-    """Matches of versions and scripted players, in the order in which they ended."""
+    """Matches of versions and scripted players, in the order of their ends."""
     league: LeagueStep | None = None
-    """The past versions that the newest step met; None without a league."""
+    """The past versions that the newest step played against; None without a league."""
     rows: RowFacts | None = None
-    """Figures from the stored rows; None if they were not asked for or cannot be read."""
+    """Figures from the stored rows; None if not requested or not readable."""
 
 
 def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
     """Read all facts that exist.
 
     Args:
-        rows: whether the stored rows are read, which takes the longer the more there are.
+        rows: read the stored rows too; takes time in proportion to their number.
     """
     run = read_run(paths)
     troubles = list(run.troubles)
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
-        troubles.append(f"The run itself set aside what it found damaged, and did it again: {', '.join(damaged)}.")
+        troubles.append(f"The run set damaged files aside and repeated their work: {', '.join(damaged)}.")
 
     def rows_of(step: int) -> pa.Table | None:
         return read_ledger(paths, step)
 
-    def whole(read: Callable[[], _Found], what: str, otherwise: _Found) -> _Found:
+    def whole(read: Callable[[], _T], what: str, otherwise: _T) -> _T:
         try:
             return read()
         except (DataError, InputError) as error:  # InputError: a reward of a package that is not installed here
             troubles.append(f"{what} left out: {error}")
             return otherwise
 
-    found = RunFacts(
+    facts = RunFacts(
         **{each.name: getattr(run, each.name) for each in fields(run)},
         begun_step=last_step(paths),
         curve=whole(lambda: return_curve(sorted(run.steps), rows_of), "The curve is", []),
@@ -92,15 +90,15 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
         rows=whole(lambda: _rows(paths, run.settings.get("storage", {})), "Rows are", None) if rows else None,
     )
     entries = [entry.touched() for folder in (paths.ledger, paths.shards, paths.scores) for entry in entries_in(folder)]
-    quiet_s = min([found.quiet_s, *(time.time() - touched for touched in entries)])
-    return replace(found, troubles=troubles, quiet_s=quiet_s)
+    quiet_s = min([facts.quiet_s, *(time.time() - touched for touched in entries)])
+    return replace(facts, troubles=troubles, quiet_s=quiet_s)
 
 
 def _rows(paths: RunPaths, storage: Mapping[str, Any]) -> RowFacts | None:
     if not paths.shards.is_dir():
         return None
-    given = {name: storage[name] for name in ("blend", "discount") if name in storage}
-    with connect(paths.root, StorageSettings(**given)) as connection:
+    returns = {name: storage[name] for name in ("blend", "discount") if name in storage}
+    with connect(paths.root, StorageSettings(**returns)) as connection:
         return _ask(connection)
 
 

@@ -1,6 +1,6 @@
-"""What pages and commands say of a run, of a match, of runs side by side and of a what-if question. Pure functions.
+"""Sentences of pages and commands about a run, a match, a comparison and a what-if question. Pure functions.
 
-A difference is claimed only where its interval excludes 0; figures are compared before they are rounded.
+They claim a difference only where its interval excludes 0, and compare figures before rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def state(facts: RunFacts) -> tuple[str, str]:
-    """One word for the run's state (complete, running, cut, empty) and the sentence that says so."""
+    """One word for the state of the run (complete, running, cut, empty), and a sentence."""
     done, planned = facts.done, facts.planned
     if facts.summary is not None and done >= planned:
         wall = f" in {duration(facts.summary['wall_s'])}" if "wall_s" in facts.summary else ""
@@ -43,7 +43,6 @@ def state(facts: RunFacts) -> tuple[str, str]:
 
 
 def verdict(scores: Mapping[str, ScoreRecord]) -> str:
-    """Base and trained score with intervals, compared with scripted players."""
     base, trained = scores.get("base"), scores.get("trained")
     words = {"random": "a random player gains", "teacher": "the imitated teacher"}
     scripted = [label for label, record in scores.items() if label == "teacher" or label == record.player]
@@ -64,8 +63,8 @@ def verdict(scores: Mapping[str, ScoreRecord]) -> str:
     if base is None or trained is None:
         who = "The trained policy" if base is None else "The base"
         rest = "the base was not scored" if base is None else "the trained policy has not been scored"
-        said = f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}"
-        return said + (f" Beside it, {beside}." if beside else "")
+        sentence = f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}"
+        return sentence + (f" Beside it, {beside}." if beside else "")
     return (
         f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
         + (f" Beside them, {beside}." if beside else "")
@@ -88,45 +87,44 @@ def refreshed_positions(settings: Mapping[str, Any]) -> str:
 def _difference(base: ScoreRecord, trained: ScoreRecord) -> str:
     ours, theirs = trained.score.estimate.interval, base.score.estimate.interval
     if ours is None or theirs is None:
-        return f"These positions alone do not tell the two apart.{_missing(trained)}"
+        return f"These positions alone do not separate the two.{_missing(trained)}"
     if ours[0] > theirs[1]:
         return "The intervals do not overlap: training helped."
     if ours[1] < theirs[0]:
-        return "The intervals do not overlap: training did harm."
-    return "The intervals overlap: these positions alone do not tell the two apart."
+        return "The intervals do not overlap: training hurt."
+    return "The intervals overlap: these positions alone do not separate the two."
 
 
 def _missing(record: ScoreRecord) -> str:
-    """A note that a score has no interval and what one takes; '' if it has one."""
+    """A note that a score has no interval, and how many source games it needs; "" if it has one."""
     if record.score.estimate.interval is not None:
         return ""
     return f" There is no interval: {describe_shortage(record.score.source_games, 'source games')}."
 
 
 def mismatch(facts: Run) -> str:
-    """The mismatch of trainer and engine before the first step, and its limit."""
-    found = facts.mismatch
-    if not found:
+    """The difference of trainer and engine before the first step, and its limit."""
+    figures = facts.mismatch
+    if not figures:
         return "Trainer and engine have not been compared yet."
-    over = f"over {found['mismatch/tokens']:.0f} tokens"
-    if found.get("mismatch/rounded"):
+    over = f"over {figures['mismatch/tokens']:.0f} tokens"
+    if figures.get("mismatch/rounded"):
         return (
-            f"At the start trainer and engine differed by {_small(found['mismatch/mean'])} nats in the mean (limit "
-            f"{MISMATCH_MEAN_BF16:g}) and {_small(found['mismatch/p99'])} at the 99th percentile (limit "
+            f"At the start trainer and engine differed by {_small(figures['mismatch/mean'])} nats in the mean (limit "
+            f"{MISMATCH_MEAN_BF16:g}) and {_small(figures['mismatch/p99'])} at the 99th percentile (limit "
             f"{MISMATCH_P99_BF16:g}), {over}."
         )
     limit = f"the limit is {_small(MISMATCH_MAX)}"
-    return f"At the start trainer and engine differed by at most {_small(found['mismatch/largest'])} nats {over}; {limit}."
+    return f"At the start trainer and engine differed by at most {_small(figures['mismatch/largest'])} nats {over}; {limit}."
 
 
 def lag(facts: Run) -> str:
-    """The policy lags of the trained rows."""
     steps = [figures for figures in facts.steps.values() if "train/policy_lag_0_share" in figures]
     if not (rows := sum(figures.get("train/decisions", 0.0) for figures in steps)):
         return "No row has been trained on yet, so there is no policy lag."
     own = sum(figures["train/policy_lag_0_share"] * figures.get("train/decisions", 0.0) for figures in steps)
     budget = facts.settings.get("storage", {}).get("max_policy_lag", "?")
-    return f"{own / rows:.0%} of the rows were trained by the version that drew them; the staleness budget is {budget}."
+    return f"{own / rows:.0%} of the rows were trained by the version that sampled them; the staleness budget is {budget}."
 
 
 def ladder(points: Sequence[TrackPoint]) -> str:
@@ -154,19 +152,20 @@ def describe_match(record: MatchRecord) -> str:
 # -- runs side by side ------------------------------------------------------------------------------------------------------
 
 
-def verdicts(found: Compared) -> list[str]:
-    """For each other run: whether its last version is stronger than the first run's."""
-    first = found.runs[0]
-    headline = {pair.other: pair for pair in found.paired if pair.label == HEADLINE}
-    return [paired(headline[run.name], first.name) if run.name in headline else _unscored(first, run) for run in found.runs[1:]]
+def verdicts(compared: Compared) -> list[str]:
+    """For each other run, whether its last version is stronger than the first run's."""
+    first = compared.runs[0]
+    headline = {pair.other: pair for pair in compared.paired if pair.label == HEADLINE}
+    return [
+        paired(headline[run.name], first.name) if run.name in headline else _unscored(first, run) for run in compared.runs[1:]
+    ]
 
 
 def paired(pair: Paired, first: str) -> str:
-    """One paired difference in words."""
     ours, theirs = (f"{name} (version {version})" for name, version in zip((first, pair.other), pair.versions, strict=True))
-    if isinstance(pair.found, str):
-        return f"The scores '{pair.label}' of {first} and {pair.other} cannot be paired: {pair.found}."
-    difference, starts = pair.found.difference, f"the same {pair.found.forks:,} starts against {pair.opponents}"
+    if isinstance(pair.comparison, str):
+        return f"The scores '{pair.label}' of {first} and {pair.other} cannot be paired: {pair.comparison}."
+    difference, starts = pair.comparison.difference, f"the same {pair.comparison.forks:,} starts against {pair.opponents}"
     interval = difference.interval
     if interval is None:
         why = describe_shortage(difference.clusters, "source games")
@@ -174,20 +173,19 @@ def paired(pair: Paired, first: str) -> str:
     if interval == (0, 0):
         return f"{theirs} and {ours} gain as much from {starts}, on the average of every source game."
     bounds = f"95 % interval {format_interval(interval, '+.2f')} over {difference.clusters} source games"
-    if pair.found.shown:
+    if pair.comparison.shown:
         more = "more" if difference.mean > 0 else "fewer"
         return f"{theirs} gains {abs(difference.mean):.2f} centres {more} than {ours} from {starts}, {bounds}."
-    need = pair.found.forks_to_show
+    need = pair.comparison.forks_to_show
     enough = f"; about {need:,} starts would show a difference of {difference.mean:+.2f}" if need else ""
-    return f"{theirs} and {ours} are not told apart by {starts}: {bounds} holds 0{enough}."
+    return f"{theirs} and {ours} do not differ significantly from {starts}: {bounds} contains 0{enough}."
 
 
-def next_commands(found: Compared, runs_root: Path) -> list[tuple[str, str]]:
-    """Commands that answer what the files leave open: a reason and the command line."""
-    first, root = found.runs[0].name, root_flag(runs_root)
+def next_commands(compared: Compared, runs_root: Path) -> list[tuple[str, str]]:
+    first, root = compared.runs[0].name, root_flag(runs_root)
     commands = []
-    for pair in found.paired:
-        if pair.label == HEADLINE and isinstance(pair.found, str):
+    for pair in compared.paired:
+        if pair.label == HEADLINE and isinstance(pair.comparison, str):
             match = f"--players newest,{first}:newest --start held-out --opponents {pair.opponents} --years 1 --measure gained"
             commands.append(
                 (
@@ -208,38 +206,38 @@ def _unscored(first: RunFacts, other: RunFacts) -> str:
 # -- a what-if question -----------------------------------------------------------------------------------------------------
 
 
-def describe_change(found: WhatIf, changed: OrderSets | None, version: str) -> str:
+def describe_change(answer: WhatIf, changed: OrderSets | None, version: str) -> str:
     """What differs, in words.
 
     Args:
         changed: other orders; None if a player gave them, or nobody.
         version: the player who gave them; empty: there is none.
     """
-    phase = found.position.board.phase
+    phase = answer.position.board.phase
     if version:
-        return f"{found.power.title()} in {phase} by {version}"
+        return f"{answer.power.title()} in {phase} by {version}"
     parts = []
     for power, orders in (changed or {}).items():
-        played = found.position.orders.get(power, ())
+        played = answer.position.orders.get(power, ())
         new, old = ([each for each in some if each not in others] for some, others in ((orders, played), (played, orders)))
         if new:
             parts.append(f"{power.title()} in {phase}: {', '.join(new)} instead of {', '.join(old) or 'nothing'}")
-    return "; ".join(parts) or f"{found.power.title()} in {phase} as it was played"
+    return "; ".join(parts) or f"{answer.power.title()} in {phase} as it was played"
 
 
-def what_if_verdict(found: WhatIf) -> str:
-    """The answer in one sentence, which claims a difference only where the interval excludes 0."""
-    who, years = found.power.title(), f"{found.how.years} year{'s' if found.how.years > 1 else ''}"
-    difference, pairs = found.difference, f"{len(found.pairs)} pairs of forks with equal luck"
+def what_if_verdict(answer: WhatIf) -> str:
+    """The answer in one sentence."""
+    who, years = answer.power.title(), f"{answer.how.years} year{'s' if answer.how.years > 1 else ''}"
+    difference, pairs = answer.difference, f"{len(answer.pairs)} pairs of forks with the same random numbers"
     interval = difference.describe("+.2f", "pairs")
-    if set(found.spread) == {0}:
+    if set(answer.spread) == {0}:
         return f"Nothing changes for {who}: after {years} it has as many centres in both forks of each of {pairs}."
     if difference.excludes_zero:
         more = "more" if difference.mean > 0 else "fewer"
         gained = f"{who} has {abs(difference.mean):.2f} centres {more} after {years} than with the orders that were played"
         return f"{gained} ({interval}; {pairs})."
-    needed = clusters_to_show([pair.difference(found.power) for pair in found.pairs])
-    hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(found.pairs) else ""
+    needed = clusters_to_show([pair.difference(answer.power) for pair in answer.pairs])
+    hint = f" A difference of this size takes about {needed} pairs." if needed and needed > len(answer.pairs) else ""
     return f"No difference is shown for {who} after {years}: {difference.mean:+.2f} centres ({interval}; {pairs}).{hint}"
 
 
@@ -255,7 +253,6 @@ def _small(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in words."""
     for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
         if seconds >= 1.5 * size:
             count = round(seconds / size)
@@ -272,5 +269,5 @@ def _gain(record: ScoreRecord) -> str:
 
 
 def _with_interval(record: ScoreRecord) -> str:
-    found = record.score.estimate.interval
-    return f"{record.score.mean:+.2f}" + ("" if found is None else f" {format_interval(found, '+.2f')}")
+    interval = record.score.estimate.interval
+    return f"{record.score.mean:+.2f}" + ("" if interval is None else f" {format_interval(interval, '+.2f')}")

@@ -9,28 +9,25 @@ from entente.telemetry.errors import InputError
 from storage.files import durable_write
 
 _HERE = Path(__file__).parent
-"""Styles, and what pages have in common."""
+"""Folder of styles and shared templates."""
 
 
 def page_template(name: str, folder: Path = _HERE) -> Template:
-    """The template of a page; what it includes may also be in this folder."""
+    """The template of a page; it may include files of `folder` and of this package."""
     loader = FileSystemLoader([folder, _HERE])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template(name)
 
 
 def write_page(file: Path, html: str, what: str = "page") -> None:
-    """Write a page."""
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' to write the {what} to: make it, or name another with --output")
     durable_write(file, html.encode())
 
 
 def root_flag(runs_root: Path) -> str:
-    """The flag that names the folder of runs, if it is not the usual one."""
     return "" if runs_root == Path("runs") else f" --runs-root {shlex.quote(str(runs_root))}"
 
 
 def of_run(name: str, runs_root: Path) -> str:
-    """The flags that name a run in a command."""
     return f"--run {shlex.quote(name)}{root_flag(runs_root)}"

@@ -79,7 +79,7 @@ REFUSED = [
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
-    (["evaluate", "--opponents", "random", "mover"], "'mover' belongs to no option of `entente evaluate`; an option with"),
+    (["evaluate", "--opponents", "random", "mover"], "'mover' belongs to no option of `entente evaluate`; repeat an option"),
     (["dance"], 'Unknown command "dance". `entente --help` lists all.'),
     (["trian"], "Did you mean train?"),
     (["runs", "explian"], "Did you mean runs explain?"),

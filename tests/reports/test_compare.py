@@ -117,7 +117,7 @@ def test_a_difference_is_claimed_only_where_its_interval_excludes_0(make, more: 
             verdict.startswith("b (version 4) gains 0.") and "centres more than a (version 4) from the same 16 starts" in verdict
         )
     else:
-        assert "are not told apart" in verdict and "holds 0" in verdict and " more than " not in verdict
+        assert "do not differ significantly" in verdict and "contains 0" in verdict and " more than " not in verdict
 
 
 def test_scores_that_cannot_be_paired_name_the_match_that_can(make):
@@ -162,7 +162,7 @@ def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Pa
     for _, count in TOTALS.values():
         ours, theirs = map(count, facts.runs)
         assert ours == theirs or (math.isnan(ours) and math.isnan(theirs))
-    (trained_pair,) = (pair.found for pair in facts.paired if pair.label == "trained")
+    (trained_pair,) = (pair.comparison for pair in facts.paired if pair.label == "trained")
     assert not isinstance(trained_pair, str) and trained_pair.forks == 4
     assert trained_pair.difference.mean == 0 and not trained_pair.shown
     page = Page((root / "first" / "compare-again.html").read_text())
@@ -186,7 +186,7 @@ def test_a_pattern_names_several_runs_and_each_is_compared_with_the_first(make, 
     [
         pytest.param(["a", "a"], "a comparison takes 2 to 8 runs, and 1 is given", id="twice the same"),
         pytest.param(["a", "x-*"], "no run in '", id="a pattern without runs"),
-        pytest.param(["a", "b"], "is no whole record of settings", id="damaged settings"),
+        pytest.param(["a", "b"], "is no complete record of settings", id="damaged settings"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence_and_exit_code_2(make, capsys, words: list[str], sentence: str):

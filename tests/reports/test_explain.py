@@ -67,9 +67,9 @@ def test_a_planted_bottleneck_is_named_with_the_setting_that_moves_it(figures: d
     [
         (
             {"rollout/preemptions": 7.0},
-            "put 7 requests back because its key-value cache was full: raise inference.gpu_mem",
+            "preempted 7 requests because its KV cache was full: raise inference.gpu_mem",
         ),
-        ({"rollout/occupancy": 3.0}, "drew 3 requests together of the 32 it could: play more at a time"),
+        ({"rollout/occupancy": 3.0}, "ran 3 requests at once of at most 32: play more at a time"),
     ],
 )
 def test_slow_rollouts_are_told_by_what_the_engine_reports(trouble: dict[str, float], said: str):
@@ -78,7 +78,7 @@ def test_slow_rollouts_are_told_by_what_the_engine_reports(trouble: dict[str, fl
     assert len([sentence for sentence in sentences if re.search(said, sentence)]) == 1
 
 
-def test_why_step_3_takes_twice_as_long_is_told_as_an_exhausted_buffer():
+def test_why_step_3_takes_twice_as_long_is_told_as_an_empty_buffer():
     """Two steps lay ready when training began; the third is played while the trainer waits."""
     settings = {"pipeline": {"buffer_depth": 1}, "inference": {"max_sequences": 32}}
     ready = dict.fromkeys(("train/select_s", "train/plan_s", "train/save_s", "time/publish_s", "time/rollout_wait_s"), 0.0)
@@ -86,11 +86,11 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_exhausted_buffer():
     slow = {1: quick, 2: quick, 3: quick | {"time/step_s": 4.0, "time/rollout_wait_s": 2.0, "rollout/ready_share": 0.0}}
     sentences = explain_step(slow, 3, settings).sentences
     assert sentences[0].startswith("Step 3 took 2.0 times as long") and "waiting for rollouts" in sentences[0]
-    assert any("The buffer was exhausted: 0% of what the trainer asked for was there" in sentence for sentence in sentences)
+    assert any("The buffer was empty: only 0% of the requested groups were ready" in sentence for sentence in sentences)
     assert any("the one step that pipeline.buffer_depth keeps ahead is used up" in sentence for sentence in sentences)
     told = explain_run({1: quick, 2: quick}, settings)
     assert told.parts["rollouts"] == 0 and "The trainer is the limit" in " ".join(told.sentences)
-    assert not any("exhausted" in sentence for sentence in told.sentences)
+    assert not any("The buffer was empty" in sentence for sentence in told.sentences)
 
 
 def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):

@@ -104,7 +104,7 @@ def test_a_run_cut_in_the_middle_of_a_step_says_so_and_shows_what_there_is(run_f
     run_folder.metrics.write_text(lines[0] + lines[1] + lines[2][:200])
     page = page_of(run_folder)
     assert "Cut at step 2 of 2: its batch was chosen, 1 step done" in page.text
-    assert "its last line is no whole record" in page.text
+    assert "its last line is no complete record" in page.text
     assert "the trained policy has not been scored" in page.text
     assert "entente train --run first" in page.text and "--resume" in page.text
     assert [a["alt"] for tag, a in page.elements if tag == "img"], "the base's boards are there"

@@ -121,7 +121,7 @@ def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGa
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        pytest.param("0", "start group 0 was played several times: say which fork; there are 4: 0/0, 0/1", id="start group"),
+        pytest.param("0", "start group 0 was played several times: name the fork; there are 4: 0/0, 0/1", id="start group"),
         pytest.param("9" * 30, "neither a start group nor a decision", id="beyond every id"),
         pytest.param("../0", "'../0' names no game", id="nonsense"),
     ],

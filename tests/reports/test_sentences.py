@@ -19,8 +19,8 @@ def record(mean: float, low: float, high: float, version: int = 0, player: str =
     ("trained", "said"),
     [
         pytest.param((1.0, 0.81, 1.2), "do not overlap: training helped", id="above"),
-        pytest.param((1.0, 0.79, 1.2), "overlap: these positions alone do not tell", id="overlapping"),
-        pytest.param((0.1, 0.0, 0.2), "do not overlap: training did harm", id="below"),
+        pytest.param((1.0, 0.79, 1.2), "overlap: these positions alone do not separate", id="overlapping"),
+        pytest.param((0.1, 0.0, 0.2), "do not overlap: training hurt", id="below"),
     ],
 )
 def test_the_verdict_claims_no_more_than_the_intervals_bear(trained: tuple[float, float, float], said: str):

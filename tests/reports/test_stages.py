@@ -28,7 +28,7 @@ def test_they_add_up_to_the_step_also_where_a_figure_is_longer_than_it():
 
 def test_the_report_and_explain_run_tell_the_same_stages_by_the_same_names(presets):
     run = facts(steps={1: STEP})
-    alt = re.search(r'aria-label="Where the time of the steps went: ([^"]*)."', plots.times(run) or "")
+    alt = re.search(r'aria-label="Wall time of the steps by stage: ([^"]*)."', plots.times(run) or "")
     assert alt is not None
     explained = explain_run({1: STEP}, {})
     assert alt[1] == ", ".join(f"{name} {explained.share(name):.0%}" for name in explained.parts)
